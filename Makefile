@@ -67,6 +67,8 @@ up: setup  ## Local stack and Dagster UI; prints the address, Ctrl-C stops it
 	@$(BIN)/game-events up
 
 wheel: setup  ## This project as dist/*.whl, to be installed elsewhere (docs/cluster.md)
+# Else modules of an earlier version that were left in it would be in the wheel, too.
+	@rm -rf build
 	@$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-header \

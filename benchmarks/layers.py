@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.arena import Arena
 from benchmarks.figures import Figure, Target, ratio
-from game_events.lakehouse.event_columns import source_columns
+from game_events.lakehouse.event_expressions import source_columns
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.staging import TASK_RECORDS
 from game_events.pipeline.context import Pipeline

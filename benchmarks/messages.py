@@ -18,7 +18,7 @@ from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.formats import make_decoder
 from game_events.decoding.protobuf.schema import ProtobufSchema
-from game_events.producer.schema_versions import FILE_NAME, FIRST_CUSTOM_FIELD
+from game_events.producer.schema_versions import FILE_NAME
 
 FIRST_ID = 100
 MICROSECONDS = 1_000_000
@@ -45,9 +45,10 @@ NESTED_NAME = "game_events.bench.Purchase"
 
 
 def version_text(version: int) -> str:
-    """A version as `schema_versions.schema_text` makes it, but any number of them, 0 (no custom columns) included."""
+    """A version as `schema_versions.ProtoVersions.text` makes it, but any number of them, 0 (no custom columns) included."""
     head, brace, tail = (files("game_events.producer") / FILE_NAME).read_text("utf-8").rpartition("}")
-    added = "".join(f"  optional string col_custom_{i} = {FIRST_CUSTOM_FIELD + i};\n" for i in range(version))
+    # The game event ends with field 4.
+    added = "".join(f"  optional string col_custom_{i} = {5 + i};\n" for i in range(version))
     return f"{head}{added}{brace}{tail}"
 
 

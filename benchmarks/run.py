@@ -19,6 +19,7 @@ from benchmarks.continuous import continuous
 from benchmarks.decoding import decoding
 from benchmarks.figures import Figure
 from benchmarks.graph import graph
+from benchmarks.increments import increments
 from benchmarks.layers import bronze, fan_out
 from benchmarks.output import save, table
 from benchmarks.rest import rest
@@ -29,6 +30,7 @@ SCENARIOS: dict[str, Scenario] = {
     "bronze": bronze,
     "fan_out": fan_out,
     "graph": graph,
+    "increments": increments,
     "memory": memory,
     "continuous": continuous,
     "rest": rest,

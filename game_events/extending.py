@@ -179,10 +179,8 @@ def silver_transformation(
     Several are applied in the order of the file. It may add, change and drop columns of the message; it must keep the entity
     column and the pipeline's own columns (names that begin with an underscore).
 
-    Args:
-        function: given by Python when the decorator is used without brackets.
-        games: only these; None: every game, which costs no extra pass over the rows.
-        rows: `one_to_one`: one output row per input row, checked by reconciliation; `any`: rows may be exploded or dropped.
+    `games`: only these; None: every game, which costs no extra pass over the rows. `rows`: `one_to_one`: one output row per
+    input row, checked by reconciliation; `any`: rows may be exploded or dropped.
 
     Raises:
         ConfigurationError: invalid declaration; names the file and line.
@@ -226,42 +224,23 @@ def gold_aggregate(
     """
 
     def declare(given: F) -> F:
-        setattr(given, DECLARATION, _gold(given, name, keys, mode, games, interval_s, description))
+        where = _where(given)
+        if not re.fullmatch(NAME_PATTERN[1:-1], name):
+            raise ConfigurationError(f"{where}: {name!r} cannot name a gold aggregate: it must match {NAME_PATTERN}")
+        if mode not in ("merge", "recompute"):
+            raise ConfigurationError(f"{where}: mode={mode!r} of {name}: it must be 'merge' or 'recompute'")
+        if interval_s is not None and interval_s <= 0:
+            raise ConfigurationError(f"{where}: interval_s={interval_s!r} of {name}: it must be above 0, or None")
+        columns = _words(keys, "keys", where)
+        measures = _measures(given, name, columns, where) if mode == "merge" else {}
+        function = given if mode == "recompute" else None
+        about = description if description is not None else inspect.getdoc(given) or ""
+        definition, chosen = _definition(mode, columns, measures, given), _games(games, where)
+        made = GoldAggregate(name, mode, columns, measures, function, chosen, interval_s, about, definition, where)
+        setattr(given, DECLARATION, made)
         return given
 
     return declare
-
-
-def _gold(
-    given: F,
-    name: str,
-    keys: Iterable[str],
-    mode: Literal["merge", "recompute"],
-    games: Iterable[str] | None,
-    interval_s: float | None,
-    description: str | None,
-) -> GoldAggregate:
-    where = _where(given)
-    if not re.fullmatch(NAME_PATTERN[1:-1], name):
-        raise ConfigurationError(f"{where}: {name!r} cannot name a gold aggregate: it must match {NAME_PATTERN}")
-    if mode not in ("merge", "recompute"):
-        raise ConfigurationError(f"{where}: mode={mode!r} of {name}: it must be 'merge' or 'recompute'")
-    if interval_s is not None and interval_s <= 0:
-        raise ConfigurationError(f"{where}: interval_s={interval_s!r} of {name}: it must be above 0, or None")
-    columns = _words(keys, "keys", where)
-    measures = _measures(given, name, columns, where) if mode == "merge" else {}
-    return GoldAggregate(
-        name,
-        mode,
-        columns,
-        measures,
-        given if mode == "recompute" else None,
-        _games(games, where),
-        interval_s,
-        description if description is not None else inspect.getdoc(given) or "",
-        _definition(mode, columns, measures, given),
-        where,
-    )
 
 
 def _where(function: Callable[..., Any]) -> str:

@@ -3,8 +3,6 @@
 Sources: Confluent Schema Registry REST API v7 (`GET /schemas/ids/{id}`, `GET /subjects/{s}/versions/{v}`).
 """
 
-from __future__ import annotations
-
 import logging
 import time
 import weakref
@@ -173,9 +171,8 @@ class SchemaRegistry:
 
     def versions(self, subject: str) -> list[SubjectVersion]:
         """All versions of a subject, oldest first; empty if there is no such subject. One call per version."""
-        numbers = self._call(f"subject {subject!r}", lambda: self._client.get_versions(subject)) or []
         found = []
-        for number in sorted(numbers):
+        for number in self.version_numbers(subject):
             registered = self._call(f"subject {subject!r} version {number}", partial(self._client.get_version, subject, number))
             if registered is not None and registered.schema_id is not None:
                 found.append(SubjectVersion(subject, number, registered.schema_id))

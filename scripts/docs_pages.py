@@ -18,12 +18,11 @@ from pathlib import Path, PurePath
 from types import NoneType
 from typing import Any, Literal, cast, get_args, get_origin
 
-import typer.main
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from typer.cli import get_docs_for_click
 
-from game_events.cli.main import app
+from game_events.cli.main import all_commands
 from game_events.config.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -160,7 +159,7 @@ def default(field: FieldInfo) -> str:
 
 def commands() -> str:
     """Every command with its options, as `--help` shows them."""
-    command = typer.main.get_command(app)
+    command = all_commands()
     with command.make_context("game-events", [], resilient_parsing=True) as context:
         text = get_docs_for_click(obj=command, ctx=cast(Any, context), name="game-events", title="Commands")
     # The headings that follow have the full texts of these lists of commands.

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.arena import WARM_EVENTS, Arena
 from benchmarks.baseline.environment import environment
 from benchmarks.layers import whole_topic
-from game_events.producer.schema_versions import MESSAGE_NAME, compile_text, schema_text
+from game_events.producer.schema_versions import BUILT_IN, compile_text
 from game_events.sources.core.source import MicroBatch
 
 JOB = Path(__file__).parent / "job.py"
@@ -89,7 +89,7 @@ class Baseline:
             "start": json.dumps({topic: {str(p.partition): o for p, o in part.start.items()}}),
             "end": json.dumps({topic: {str(p.partition): o for p, o in part.end.items()}}),
             "descriptor": str(self.descriptor),
-            "message": MESSAGE_NAME,
+            "message": BUILT_IN.message_name,
             "games": games,
             "root": str(root),
         }
@@ -124,7 +124,7 @@ def job(arena: Arena, master: str) -> Iterator[Job]:
 def baseline(arena: Arena) -> Iterator[Baseline]:
     """The process with all cores, warmed up for the graph."""
     descriptor = arena.folder / "version2.desc"
-    descriptor.write_bytes(compile_text(schema_text(2)).SerializeToString())
+    descriptor.write_bytes(compile_text(BUILT_IN.text(2)).SerializeToString())
     with job(arena, "local[*]") as process:
         warm = arena.topic(10, min(WARM_EVENTS, arena.events))
         with arena.lakehouse() as unused:

@@ -1,40 +1,109 @@
-"""The command line: `game-events`. Each command is in a module of its own."""
-
-from __future__ import annotations
+"""The command line: `game-events`. Each command is in a module of its own, imported when the command is called."""
 
 import json
 import logging
 import sys
 import traceback
+from importlib import import_module
+from typing import Any
 
 import typer
+import typer.main
 from rich.console import Console
+from typer.core import TyperCommand
 
-from game_events.cli.commands import (
-    archive,
-    doctor,
-    forget,
-    history,
-    log,
-    maintain,
-    quarantine,
-    redecode,
-    rest,
-    run,
-    schema,
-    sql,
-    tables,
-)
 from game_events.cli.common.output import indented
-from game_events.cli.local import demo, init, mock_api, produce, stack
-from game_events.cli.report import command as report
-from game_events.cli.ui import up
 from game_events.config.logging import limit_library_loggers
-from game_events.config.masking import mask, masked_traceback, settings_to_mask
 from game_events.errors import GameEventsError
 
 #: Exit codes: 0 success, 1 the command failed, 2 wrong usage (typer's own).
 FAILED, WRONG_USAGE = 1, 2
+
+#: Command -> its function or typer app, as `module:attribute` below `game_events.cli`, and its help.
+COMMANDS = {
+    "demo": (
+        "local.demo:demo",
+        "Broker, registry, producer, Spark, Delta and Dagster from nothing to checked tables; leaves nothing running.",
+    ),
+    "init": (
+        "local.init:init",
+        "Write a settings file, a .proto and a README for another domain; the commands in it work as they are.",
+    ),
+    "produce": (
+        "local.produce:produce_events",
+        "Register the schema versions, write events to the topic, and say exactly what was sent.",
+    ),
+    "run": (
+        "commands.run:app",
+        "Read the topic up to its end, bring every table up to date, and stop; with --continuous go on until Ctrl-C.",
+    ),
+    "redecode": (
+        "commands.redecode:redecode",
+        "Decode every row of bronze again, without Kafka, in one atomic commit; rows, batches and progress stay.",
+    ),
+    "maintain": (
+        "commands.maintain:maintain",
+        "Join small files, delete files that no version needs any more, shorten logs; no row changes, whoever is at work.",
+    ),
+    "archive": (
+        "commands.archive:archive",
+        "Add the raw records that came since the last time to an archive, with keys, headers, coordinates and schemas.",
+    ),
+    "forget": (
+        "commands.forget:forget",
+        "Erase gamers from every table; what still comes of them, from Kafka or a replay, is counted and kept out.",
+    ),
+    "tables": (
+        "commands.tables:tables",
+        "List the tables: rows, Delta version, files, size, columns, owners; `game-events schema TABLE` shows one's columns.",
+    ),
+    "history": (
+        "commands.history:history",
+        "A table's versions, newest first: when, what kind, rows, batch, offsets, run; restores and maintenance too.",
+    ),
+    "sql": ("commands.sql:sql", "Query the tables, each by its name: nothing is written, and no Spark is started."),
+    "log": (
+        "commands.log:log",
+        "What the runs did, newest first: tables, offsets, rejections, checks, schema changes, who ran them.",
+    ),
+    "report": (
+        "report.page:report",
+        "One HTML page, which loads nothing from anywhere: throughput, lag, games, rejections, durations, tables, errors.",
+    ),
+    "doctor": (
+        "commands.doctor:doctor",
+        "Check Java, the Java parts, Kafka, the registry, the lakehouse; exit code 1 if one fails. Then how the tables stand.",
+    ),
+    "up": ("ui.up:up", "Start the local stack, the Dagster UI and the daemon that runs sensors; Ctrl-C stops all of it."),
+    "mock-api": ("local.mock_api:mock_api", "Take rows on loopback until Ctrl-C; nothing is kept but the log."),
+    "stack": ("local.stack:app", "The local Apache Kafka broker and schema registry."),
+    "quarantine": ("commands.quarantine:app", "Rows that are in no other table: list them, and replay them."),
+    "schema": (
+        "commands.schema:app",
+        "The versions of the topic's schema and the columns they become; with a table's name: its columns.",
+    ),
+    "rest": ("commands.rest:app", "Rows POSTed to an HTTP receiver (GAME_EVENTS_REST_URL)."),
+}
+
+
+class LazyCommand(TyperCommand):
+    """A command or group known by its name and help: its module is imported when it is called."""
+
+    def load(self) -> Any:  # noqa: ANN401 - a type of typer's own, which is not public
+        """The command or group itself."""
+        module, attribute = COMMANDS[str(self.name)][0].split(":")
+        found = getattr(import_module(f"game_events.cli.{module}"), attribute)
+        if not isinstance(found, typer.Typer):
+            function, found = found, typer.Typer(add_completion=False)
+            found.command(self.name)(function)
+        command = typer.main.get_command(found)
+        command.name = self.name
+        return command
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:  # noqa: ANN401 - see above
+        """The context of the command itself."""
+        return self.load().make_context(info_name, args, parent, **extra)
+
 
 app = typer.Typer(
     help="Protobuf events from Kafka and a Schema Registry to per-game Delta tables.",
@@ -42,26 +111,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(stack.app, name="stack")
-app.add_typer(quarantine.app, name="quarantine")
-app.add_typer(schema.app, name="schema")
-app.add_typer(rest.app, name="rest")
-app.command("demo")(demo.demo)
-app.command("init")(init.init)
-app.command("produce")(produce.produce_events)
-app.command("run", cls=run.RunCommand)(run.run)
-app.command("redecode")(redecode.redecode)
-app.command("maintain")(maintain.maintain)
-app.command("archive")(archive.archive)
-app.command("forget")(forget.forget)
-app.command("tables")(tables.tables)
-app.command("history")(history.history)
-app.command("sql")(sql.sql)
-app.command("log")(log.log)
-app.command("report")(report.report)
-app.command("doctor")(doctor.doctor)
-app.command("up")(up.up)
-app.command("mock-api")(mock_api.mock_api)
+for _name, (_, _help) in COMMANDS.items():
+    app.command(_name, cls=LazyCommand, help=_help)(lambda: None)
+
+
+def all_commands() -> Any:  # noqa: ANN401 - see above
+    """The command line with every command imported, for what reads all of them: documents and tests."""
+    group: Any = typer.main.get_command(app)
+    group.commands = {name: command.load() for name, command in group.commands.items()}
+    return group
 
 
 def main() -> None:
@@ -76,21 +134,28 @@ def main() -> None:
     logging.basicConfig(handlers=[handler], format="%(levelname)s %(name)s %(message)s")
     try:
         app()
-    except GameEventsError as error:
-        message = mask(str(error), settings_to_mask())
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {indented(message)}", style="red", markup=False)
-        _print_json_error(message)
-        sys.exit(FAILED)
     except Exception as error:  # noqa: BLE001 - what Python would show has not been masked
-        settings = settings_to_mask()
-        sys.stderr.write(masked_traceback(error, settings) or "".join(traceback.format_exception(error)))
-        _print_json_error(mask(f"{type(error).__name__}: {error}", settings))
+        _print_error(error)
         sys.exit(FAILED)
     except SystemExit as ended:
         if ended.code == WRONG_USAGE:  # typer has printed it for people
             said = getattr(ended.__context__, "format_message", None)
             _print_json_error(str(said()) if said is not None else "wrong usage")
         raise
+
+
+def _print_error(error: Exception) -> None:
+    """Print an error without secrets: its message if it is this project's, else its traceback."""
+    from game_events.config.masking import mask, masked_traceback, settings_to_mask
+
+    settings = settings_to_mask()
+    if isinstance(error, GameEventsError):
+        message = mask(str(error), settings)
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {indented(message)}", style="red", markup=False)
+    else:
+        sys.stderr.write(masked_traceback(error, settings) or "".join(traceback.format_exception(error)))
+        message = mask(f"{type(error).__name__}: {error}", settings)
+    _print_json_error(message)
 
 
 def _print_json_error(error: str) -> None:

@@ -1,7 +1,5 @@
 """Detection of credentials among settings of Spark and Kafka."""
 
-from __future__ import annotations
-
 import re
 
 #: Words in names of credentials; `key` only as the last word or in the name of a secret key (not `mapKeyDedupPolicy`). This

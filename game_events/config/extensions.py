@@ -1,7 +1,5 @@
 """Loads the modules of the setting `extensions`, and collects their declarations."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util
@@ -27,13 +25,7 @@ SETTING = "GAME_EVENTS_EXTENSIONS"
 
 @dataclass(frozen=True)
 class Extensions:
-    """Declarations of all modules, in the order of modules and files.
-
-    Attributes:
-        transformations: of silver.
-        aggregates: of gold, without the built-in one.
-        rules: items of the modules' lists `RULES`.
-    """
+    """Declarations of all modules, in the order of modules and files; `aggregates` without gold's built-in one."""
 
     transformations: tuple[SilverTransformation, ...] = ()
     aggregates: tuple[GoldAggregate, ...] = ()

@@ -4,8 +4,6 @@ If all columns are `count`, `sum`, `min` or `max` of one expression, new rows ar
 (averages, distinct counts, `first`, `last`) is recomputed from all rows of the changed entities.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 
@@ -29,12 +27,7 @@ _PLACE = "_kafka_topic, _kafka_partition, _kafka_offset"
 
 
 def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:
-    """The first error in some columns that can be found without Spark.
-
-    Args:
-        columns: column -> SQL.
-        taken: names of the key's and the entity's column.
-    """
+    """The first error in some columns that can be found without Spark; `taken`: names of the key's and the entity's column."""
     lower = [name.casefold() for name in (*columns, *taken)]
     for name, sql in columns.items():
         if not re.fullmatch(COLUMN_PATTERN[1:-1], name):

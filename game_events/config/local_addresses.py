@@ -1,7 +1,5 @@
 """Recognises addresses of this machine, for every listener and client."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """Names and levels of loggers. Only entry points (the command line, `build_defs`) configure logging."""
 
-from __future__ import annotations
-
 import logging
 
 #: Progress messages for users: shown in the Dagster run's log, and by the command line beside its spinner.

@@ -1,7 +1,5 @@
 """Masking of secrets in errors, logs and tracebacks, in every encoding: they become `***`."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -4,8 +4,6 @@ Code uses a table's *key*, its name with the default nouns (`silver_rummy_events
 differ only where prefix or nouns were changed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

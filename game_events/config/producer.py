@@ -1,10 +1,8 @@
 """The setting `producer`: description of sample data, read only by the commands `produce` and `demo`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -32,7 +30,7 @@ class Generator(BaseModel):
     digits: int = Field(2, ge=0, le=6)
 
     @model_validator(mode="after")
-    def _possible(self) -> Generator:
+    def _possible(self) -> Self:
         if self.kind == "choice" and not self.values:
             raise ValueError("a choice needs `values`")
         if self.low > self.high:

@@ -5,8 +5,6 @@ for each setting, as Docker and Kubernetes mount secrets), a YAML file (``game_e
 by ``GAME_EVENTS_CONFIG``), the addresses of a running local stack, defaults.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings sources for pydantic: the settings file with its groups, the local stack's addresses, emptied mappings."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from pathlib import Path

@@ -1,7 +1,6 @@
 """TLS: connections that the settings leave unencrypted, and how OpenSSL reports an untrusted certificate."""
 
-from __future__ import annotations
-
+from game_events.config.groups.values import split_names
 from game_events.config.local_addresses import at_loopback, is_loopback
 from game_events.config.masking import value_of
 from game_events.config.settings import Settings
@@ -21,16 +20,12 @@ def unencrypted(settings: Settings) -> list[str]:
     found = [
         f"GAME_EVENTS_{name} is http://: {what} can be read on the way; use https://"
         for name, (address, what) in addresses.items()
-        if any(one.startswith("http://") and not at_loopback(one) for one in _several(address))
+        if any(one.startswith("http://") and not at_loopback(one) for one in split_names(address or ""))
     ]
     protocol = value_of(settings.kafka_options.get("security.protocol")) or ""
-    brokers = [broker.rpartition(":")[0].strip("[]") for broker in _several(settings.kafka_bootstrap_servers)]
+    brokers = [broker.rpartition(":")[0].strip("[]") for broker in split_names(settings.kafka_bootstrap_servers)]
     if protocol.upper() == "SASL_PLAINTEXT" and settings.source == "kafka" and not all(map(is_loopback, brokers)):
         found.append(
             "GAME_EVENTS_KAFKA_OPTIONS has security.protocol=SASL_PLAINTEXT: Kafka's login can be read on the way; use SASL_SSL"
         )
     return found
-
-
-def _several(addresses: str | None) -> list[str]:
-    return [one.strip() for one in (addresses or "").split(",") if one.strip()]

@@ -4,8 +4,6 @@ Runs in Spark's workers with a plan of the driver, which alone uses the registry
 reported, and the driver plans again before anything is committed.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -95,17 +93,7 @@ class BatchDecoder:
         paths: Counter[SchemaId] = Counter()
         groups, bad_frames = frames.split(values, headers, self._indexless)
         for bad in bad_frames:
-            if bad.schema_id is not None and not self._knows(bad.schema_id):
-                # Malformed only if the schema has indexes, which the driver finds out.
-                self._report((bad.schema_id, ()), bad.rows, result)
-                continue
-            if bad.schema_id is not None and (bad.schema_id, ()) in self._plan.undecoded:
-                result.undecoded.append((bad.rows, (bad.schema_id, ())))
-                continue
-            # A rejected schema may have no indexes: its own reason takes precedence.
-            refusal = None if bad.schema_id is None else self._plan.rejected.get((bad.schema_id, ()))
-            reason, detail = refusal or (bad.reason, bad.reason.explanation)
-            result.rejected.append(Rejected(reason, detail, bad.rows, bad.schema_id))
+            self._add_bad(bad, result)
         known: list[frames.FrameGroup] = []
         for group in groups:
             key = (group.schema_id, group.path)
@@ -133,6 +121,22 @@ class BatchDecoder:
         result.rejected = _merged(result.rejected)
         result.unknown = _of_smallest_ids(result.unknown, self._plan.max_unknown_ids + 1)
         return result
+
+    def _add_bad(self, bad: frames.BadFrames, result: DecodedBatch) -> None:
+        """Add rows without a readable frame."""
+        refusal = bad.reason, bad.reason.explanation
+        if bad.schema_id is not None:
+            whole = (bad.schema_id, ())
+            if not self._knows(bad.schema_id):
+                # Malformed only if the schema has indexes, which the driver finds out.
+                self._report(whole, bad.rows, result)
+                return
+            if whole in self._plan.undecoded:
+                result.undecoded.append((bad.rows, whole))
+                return
+            # A rejected schema may have no indexes: its own reason takes precedence.
+            refusal = self._plan.rejected.get(whole, refusal)
+        result.rejected.append(Rejected(*refusal, bad.rows, bad.schema_id))
 
     def decode_columns(self, schema_id: SchemaId, rows: pa.StructArray) -> DecodedBatch:
         """Decode rows of columns, all of one schema (see `stored_columns`); otherwise as `decode`."""

@@ -7,8 +7,6 @@ One child serves all threads of a process, and ends after some idle time: starti
 some milliseconds.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

@@ -4,8 +4,6 @@ It has no environment, no descriptors of its parent except two pipes, and limits
 protocol: four bytes of length, JSON.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -14,7 +12,7 @@ import resource
 import select
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +38,12 @@ MAX_MESSAGE = 2_000
 NO_MEMORY = 3
 #: Errors for lack of resources. A file that is too large (EFBIG) is the schema's fault.
 NO_RESOURCES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO})
+
+_COMPILERS: Mapping[str, Callable[[RegistrySchema], CompiledSchema]] = {
+    "AVRO": compile_avro,
+    "JSON": compile_json,
+    COLUMNS: lambda schema: ColumnsSchema(schema.schema_id, schema.text),
+}
 
 
 def serve(memory: int, idle_s: float) -> None:
@@ -115,17 +119,11 @@ def _answer(schema_id: SchemaId, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compile(schema: RegistrySchema, folder: Path, *options: str) -> CompiledSchema:
-    match schema.format:
-        case "PROTOBUF":
-            return compile_files(schema, folder, *options)
-        case "AVRO":
-            return compile_avro(schema)
-        case "JSON":
-            return compile_json(schema)
-        case str() if schema.format == COLUMNS:
-            return ColumnsSchema(schema.schema_id, schema.text)
-        case other:
-            raise DataError(f"schema id {schema.schema_id} is {other}, which is not decoded")
+    if schema.format == "PROTOBUF":
+        return compile_files(schema, folder, *options)
+    if schema.format not in _COMPILERS:
+        raise DataError(f"schema id {schema.schema_id} is {schema.format}, which is not decoded")
+    return _COMPILERS[schema.format](schema)
 
 
 def _try_decoder(schema: CompiledSchema, path: tuple[int, ...]) -> None:

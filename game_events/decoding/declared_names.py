@@ -1,7 +1,5 @@
 """Names of message types in the text of a schema that does not compile, to decide whether its records are selected."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,10 +1,9 @@
 """Payload formats by the registry's ``schemaType`` of each schema id; one topic may hold all of them."""
 
-from __future__ import annotations
-
 import base64
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from game_events.decoding.avro.decoder import AvroDecoder
@@ -27,44 +26,42 @@ def allow_deep_calls() -> None:
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 2 * CALLS))
 
 
+#: Class of a compiled schema -> its decoder.
+_DECODERS: Mapping[type, Callable[[Any, IndexPath], PayloadDecoder]] = {
+    ProtobufSchema: ProtobufDecoder,
+    AvroSchema: lambda schema, _: AvroDecoder(schema),
+    JsonSchema: lambda schema, _: JsonDecoder(schema),
+    ColumnsSchema: lambda schema, _: ColumnsDecoder(schema),
+}
+_SCHEMAS: Mapping[str, Any] = {kind.__name__: kind for kind in _DECODERS}
+
+
 def make_decoder(schema: CompiledSchema, path: IndexPath) -> PayloadDecoder:
     """The decoder of one message type; DataError if there is no such type, or it cannot be decoded."""
-    match schema:
-        case ProtobufSchema():
-            return ProtobufDecoder(schema, path)
-        case AvroSchema():
-            return AvroDecoder(schema)
-        case JsonSchema():
-            return JsonDecoder(schema)
-        case ColumnsSchema():
-            return ColumnsDecoder(schema)
-        case other:
-            raise DataError(f"no decoder for {type(other).__name__}")
+    return _DECODERS[_known(schema)](schema, path)
 
 
 def as_json(schema: CompiledSchema) -> dict[str, Any]:
     """A compiled schema as JSON for `from_json`; DataError for an unknown format."""
-    kind = {"kind": type(schema).__name__, "schema_id": schema.schema_id}
-    match schema:
-        case ProtobufSchema():
-            files = base64.b64encode(schema.files).decode()
-            return kind | {"main": schema.main, "files": files, "counts_entries": schema.counts_entries}
-        case AvroSchema() | JsonSchema():
-            return kind | {"text": schema.text, "references": schema.references}
-        case ColumnsSchema():
-            return kind | {"text": schema.text}
-        case other:
-            raise DataError(f"no decoder for {type(other).__name__}")
+    values = {f.name: getattr(schema, f.name) for f in fields(_known(schema))}
+    if "files" in values:
+        values["files"] = base64.b64encode(values["files"]).decode()
+    return {"kind": type(schema).__name__} | values
 
 
 def from_json(found: Mapping[str, Any]) -> CompiledSchema:
     """The compiled schema from `as_json`."""
-    schema_id = found["schema_id"]
-    match found["kind"]:
-        case ProtobufSchema.__name__:
-            return ProtobufSchema(schema_id, found["main"], base64.b64decode(found["files"]), found["counts_entries"])
-        case ColumnsSchema.__name__:
-            return ColumnsSchema(schema_id, found["text"])
-        case kind:
-            references = tuple((name, text) for name, text in found["references"])
-            return (AvroSchema if kind == AvroSchema.__name__ else JsonSchema)(schema_id, found["text"], references)
+    kind = _SCHEMAS[found["kind"]]
+    values = {f.name: found[f.name] for f in fields(kind)}
+    if "files" in values:
+        values["files"] = base64.b64decode(values["files"])
+    else:
+        values["references"] = tuple((name, text) for name, text in values["references"])
+    compiled: CompiledSchema = kind(**values)
+    return compiled
+
+
+def _known(schema: CompiledSchema) -> Any:  # noqa: ANN401 - a class of `_DECODERS`
+    if type(schema) not in _DECODERS:
+        raise DataError(f"no decoder for {type(schema).__name__}")
+    return type(schema)

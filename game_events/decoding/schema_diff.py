@@ -1,7 +1,5 @@
 """Differences of two schema versions by field, and their effects on columns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -142,19 +140,21 @@ def _order(before: Mapping[Path, FieldColumn], after: Mapping[Path, FieldColumn]
 
 
 def _change(before: FieldColumn | None, after: FieldColumn | None) -> Change | None:
-    if after is None:
-        assert before is not None  # noqa: S101 - a path is of one of them
-        effect = f"column {before.column} stays; NULL in rows of this version"
-        return Change(Kind.REMOVED, before.message, before.names, before.declaration, None, effect)
+    newest = after or before
+    assert newest is not None  # noqa: S101 - a path is of one of them
     if before is None:
-        effect = f"column {after.column}; NULL in rows of older versions"
-        return Change(Kind.ADDED, after.message, after.names, None, after.declaration, effect)
-    if before.column != after.column:
-        effect = f"column {before.column} stays for older rows; rows of this version in {after.column}"
+        kind, effect = Kind.ADDED, f"column {newest.column}; NULL in rows of older versions"
+    elif after is None:
+        kind, effect = Kind.REMOVED, f"column {newest.column} stays; NULL in rows of this version"
     else:
         effect = f"the same column {after.column}"
-    if before.field.declared != after.field.declared or before.field.kind != after.field.kind:
-        return Change(Kind.RETYPED, after.message, after.names, before.declaration, after.declaration, effect)
-    if before.field.name != after.field.name:
-        return Change(Kind.RENAMED, after.message, after.names, before.declaration, after.declaration, effect)
-    return None
+        if before.column != after.column:
+            effect = f"column {before.column} stays for older rows; rows of this version in {after.column}"
+        if (before.field.declared, before.field.kind) != (after.field.declared, after.field.kind):
+            kind = Kind.RETYPED
+        elif before.field.name != after.field.name:
+            kind = Kind.RENAMED
+        else:
+            return None
+    declared = [None if version is None else version.declaration for version in (before, after)]
+    return Change(kind, newest.message, newest.names, declared[0], declared[1], effect)

@@ -5,8 +5,6 @@ Each file is compared with its SHA-256 after fetching and before every use, so t
 of the cache decides what runs.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import importlib.util

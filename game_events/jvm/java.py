@@ -1,7 +1,5 @@
 """Finds the Java executable for broker, registry, Spark and Ivy, and checks its version."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -4,8 +4,6 @@ Other users of the machine can read `/tmp`, and files by the umask: shuffle file
 addresses.
 """
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import os
@@ -17,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Self
 
 from game_events.errors import ConfigurationError
 
@@ -53,18 +52,13 @@ def private_folder(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class TemporaryFolder:
-    """A private folder below the system's temporary one.
-
-    Attributes:
-        path: the folder.
-        lock: descriptor of its lock; a process that inherits it keeps the folder until it ends.
-    """
+    """A private folder below the system's temporary one; a process that inherits its lock keeps the folder until it ends."""
 
     path: Path
     lock: int
 
     @classmethod
-    def make(cls) -> TemporaryFolder:
+    def make(cls) -> Self:
         """Create one; removes those of killed processes."""
         remove_left_behind()
         while True:

@@ -6,8 +6,6 @@ and tags are in the metadata of the first column, as the table's format is: delt
 Guarantee: rows do not depend on them. What cannot be written is logged, and the rows are committed.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Collection, Mapping
@@ -92,14 +90,7 @@ def describe(table: Table, handle: DeltaTable, wanted: pa.Schema, description: s
 
     Delta-rs merges new keys of metadata, and refuses other values of old ones.
 
-    Args:
-        table: the table.
-        handle: its newest version.
-        wanted: its columns, from `described`.
-        description: the table's new description; None: it stays.
-
-    Returns:
-        a handle on the newest version.
+    `wanted`: its columns, from `described`; `description`: None: it stays. Returns a handle on the newest version.
     """
     held = {f.name: f for f in handle.schema().fields}
     new, changed = _differences(held, wanted)

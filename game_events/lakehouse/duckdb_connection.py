@@ -1,22 +1,51 @@
 """In-memory DuckDB connections, for SQL over Arrow tables in this process."""
 
-from __future__ import annotations
-
-from typing import Any
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
+
+T = TypeVar("T")
+WAIT_S = 0.1
 
 
 def connect(**tables: pa.Table) -> duckdb.DuckDBPyConnection:
     """A connection with Arrow tables as views; times are UTC, and no progress bar is written to stdout."""
     # Names in a query are tables, never variables of this program.
     connection = duckdb.connect(config={"python_enable_replacements": False})
-    # Without the progress bar itself, DuckDB would not notice Ctrl-C during a query.
-    connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar_print = false")
+    connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
     for name, table in tables.items():
         connection.register(name, table)
     return connection
+
+
+def interruptible(connection: duckdb.DuckDBPyConnection, call: Callable[[], T]) -> T:
+    """The result of a call of the connection, which Ctrl-C ends if this is the main thread.
+
+    The call has its own thread. In the main thread, DuckDB raises for the signal, but then waits until its other threads have
+    finished their part of the query, which may take years; only `interrupt` ends these.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    pressed = threading.Event()
+    # Not an exception, which could be raised before the thread is known and has begun.
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(call)
+            while not running.done():
+                wait([running], WAIT_S)
+                if pressed.is_set():  # each time: DuckDB forgets an interrupt that precedes the query
+                    connection.interrupt()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed.is_set():
+        raise KeyboardInterrupt
+    return running.result()
 
 
 def records(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:

@@ -1,14 +1,10 @@
 """Columns of event rows: those that bronze, quarantine and silver have besides the columns of messages."""
 
-from __future__ import annotations
-
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.wire_format import SchemaId, SchemaRef
@@ -67,7 +63,6 @@ QUARANTINE_DESCRIPTION = (
 )
 #: Columns that only files' records have -> columns of bronze.
 FILE_COLUMNS = {"file_path": "_file_path", "file_position": "_file_position"}
-_HEADERS_SQL = "array<struct<key:string,value:binary>>"
 
 #: Bronze's columns that silver leaves out: they are in bronze, under the same coordinates, and in quarantine.
 BRONZE_ONLY = ("_raw_value", "_kafka_key", HEADERS, "_kafka_topic_id")
@@ -79,28 +74,8 @@ RECORD = ("_kafka_topic_id", "_kafka_partition", "_kafka_offset", "_batch")
 FIRST_MESSAGE = (0,)
 
 
-def source_columns(constants: Collection[str] = ()) -> list[Column]:
-    """The columns of a source as they travel to the workers: all but the constant ones.
-
-    Records without headers travel with an empty list: a batch of NULL lists costs Spark's Arrow writer time quadratic in its
-    rows (2 million records: 35 s of processor time, 7 s this way).
-    """
-    return travelling([name for name in RAW_COLUMNS if name not in constants], "headers")
-
-
-def travelling(names: Iterable[str], headers: str = HEADERS) -> list[Column]:
-    """These columns, the headers never NULL (see `source_columns`); workers make them NULL again with `none_if_empty`."""
-    filled = F.coalesce(F.col(headers), no_headers()).alias(headers)
-    return [filled if name == headers else F.col(name) for name in names]
-
-
-def no_headers() -> Column:
-    """The empty list that means no headers between Spark and the workers."""
-    return F.array().cast(_HEADERS_SQL)
-
-
 def none_if_empty(headers: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """No headers are NULL, as Spark's Kafka source has them; they only travel as empty lists (see `source_columns`)."""
+    """No headers are NULL, as Spark's Kafka source has them; they travel as empty lists (`source_columns`)."""
     lengths = pc.list_value_length(headers)
     if not pc.any(pc.greater(lengths, 0)).as_py():
         return pa.nulls(len(headers), headers.type)
@@ -119,19 +94,6 @@ def identity_columns(schema_id: SchemaId | None, count: int) -> dict[str, pa.Arr
         name: pa.repeat(pa.scalar(value, OWN_COLUMNS.field(name).type), count)
         for name, value in zip(SCHEMA_COLUMNS, SchemaRef.of(schema_id), strict=True)
     }
-
-
-def of_schemas(chosen: Collection[SchemaId]) -> Column:
-    """Condition: the record was written with one of these schemas."""
-    refs = [SchemaRef.of(schema_id) for schema_id in chosen]
-    numbers, guids = [r.number for r in refs if r.number is not None], [r.guid for r in refs if r.guid is not None]
-    return F.col("_schema_id").isin(numbers) | F.col("_schema_guid").isin(guids)
-
-
-def schema_ids(rows: DataFrame) -> list[SchemaId]:
-    """The schema ids and GUIDs of rows of bronze or quarantine, each once. Runs a Spark job."""
-    found = (SchemaRef(*row).schema_id for row in rows.select(*SCHEMA_COLUMNS).distinct().collect())
-    return [schema_id for schema_id in found if schema_id is not None]
 
 
 def arranged(columns: Mapping[str, pa.Array | pa.ChunkedArray], schema: pa.Schema, count: int) -> pa.Table:

@@ -3,22 +3,21 @@
 It is in the metadata of a table's first column, as delta-rs takes no table properties but Delta's own.
 """
 
-from __future__ import annotations
-
 import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError
 
-#: Increased when tables are written in a way that earlier code would misread.
-FORMAT = 1
+#: Increased when tables are written in a way that earlier code would misread. 2: partitioned tables; earlier code
+#: would add their files without the partition.
+FORMAT, PARTITIONED = 1, 2
 KEY = "game_events.format"
 
 
-def marked(schema: pa.Schema) -> pa.Schema:
+def marked(schema: pa.Schema, *, partitioned: bool = False) -> pa.Schema:
     """A schema with the format in its metadata."""
     first = schema.field(0)
-    return schema.set(0, first.with_metadata((first.metadata or {}) | {KEY: str(FORMAT)}))
+    return schema.set(0, first.with_metadata((first.metadata or {}) | {KEY: str(PARTITIONED if partitioned else FORMAT)}))
 
 
 def format_of(handle: DeltaTable) -> int:
@@ -34,8 +33,8 @@ def refuse_newer(handle: DeltaTable) -> None:
         ConfigurationError: the table's format is newer than this code.
     """
     found = format_of(handle)
-    if found > FORMAT:
+    if found > PARTITIONED:
         raise ConfigurationError(
-            f"table {handle.table_uri} has format {found}, this version of game_events reads formats up to {FORMAT}: update "
-            "game_events, or use the lakehouse of this version"
+            f"table {handle.table_uri} has format {found}, this version of game_events reads formats up to {PARTITIONED}: "
+            "update game_events, or use the lakehouse of this version"
         )

@@ -14,9 +14,7 @@ EVERY = "all"
 class Labels:
     """Owners and tags.
 
-    Attributes:
-        owners: teams (`team:name`) and e-mail addresses.
-        tags: layer, or `all` -> key -> value.
+    `owners`: teams (`team:name`) and e-mail addresses. `tags`: layer, or `all` -> key -> value.
     """
 
     owners: tuple[str, ...] = ()

@@ -1,7 +1,5 @@
 """The layers, as commands, reports, settings and the column `layer` of quarantine and `progress` name them."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

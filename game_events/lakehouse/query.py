@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any
+from urllib.parse import unquote
 
 import duckdb
 import pyarrow as pa
@@ -24,14 +25,13 @@ from deltalake.exceptions import DeltaError
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.duckdb_connection import connect
+from game_events.lakehouse.duckdb_connection import connect, interruptible
 from game_events.lakehouse.storage.errors import store_errors_named
-from game_events.lakehouse.tables import Lakehouse, Table, no_table
+from game_events.lakehouse.tables import Lakehouse, Table, add_actions, no_table
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Rows that are fetched at once.
 FETCH_ROWS = 10_000
-_INTERRUPTED = "Query interrupted"
 _MISSING = re.compile(r"Table with name \"?(.+?)\"? does not exist")
 #: What lists tables instead of naming one.
 _LISTS = re.compile(r"\b(show|information_schema|duckdb_(tables|views|columns)|pg_\w+|sqlite_master)\b", re.IGNORECASE)
@@ -44,10 +44,8 @@ class TablesSql:
     def __init__(self, lakehouse: Lakehouse, as_of: datetime | None = None, memory_bytes: int | None = None) -> None:
         """Lists the root; opens no table.
 
-        Args:
-            lakehouse: the tables.
-            as_of: as they were then; None: as they are.
-            memory_bytes: what a query may take; past it, what can be is put on the disk. None: DuckDB's own bound.
+        `as_of`: the time of the versions; None: the newest. `memory_bytes`: memory of a query, past which it uses the disk;
+        None: DuckDB's own bound.
         """
         self._lakehouse, self._as_of = lakehouse, as_of
         self._tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
@@ -82,7 +80,7 @@ class TablesSql:
                 self._open(name)
         while True:
             try:
-                self._connection.execute(sql)
+                interruptible(self._connection, lambda: self._connection.execute(sql))
                 break
             except duckdb.CatalogException as error:
                 found = _MISSING.search(str(error))
@@ -92,16 +90,16 @@ class TablesSql:
                 if named not in self._tables or named in self._opened:
                     raise self._unknown(found[1]) from None
                 self._open(named)
-            except (duckdb.Error, OSError, RuntimeError) as error:
+            except (duckdb.Error, OSError) as error:
                 raise self._failed(error) from None
         names = [column[0] for column in self._connection.description or []]
         return names, self._rows()
 
     def _rows(self) -> Iterator[tuple[Any, ...]]:
         try:
-            while rows := self._connection.fetchmany(FETCH_ROWS):
+            while rows := interruptible(self._connection, lambda: self._connection.fetchmany(FETCH_ROWS)):
                 yield from rows
-        except (duckdb.Error, OSError, RuntimeError) as error:
+        except (duckdb.Error, OSError) as error:
             raise self._failed(error) from None
 
     def _refuse_others(self, sql: str) -> None:
@@ -119,16 +117,8 @@ class TablesSql:
         return no_table(self._lakehouse, name, self._tables)
 
     def _failed(self, error: Exception) -> ConfigurationError:
-        """What to raise for an error of DuckDB.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C ended the query; DuckDB takes it for an error of its own.
-        """
+        """What to raise for an error of DuckDB."""
         first = str(error).strip()
-        if isinstance(error, RuntimeError):
-            if first == _INTERRUPTED:
-                raise KeyboardInterrupt from None
-            raise error
         if isinstance(error, duckdb.OutOfMemoryException):
             return ConfigurationError(
                 f"the query needs more memory, or room for temporary files, than it may have: {first.splitlines()[0]}. "
@@ -157,17 +147,19 @@ class TablesSql:
         self._connection.register("_empty", schema.empty_table())
         self._connection.execute(f"CREATE TABLE {empty} AS FROM _empty")
         self._connection.unregister("_empty")
-        files = [str(path) for path in pa.table(handle.get_add_actions()).column("path").to_pylist()]
+        files = [unquote(path) for path in add_actions(handle).column("path").to_pylist()]
+        partition = pa.schema([schema.field(name) for name in handle.metadata().partition_columns])
         try:
             if not files:
                 self._connection.execute(f"CREATE VIEW {view} AS FROM {empty}")
             elif table.local_path is not None:
                 listed = ", ".join(_text(f"{table.uri}/{path}") for path in files)
-                read = f"read_parquet([{listed}], union_by_name = true)"
+                folders = "hive_types_autocast = false, hive_partitioning = " + str(bool(partition)).lower()
+                read = f"read_parquet([{listed}], union_by_name = true, {folders})"
                 # The empty table brings columns that no file has, and every column's type.
                 self._connection.execute(f"CREATE VIEW {view} AS (FROM {empty}) UNION ALL BY NAME (FROM {read})")
             else:
-                self._connection.register(name, _dataset(table, files, schema))
+                self._connection.register(name, _dataset(table, files, schema, partition))
         except (duckdb.Error, OSError) as error:
             raise self._failed(error) from None
 
@@ -192,11 +184,17 @@ def _travel(table: Table, handle: DeltaTable, then: datetime) -> bool:
     return True
 
 
-def _dataset(table: Table, files: list[str], schema: pa.Schema) -> pads.Dataset:
+def _dataset(table: Table, files: list[str], schema: pa.Schema, partition: pa.Schema) -> pads.Dataset:
     """A table in an object store, read by delta-rs' own client: it has the credentials."""
     system, prefix = file_system(table)
     with store_errors_named(table.uri):
-        return pads.dataset([prefix + path for path in files], schema=schema, format="parquet", filesystem=system)
+        return pads.dataset(
+            [prefix + path for path in files],
+            schema=schema,
+            format="parquet",
+            filesystem=system,
+            partitioning=pads.partitioning(partition, flavor="hive") if partition else None,
+        )
 
 
 def _name(name: str) -> str:

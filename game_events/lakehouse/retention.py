@@ -4,8 +4,6 @@ Two classes. *Kept* tables (bronze, silver, quarantine, logs) hold rows that are
 *Derived* tables (gold, the unified table, `progress`) are replaced by every refresh, so their old files are deleted soon.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

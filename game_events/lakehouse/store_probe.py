@@ -3,8 +3,6 @@
 Older S3-compatible stores ignore the condition: the last writer silently wins, and rows are lost.
 """
 
-from __future__ import annotations
-
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor

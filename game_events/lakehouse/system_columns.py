@@ -1,13 +1,11 @@
 """The comments of this project's own columns, by table; decoded columns have those of their schema."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from game_events.lakehouse.tables import (
     QUARANTINE,
-    REST_DEAD_LETTERS,
     REST_DELIVERIES,
+    REST_FAILED_CHUNKS,
     REST_OUTBOX,
 )
 
@@ -27,7 +25,7 @@ _EVERYWHERE = {
     "_file_path": "File that the record was read from; NULL: from Kafka",
     "_file_position": "Place of the record in its file, from 0",
 }
-#: Columns of a chunk in `rest_outbox`, `rest_deliveries` and `rest_dead_letters`.
+#: Columns of a chunk in `REST_TABLES`.
 _CHUNK = {
     "slice": "Number of the commit to rest_outbox that fixed the chunk",
     "chunk": "Number of the chunk in its slice",
@@ -62,7 +60,7 @@ _BY_TABLE = {
     },
     REST_OUTBOX: _CHUNK | _CHUNK_ROW,
     REST_DELIVERIES: _CHUNK | _CALL | {"outcome": "delivered or dead"},
-    REST_DEAD_LETTERS: _CHUNK | _CHUNK_ROW | _CALL | {"reason": "Why it was given up", "answer": "What the receiver said"},
+    REST_FAILED_CHUNKS: _CHUNK | _CHUNK_ROW | _CALL | {"reason": "Why the chunk failed", "answer": "What the receiver said"},
 }
 #: Of the shipped aggregate. Its tables' keys do not tell whether they have these columns, or others of the same names by
 #: settings: only who makes them knows (`pipeline/gold/aggregates.py`).

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -35,8 +36,8 @@ PROGRESS = "progress"
 EVENT_LOG = "event_log"
 SUPPRESSED = "suppressed_entities"
 SOURCE_FILES = "source_files"
-#: Of the export of rows over HTTP: rows in chunks that wait for their call, what became of each chunk, chunks given up.
-REST_OUTBOX, REST_DELIVERIES, REST_DEAD_LETTERS = REST_TABLES = ("rest_outbox", "rest_deliveries", "rest_dead_letters")
+#: Of the export of rows over HTTP: rows in chunks that wait for their call, outcome of each chunk, failed chunks.
+REST_OUTBOX, REST_DELIVERIES, REST_FAILED_CHUNKS = REST_TABLES = ("rest_outbox", "rest_deliveries", "rest_dead_letters")
 #: All tables but those of games.
 OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, *OWN})
 
@@ -76,6 +77,22 @@ def layer_of(name: str) -> Layer:
     return {"quarantine": Layer.BRONZE, "bronze": Layer.BRONZE, "silver": Layer.SILVER, "gold": Layer.GOLD}.get(
         first, Layer.OWN
     )
+
+
+def table_id(handle: DeltaTable | None) -> str | None:
+    """Delta's id of a table; None: there is no table."""
+    return str(handle.metadata().id) if handle is not None else None
+
+
+def version_of(handle: DeltaTable | None) -> int | None:
+    """Version of a table; None: there is no table."""
+    return handle.version() if handle is not None else None
+
+
+def add_actions(handle: DeltaTable, *, flatten: bool = False) -> pa.Table:
+    """The files of a version with their statistics; `flatten`: a column `min.{column}`, `max.{column}` for each of them."""
+    # `pa.table` would import pandas: a third of a second of every start.
+    return pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=flatten)).read_all()
 
 
 def is_person(column: str, person: str | None) -> bool:
@@ -172,13 +189,6 @@ class Lakehouse:
         labels: Labels | None = None,
     ) -> None:
         """Local roots become absolute, so that Spark's workers find them.
-
-        Args:
-            root: path or URI.
-            options: of the object store.
-            person: as for `Table`.
-            called: names of the tables.
-            labels: owners and tags.
 
         Raises:
             ConfigurationError: the root is an existing file.

@@ -3,11 +3,9 @@
 The keys are made from the setting `names`; the constants are those of its defaults.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import dagster as dg
 
@@ -35,18 +33,13 @@ FAILED_GAMES = "failed_games"
 
 @dataclass(frozen=True)
 class Keys:
-    """What the assets of some settings are called.
-
-    Attributes:
-        names: prefix and nouns.
-        catalog: the catalog's database that tables are registered in, if they are.
-    """
+    """Names of the assets of some settings; `catalog`: database that tables are registered in, if they are."""
 
     names: Names
     catalog: str | None = None
 
     @classmethod
-    def of(cls, settings: Settings) -> Keys:
+    def of(cls, settings: Settings) -> Self:
         """The keys of some settings."""
         return cls(settings.names, settings.catalog)
 
@@ -137,25 +130,11 @@ SUBJECTS_BY_PATTERN = "subjects_by_pattern"
 def source_key(settings: Settings, topic: str) -> dg.AssetKey:
     """The external asset of a topic that the settings name, or of all that a pattern does; of the table they name."""
     if settings.source_table is not None:
-        return table_key(settings.source_table)
-    return topic_key(topic if settings.kafka_topic_pattern is None else BY_PATTERN)
+        # Another pipeline's table, by its lakehouse's name and its own.
+        return dg.AssetKey(["delta", *[part for part in settings.source_table.split("/") if part][-2:]])
+    return dg.AssetKey(["kafka", topic if settings.kafka_topic_pattern is None else BY_PATTERN])
 
 
 def schema_key(settings: Settings, subject: str) -> dg.AssetKey:
     """The external asset of a subject; of all subjects of a pattern's topics."""
     return dg.AssetKey(["schema_registry", subject if settings.kafka_topic_pattern is None else SUBJECTS_BY_PATTERN])
-
-
-def table_key(address: str) -> dg.AssetKey:
-    """The external asset of another pipeline's table: its lakehouse's name and its own."""
-    return dg.AssetKey(["delta", *[part for part in address.split("/") if part][-2:]])
-
-
-def topic_key(topic: str) -> dg.AssetKey:
-    """The external asset of a Kafka topic."""
-    return dg.AssetKey(["kafka", topic])
-
-
-def subject_key(topic: str) -> dg.AssetKey:
-    """The external asset of the registry subject that describes a topic's values."""
-    return dg.AssetKey(["schema_registry", f"{topic}-value"])

@@ -1,6 +1,8 @@
 """Dagster's resources: the Spark session, and the pipeline that uses it."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
@@ -13,7 +15,10 @@ from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import load_settings
 from game_events.config.tls import unencrypted
 from game_events.orchestration.runs.dead_runs import mark_process
+from game_events.orchestration.runs.errors import StepContext, errors_decide
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.reporting.report import RunReport
 from game_events.spark.code_shipping import shares_python_environment, ship_code
 from game_events.spark.config import server_only_settings, session_config, spark_config
 from game_events.spark.connect import answers, close_session, connect, is_closed, is_connect
@@ -87,3 +92,13 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
         """The parts of the pipeline for one step; Spark starts when the first of them needs it."""
         self.spark.renew_if_lost()
         return Pipeline(load_settings(), lambda: self.spark.spark_session, run_id)
+
+    @contextmanager
+    def recorded(self, context: StepContext, name: str, *, lineage: bool = True) -> Iterator[tuple[Pipeline, RunReport]]:
+        """The pipeline and the report of one step, recorded in the event log; errors inside end the step (`errors_decide`)."""
+        pipeline, report = self.pipeline(context.run.run_id), RunReport()
+        with (
+            errors_decide(context, pipeline.settings),
+            recorded(pipeline, report, name, context.retry_number, lineage=lineage),
+        ):
+            yield pipeline, report

@@ -4,8 +4,6 @@ A column has the comment of the newest schema of its rows: an older schema id ne
 producers of several versions do not alternate it. Nothing but comments depends on this.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -46,7 +46,6 @@ class Pipeline:
     """One pipeline's parts, each made at its first use.
 
     Attributes:
-        settings: the settings.
         get_spark: gives the session; only the Dagster resource (or a test's fixture) makes one.
         run_id: Dagster's run id where there is one.
         registered: tables that are known to be in the catalog.

@@ -4,8 +4,6 @@ A table is registered once, by `CREATE TABLE IF NOT EXISTS ... USING delta LOCAT
 costs no row and fails no run; the run reports it, and the next one registers the missing tables.
 """
 
-from __future__ import annotations
-
 import logging
 
 from py4j.protocol import Py4JError
@@ -16,9 +14,9 @@ from game_events.config.masking import without_secrets
 from game_events.errors import ConfigurationError, GameEventsError, first_line
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.steps import CheckResult
 
 log = logging.getLogger(__name__)
 IMPLEMENTATION = "spark.sql.catalogImplementation"

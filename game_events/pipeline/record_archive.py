@@ -4,8 +4,6 @@ Guarantee: each record is in the archive once, through repeated runs, crashes an
 each commit has the last archived bronze batch, and succeeds only if it is unchanged since the commit was planned.
 """
 
-from __future__ import annotations
-
 import re
 import time
 
@@ -20,21 +18,23 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import files_with, read_files, row_count, selection, spark_schema
+from game_events.lakehouse.commits.transactions import Txn, counter, txn
+from game_events.lakehouse.data.snapshot import files_with, row_count, selection
+from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
 from game_events.lakehouse.data.table_writer import FileStage
-from game_events.lakehouse.event_columns import COORDINATES, SCHEMA_COLUMNS, STORED_AS, no_headers, schema_ids
+from game_events.lakehouse.event_columns import COORDINATES, SCHEMA_COLUMNS, STORED_AS
+from game_events.lakehouse.event_expressions import no_headers, schema_ids
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import Table, table_id
 from game_events.pipeline.bronze.staging import TASK_RECORDS
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.full_refresh import since as at_or_behind
 from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.reporting.steps import ArchiveResult
 from game_events.pipeline.state.offsets import next_offsets
+from game_events.pipeline.state.row_conditions import since as at_or_behind
 from game_events.sources.core.source import FILES, KAFKA, Offsets, Split
 from game_events.sources.files.archive_format import RECORDS, UNKNOWN, marked_records
 from game_events.sources.files.location import SourceLocation
@@ -68,8 +68,8 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
     bronze, quarantine = tables
     app = Txn.ARCHIVE.of(BronzeIdentity.of(bronze).key)
     held = _open(table, app)
-    batch = int(bronze.transaction_version(Txn.BATCH) or 0)
-    since = held.transaction_version(app) if held is not None else None
+    batch = counter(bronze, Txn.BATCH)
+    since = txn(held, app)
     if quarantine is None and since == batch:
         return ArchiveResult(place.root, batch=batch)
     rows, without_raw = _records(pipeline, bronze, quarantine, held, int(since or 0))
@@ -88,7 +88,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
         files,
         expected={app: since},
         advance={app: batch},
-        table_id=str(held.metadata().id) if held is not None else None,
+        table_id=table_id(held),
         info={"archive_of": pipeline.bronze.name, "run_id": pipeline.run_id},
         description="Raw records of bronze_events and quarantine_events, each once, as Kafka had them",
     )
@@ -126,7 +126,7 @@ def _records(
     rows = rows.where(F.col("_raw_value").isNotNull()).select(*_READ_COLUMNS)
     if quarantine is None or not row_count(quarantine):
         return rows, without_raw
-    held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
+    held = read_table(pipeline.spark, quarantine)
     held = held.where((F.col("layer") == Layer.BRONZE) & ~F.col("reason").isin(*map(str, NO_RECORD)))
     # Replayed records are archived from quarantine, where they stay.
     rows = rows.join(held.select(*COORDINATES), list(COORDINATES), "left_anti").select(*_READ_COLUMNS)
@@ -149,7 +149,7 @@ def _ahead(bronze: DeltaTable, held: DataFrame) -> Offsets:
     The archive takes such rows together with bronze's: with them alone it would be taken for complete.
     """
     found: Offsets = {}
-    batch = int(bronze.transaction_version(Txn.BATCH) or 0)
+    batch = counter(bronze, Txn.BATCH)
     lasts = held.groupBy("_kafka_topic", *COORDINATES[:2]).agg(F.max(COORDINATES[2]), F.max("_batch")).collect()
     for topic, topic_id, partition, offset, its_batch in lasts:
         split = Split(topic, topic_id, partition, FILES if topic == FILES else KAFKA)

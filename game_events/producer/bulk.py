@@ -3,8 +3,6 @@
 The manifest is exact: each event of the pool counts as often as it was sent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import cycle
 from random import Random

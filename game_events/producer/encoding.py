@@ -1,7 +1,5 @@
 """Serialization of events to record values by the Confluent serializer."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Simulated events and their generation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -57,12 +55,7 @@ class GameEvent:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRecord:
-    """One Kafka record to write.
-
-    Attributes:
-        poison: kind of malformed value; None: it decodes to `event`.
-        duplicate: the same event was sent before.
-    """
+    """One Kafka record to write; `poison`: malformed value, None: it decodes; `duplicate`: the event was sent before."""
 
     event: GameEvent
     poison: PoisonKind | None = None

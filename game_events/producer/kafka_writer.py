@@ -3,10 +3,8 @@
 Delivery: every accepted record exactly once and in order per partition (idempotent producer), or an error.
 """
 
-from __future__ import annotations
-
 import time
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -49,7 +47,7 @@ class KafkaWriter:
         except KafkaException as error:
             raise bad_option(error) from error
 
-    def __enter__(self) -> KafkaWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -66,32 +64,29 @@ class KafkaWriter:
                 headers: list[Any] = [(self._header, game.encode())]
                 self._producer.produce(self.topic, value, key, on_delivery=self._on_delivery, headers=headers)
             except BufferError:
-                self._poll(QUEUE_ROOM_S)
+                self.poll(QUEUE_ROOM_S)
             else:
                 return
 
     def write_batch(self, messages: list[BatchMessage], queue_limit: int) -> None:
         """Queue a batch once fewer than `queue_limit` messages are queued; raises as `write`."""
         while len(self._producer) >= queue_limit:
-            self._poll(QUEUE_ROOM_S)
+            self.poll(QUEUE_ROOM_S)
         batch: list[Any] = list(messages)
         queued = self._producer.produce_batch(self.topic, batch, on_delivery=self._on_delivery)
         if queued != len(messages):
             raise self._memory.explain(f"{len(messages) - queued} records did not fit librdkafka's queue")
-        self._poll(0)
+        self.poll()
 
-    def poll(self) -> None:
-        """Check for failed deliveries; raises as `write`."""
-        self._poll(0)
+    def poll(self, timeout_s: float = 0) -> None:
+        """Serve callbacks, and check for failed deliveries; raises as `write`."""
+        self._producer.poll(timeout_s)
+        self._check()
 
     def flush(self) -> None:
         """Wait until all records are acknowledged; raises as `write`."""
         while self._producer.flush(QUEUE_ROOM_S):
             self._check()
-        self._check()
-
-    def _poll(self, timeout_s: float) -> None:
-        self._producer.poll(timeout_s)
         self._check()
 
     def _check(self) -> None:

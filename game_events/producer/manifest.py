@@ -1,16 +1,15 @@
-"""Manifest of sent records: the expected results in all tables."""
+"""Manifest of sent records: the expected results in all tables, and how it is built from the records."""
 
-from __future__ import annotations
-
-from collections import Counter
+from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
+from game_events.config.producer import GAME_FIELDS, Fields
 from game_events.errors import DataError
-from game_events.producer.events import PoisonKind
+from game_events.producer.events import GameEvent, PoisonKind, SimulatedRecord, from_microseconds
 
 
 def _iso(moment: datetime) -> str:
@@ -30,17 +29,13 @@ class NumberTruth(BaseModel):
     low: float
     high: float
 
-    def merge(self, other: NumberTruth) -> NumberTruth:
+    def merge(self, other: Self) -> Self:
         """Both together."""
-        return NumberTruth(total=self.total + other.total, low=min(self.low, other.low), high=max(self.high, other.high))
+        return type(self)(total=self.total + other.total, low=min(self.low, other.low), high=max(self.high, other.high))
 
 
 class GamerTruth(BaseModel):
-    """Expected gold values of one gamer, duplicates included.
-
-    Attributes:
-        numbers: numeric field -> its values' aggregates.
-    """
+    """Expected gold values of one gamer, duplicates included, and aggregates of the numeric fields."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -49,9 +44,9 @@ class GamerTruth(BaseModel):
     max_timestamp: Moment
     numbers: dict[str, NumberTruth] = Field(default_factory=dict)
 
-    def merge(self, other: GamerTruth) -> GamerTruth:
+    def merge(self, other: Self) -> Self:
         """Both together."""
-        return GamerTruth(
+        return type(self)(
             session_count=self.session_count + other.session_count,
             min_timestamp=min(self.min_timestamp, other.min_timestamp),
             max_timestamp=max(self.max_timestamp, other.max_timestamp),
@@ -87,7 +82,7 @@ class Manifest(BaseModel):
         """Records that silver must hold, over all games."""
         return sum(sum(by_version.values()) for by_version in self.records.values())
 
-    def merge(self, other: Manifest) -> Manifest:
+    def merge(self, other: Self) -> Self:
         """This wave and another one; DataError for another topic, or other schema ids."""
         if self.topic != other.topic:
             raise DataError(f"manifests of two topics do not add up: {self.topic!r} and {other.topic!r}")
@@ -100,7 +95,7 @@ class Manifest(BaseModel):
             known = truth.setdefault(game, {})
             for gamer, value in gamers.items():
                 known[gamer] = known[gamer].merge(value) if gamer in known else value
-        return Manifest(
+        return type(self)(
             topic=self.topic,
             seeds=self.seeds + other.seeds,
             schema_ids=self.schema_ids | other.schema_ids,
@@ -123,6 +118,71 @@ class Manifest(BaseModel):
         draft.replace(path)
 
     @classmethod
-    def load(cls, path: Path) -> Manifest:
+    def load(cls, path: Path) -> Self:
         """Read a saved manifest."""
         return cls.model_validate_json(path.read_text("utf-8"))
+
+
+class ManifestBuilder:
+    """Counts records as they are sent."""
+
+    def __init__(self, fields: Fields = GAME_FIELDS) -> None:
+        """`fields`: fields of the events' values; numeric ones are aggregated."""
+        self._numeric = [(place, name) for place, (name, generator) in enumerate(fields) if generator.numeric]
+        #: game -> gamer -> field -> [total, min, max].
+        self._numbers: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(dict))
+        self._records: dict[str, Counter[int]] = defaultdict(Counter)
+        self._poison: Counter[PoisonKind] = Counter()
+        self._duplicates = 0
+        #: game -> gamer -> [count, min, max] (microseconds): far cheaper per record than a frozen model.
+        self._truth: dict[str, dict[str, list[int]]] = defaultdict(dict)
+
+    def add(self, record: SimulatedRecord, times: int = 1) -> None:
+        """One record of the simulation that was sent `times` times."""
+        if record.poison is not None:
+            self._poison[record.poison] += times
+        else:
+            self._add_event(record.event, times)
+            self._duplicates += times - 1 + record.duplicate
+
+    def _add_event(self, event: GameEvent, times: int) -> None:
+        self._records[event.game][event.version] += times
+        at = event.timestamp_us
+        known = self._truth[event.game].setdefault(event.gamer, [0, at, at])
+        known[0] += times
+        known[1] = min(known[1], at)
+        known[2] = max(known[2], at)
+        for place, name in self._numeric:
+            value = cast(float, event.values[place])
+            sums = self._numbers[event.game][event.gamer].setdefault(name, [0, value, value])
+            sums[0] += value * times
+            sums[1] = min(sums[1], value)
+            sums[2] = max(sums[2], value)
+
+    def _numbers_of(self, game: str, gamer: str) -> dict[str, NumberTruth]:
+        found = self._numbers[game][gamer] if self._numeric else {}
+        return {name: NumberTruth(total=total, low=low, high=high) for name, (total, low, high) in found.items()}
+
+    def build(self, topic: str, seed: int, schema_ids: dict[int, int]) -> Manifest:
+        """The manifest of everything added."""
+        return Manifest(
+            topic=topic,
+            seeds=(seed,),
+            schema_ids=schema_ids,
+            records_total=sum(counts.total() for counts in self._records.values()) + self._poison.total(),
+            records={game: dict(sorted(counts.items())) for game, counts in self._records.items()},
+            duplicates=self._duplicates,
+            poison=dict(self._poison),
+            truth={
+                game: {
+                    gamer: GamerTruth(
+                        session_count=count,
+                        min_timestamp=from_microseconds(low),
+                        max_timestamp=from_microseconds(high),
+                        numbers=self._numbers_of(game, gamer),
+                    )
+                    for gamer, (count, low, high) in sorted(gamers.items())
+                }
+                for game, gamers in self._truth.items()
+            },
+        )

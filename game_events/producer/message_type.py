@@ -1,7 +1,5 @@
 """The simulated message: its `.proto`, meaning of its fields, and generators of values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -9,7 +7,7 @@ from pathlib import Path
 from random import Random
 from struct import pack, unpack
 from sys import float_info
-from typing import cast
+from typing import Self, cast
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
@@ -46,13 +44,7 @@ _FITS = {
 
 @dataclass(frozen=True)
 class MessageShape:
-    """A message and the meaning of its fields.
-
-    Attributes:
-        versions: its text by version.
-        entity, key, time: fields for the entity's name, the key, and a `google.protobuf.Timestamp`.
-        fields: generators of other fields.
-    """
+    """A message by version, its fields for entity, key and time, and generators of the other fields."""
 
     versions: ProtoVersions = BUILT_IN
     entity: str = "game_name"
@@ -61,7 +53,7 @@ class MessageShape:
     fields: Fields = GAME_FIELDS
 
     @classmethod
-    def of(cls, settings: Settings) -> MessageShape:
+    def of(cls, settings: Settings) -> Self:
         """The message of the settings; default: the built-in game event.
 
         Raises:

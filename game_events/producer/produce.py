@@ -4,9 +4,7 @@ Both register the schemas, create the topic, write, wait for all acknowledgement
 raises an error.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import httpx2
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
@@ -17,15 +15,12 @@ from game_events.errors import ConfigurationError, TransientError
 from game_events.producer.bulk import QUEUE_LIMIT, TUNING, BulkSimulation, encode_pool
 from game_events.producer.encoding import EventEncoder
 from game_events.producer.kafka_writer import KafkaWriter, Pacer
-from game_events.producer.manifest import Manifest
-from game_events.producer.manifest_builder import ManifestBuilder
+from game_events.producer.manifest import Manifest, ManifestBuilder
 from game_events.producer.message_type import MessageShape
 from game_events.producer.simulator import Simulation
 from game_events.schema_registry import registry_client
 from game_events.sources.kafka.client import ensure_topic
 from game_events.sources.kafka.source import subject_of
-
-Progress = Callable[[int], None]
 
 REFUSED_LOGIN = (401, 403)
 #: Statuses for which a retry may help, unlike other 4xx.
@@ -39,16 +34,10 @@ def produce(
     *,
     partitions: int = 4,
     rate: float | None = None,
-    on_progress: Progress | None = None,
 ) -> Manifest:
     """Send one wave of simulated events, with the fields of the settings' message.
 
-    Args:
-        settings: broker, topic and registry.
-        simulation: the events.
-        partitions: of a new topic.
-        rate: records per second; None: as fast as possible.
-        on_progress: called with the number of queued records, poison included.
+    `partitions`: of a new topic; `rate`: records per second, None: as fast as possible.
 
     Raises:
         ConfigurationError: refused by broker or registry.
@@ -58,34 +47,25 @@ def produce(
     simulation = simulation.model_copy(update={"fields": encoder.shape.fields})
     truth = ManifestBuilder(simulation.fields)
     pacer = Pacer(rate)
-    sent = 0
     with KafkaWriter(settings) as writer:
-        for record in simulation.records():
+        for sent, record in enumerate(simulation.records(), 1):
             writer.write(encoder.record(record), record.event.gamer.encode(), record.event.game)
             truth.add(record)
-            sent += 1
             if sent % pacer.chunk == 0:
                 writer.poll()
-                _report(on_progress, sent)
                 pacer.pace(sent)
-    _report(on_progress, sent)
     return truth.build(settings.produced_topic, simulation.seed, schema_ids)
 
 
-def produce_bulk(
-    settings: Settings, simulation: BulkSimulation, *, partitions: int = 4, on_progress: Progress | None = None
-) -> Manifest:
+def produce_bulk(settings: Settings, simulation: BulkSimulation, *, partitions: int = 4) -> Manifest:
     """Send a bulk load, without headers (librdkafka's batch call has none); otherwise as `produce`."""
     encoder, schema_ids = _prepare(settings, simulation.version_numbers, partitions)
     simulation = simulation.model_copy(update={"fields": encoder.shape.fields})
     pool = simulation.pool()
     messages = encode_pool(pool, encoder)
-    sent = 0
     with KafkaWriter(settings, **TUNING) as writer:
         for batch in simulation.batches(messages):
             writer.write_batch(batch, QUEUE_LIMIT)
-            sent += len(batch)
-            _report(on_progress, sent)
     truth = ManifestBuilder(simulation.fields)
     for record, times in zip(pool, simulation.times_sent(len(pool)), strict=True):
         truth.add(record, times)
@@ -99,11 +79,6 @@ def _prepare(settings: Settings, versions: tuple[int, ...], partitions: int) -> 
     registry = registry_client(settings)
     schema_ids = register_versions(registry, settings, versions)
     return EventEncoder(schema_ids, registry, shape), schema_ids
-
-
-def _report(on_progress: Progress | None, sent: int) -> None:
-    if on_progress is not None:
-        on_progress(sent)
 
 
 def register_versions(client: SchemaRegistryClient, settings: Settings, versions: Iterable[int]) -> dict[int, int]:

@@ -1,7 +1,5 @@
 """Versions of the message: version k is the base `.proto` text with k optional custom columns."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import cached_property
 from importlib.resources import as_file, files
@@ -16,11 +14,8 @@ from grpc_tools import protoc
 from game_events.errors import ConfigurationError
 
 MAX_VERSION = 10
-MESSAGE_NAME = "game_events.v1.GameEvent"
 FILE_NAME = "game_event.proto"
 CUSTOM = "col_custom_{}"
-#: The game event ends with field 4.
-FIRST_CUSTOM_FIELD = 5
 
 
 def custom_columns(version: int) -> tuple[str, ...]:
@@ -84,16 +79,6 @@ class ProtoVersions:
 
 #: The game event.
 BUILT_IN = ProtoVersions((files(__package__) / FILE_NAME).read_text("utf-8"), FILE_NAME)
-
-
-def schema_text(version: int) -> str:
-    """The game event's `ProtoVersions.text`."""
-    return BUILT_IN.text(version)
-
-
-def message_class(version: int) -> type[Message]:
-    """The game event's `ProtoVersions.message_class`."""
-    return BUILT_IN.message_class(version)
 
 
 def compile_text(text: str, name: str = FILE_NAME) -> FileDescriptorSet:

@@ -1,11 +1,9 @@
 """Reproducible stream of simulated records: games, versions, order, faults."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import cycle
 from random import Random
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
@@ -49,7 +47,7 @@ class Simulation(BaseModel):
     fields: Fields = GAME_FIELDS
 
     @model_validator(mode="after")
-    def _consistent(self) -> Simulation:
+    def _consistent(self) -> Self:
         if len(set(self.games)) != len(self.games):
             raise ValueError("games names a game twice")
         if self.interleaving is not None and set(self.interleaving) != set(self.version_numbers):
@@ -60,11 +58,6 @@ class Simulation(BaseModel):
     def version_numbers(self) -> tuple[int, ...]:
         """The versions in use, ascending."""
         return version_numbers(self.versions)
-
-    @property
-    def original_records(self) -> int:
-        """Records without duplicates and poison."""
-        return len(self.games) * len(self.version_numbers) * self.records_per_game_and_version
 
     def events(self) -> Iterator[GameEvent]:
         """Each original event once; versions alternate until each is used up."""

@@ -7,13 +7,10 @@ differ from the table's.
 Guarantee: as for a micro-batch of Kafka; each record keeps its Kafka coordinates.
 """
 
-from __future__ import annotations
-
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 
-import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -22,11 +19,12 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.incarnations import incarnation, oldest_batch
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import files_with, read_files, selection, spark_schema
+from game_events.lakehouse.data.snapshot import files_with, selection
+from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.event_columns import RAW_COLUMNS, STORED_AS
 from game_events.lakehouse.storage.options import delta_options
-from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
-from game_events.sources.core.source import TABLE, MicroBatch, Offsets, SourceSnapshot, Split
+from game_events.lakehouse.tables import BRONZE, Lakehouse, Table, add_actions
+from game_events.sources.core.source import TABLE, MicroBatch, Offsets, Source, SourceSnapshot, Split
 
 _NO_RAW = (
     "has rows without their raw value (that pipeline runs with GAME_EVENTS_KEEP_RAW=failures): they cannot be decoded. Set "
@@ -34,7 +32,7 @@ _NO_RAW = (
 )
 
 
-class TableSource:
+class TableSource(Source):
     """Reads a bronze table of another lakehouse."""
 
     def __init__(self, settings: Settings) -> None:
@@ -66,15 +64,11 @@ class TableSource:
         """Raises ConfigurationError: batches have no timestamp."""
         raise ConfigurationError("GAME_EVENTS_STARTING_TIMESTAMP works with Kafka only: unset it, or GAME_EVENTS_SOURCE_TABLE")
 
-    def subjects(self, splits: Iterable[Split]) -> tuple[str, ...]:  # noqa: ARG002
-        """None: the topics of the rows are known only when they are read."""
-        return ()
-
     def batch_limit(self, reached: Offsets) -> int:
         """As many whole batches as `max_records_per_batch` allows; at least one."""
         handle = self._handle()
         start = next(iter(reached.values()), 1)
-        actions = pa.table(handle.get_add_actions(flatten=True))
+        actions = add_actions(handle, flatten=True)
         if "max._batch" not in actions.column_names:
             return 1
         found = zip(*(actions.column(c).to_pylist() for c in ("max._batch", "min._batch", "num_records")), strict=True)
@@ -105,10 +99,6 @@ class TableSource:
         missing = F.raise_error(F.lit(f"{self._table.uri} {_NO_RAW}"))
         raw = F.when(F.col("_raw_value").isNull(), missing.cast("binary")).otherwise(F.col("_raw_value"))
         return rows.withColumn("_raw_value", raw).select(*(F.col(STORED_AS[name]).alias(name) for name in RAW_COLUMNS))
-
-    def constants(self, batch: MicroBatch) -> Mapping[str, str]:  # noqa: ARG002
-        """None: the rows may be of several topics."""
-        return {}
 
     def changed(self, batch: MicroBatch) -> str | None:
         """Whether the table was replaced: a read sees one version of it."""

@@ -1,7 +1,5 @@
 """Creates the source of the settings."""
 
-from __future__ import annotations
-
 from game_events.config.settings import Settings
 from game_events.lakehouse.tables import Lakehouse
 from game_events.sources.core.source import FILES, Source
@@ -13,12 +11,8 @@ from game_events.sources.kafka.source import KafkaSource, subject_of
 def make_source(settings: Settings, timeout_s: float | None = None) -> Source:
     """The source; connects at its first call. A source of files is read-only: only a pipeline's own adds to the file log.
 
-    Args:
-        settings: the settings.
-        timeout_s: longest wait for one answer; None: the source's default.
-
-    Raises:
-        ConfigurationError: options that exactly-once depends on are set, or the folder of files is not.
+    `timeout_s`: longest wait for one answer; None: the source's default. Raises ConfigurationError if options that
+    exactly-once depends on are set, or the folder of files is not.
     """
     if settings.source == FILES:
         return FileSource(settings, Lakehouse.of(settings), read_only=True)

@@ -4,8 +4,6 @@ Workers unpickle functions by name, so they need the driver's modules. As these 
 libraries, and workers run the driver's version of the code.
 """
 
-from __future__ import annotations
-
 import atexit
 import hashlib
 import tempfile

@@ -1,22 +1,22 @@
-"""Configuration of Spark: jars, UTC, Arrow, and the interpreter of the workers."""
-
-from __future__ import annotations
+"""Configuration of Spark: jars, UTC, Arrow, the interpreter of the workers, and security of its JVM."""
 
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from game_events.config.credentials import is_credential
 from game_events.config.local_addresses import LOOPBACK, workers_are_local
 from game_events.config.settings import Settings
+from game_events.errors import ConfigurationError
 from game_events.jvm.jars import s3_jars, spark_jars
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
 from game_events.jvm.private_folders import process_temporary_folder
 from game_events.lakehouse.storage.options import is_s3, spark_options
-from game_events.spark.security import authentication, refuse_credentials
 
 LOG_CONFIGURATION = Path(__file__).with_name("log4j2.properties")
 
@@ -26,13 +26,30 @@ ARROW_RECORDS = 20_000
 KAFKA_ARROW_RECORDS = 50_000
 #: Bytes of an Arrow batch: some records are megabytes.
 ARROW_BYTES = 64 * 1024 * 1024
-
-
 ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
 #: Off, whatever a user sets: decoding reads Arrow's 32-bit offsets (decoding/core/wire_format.py).
 LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"
 #: Class path before PySpark's own jars in the driver's JVM.
 CLASS_PATH_KEY = "spark.driver.extraClassPath"
+#: Settings of every classic Spark.
+_CLASSIC = {
+    "spark.app.name": "game_events",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Continuous mode runs some 3,000 jobs an hour: bounds the heap.
+    "spark.ui.retainedJobs": "50",
+    "spark.ui.retainedStages": "50",
+    "spark.ui.retainedTasks": "500",
+    "spark.sql.ui.retainedExecutions": "20",
+    # Masks options with credentials in plans and the UI.
+    "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]key|sasl|jaas|ssl[.]key",
+}
+
+AUTHENTICATE = "spark.authenticate"
+#: Masters for which Spark generates a secret per application.
+_MAKES_SECRETS = re.compile(r"local(\[.*\])?|yarn|k8s://.*")
 
 
 @contextmanager
@@ -102,24 +119,13 @@ def spark_config(settings: Settings) -> dict[str, str]:
     if is_s3(settings.lakehouse):
         jars += s3_jars()
     conf = session_config(settings) | {
-        "spark.app.name": "game_events",
+        **_CLASSIC,
         "spark.master": settings.spark_master,
         "spark.driver.memory": settings.spark_driver_memory,
         "spark.jars": ",".join(map(str, jars)),
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()}",
         # Other users can read the system's temporary folder, and shuffle files hold players' rows.
         DEFAULT_JAVA_OPTIONS: process_temporary_folder().java_option,
-        # Continuous mode runs some 3,000 jobs an hour: bounds the heap.
-        "spark.ui.retainedJobs": "50",
-        "spark.ui.retainedStages": "50",
-        "spark.ui.retainedTasks": "500",
-        "spark.sql.ui.retainedExecutions": "20",
-        # Masks options with credentials in plans and the UI.
-        "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]key|sasl|jaas|ssl[.]key",
     }
     if workers_are_local(settings):
         conf |= {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
@@ -136,6 +142,35 @@ def spark_config(settings: Settings) -> dict[str, str]:
     first = ":".join(str(jar) for jar in jars if jar.name.startswith("lz4-java-"))
     more = {CLASS_PATH_KEY: ":".join(filter(None, (first, own.get(CLASS_PATH_KEY)))), LARGE_TYPES_KEY: "false"}
     return conf | authentication(settings) | spark_options(settings) | own | more
+
+
+def refuse_credentials(conf: Mapping[str, str]) -> None:
+    """Raise ConfigurationError for credentials in a user's Spark settings: `ps` and Spark's UI show these."""
+    found = sorted(name for name, value in conf.items() if is_credential(name, value))
+    if found:
+        raise ConfigurationError(
+            f"GAME_EVENTS_SPARK_CONF: {', '.join(found)} would be in the command line of Spark's JVM, which every user of this "
+            "machine can read: give them by the environment, a role, a core-site.xml in HADOOP_CONF_DIR or a "
+            "spark-defaults.conf in SPARK_CONF_DIR (docs/security.md)"
+        )
+
+
+def authentication(settings: Settings) -> dict[str, str]:
+    """Spark's settings that require the application's secret on the ports of driver and executors.
+
+    Without it every process that reaches a port of the driver (on this machine any) may send it Java objects and read the
+    blocks of its jobs, which hold logins and tokens.
+
+    Raises:
+        ConfigurationError: a standalone cluster, for which the settings must configure it.
+    """
+    if AUTHENTICATE in settings.spark_conf or _MAKES_SECRETS.fullmatch(settings.spark_master):
+        return {AUTHENTICATE: "true"}
+    raise ConfigurationError(
+        f"GAME_EVENTS_SPARK_CONF: {AUTHENTICATE} must be set for the master {settings.spark_master}: "
+        f'"{AUTHENTICATE}": "true" and its {AUTHENTICATE}.secret in the spark-defaults.conf of SPARK_CONF_DIR here and on the '
+        'cluster\'s machines; or "false" where no other users reach the ports of the driver and the cluster (docs/cluster.md)'
+    )
 
 
 def server_only_settings(settings: Settings) -> list[str]:

@@ -1,7 +1,5 @@
 """Spark Connect sessions on a shared server: create, detect a loss, close."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -46,11 +44,7 @@ def lost(settings: Settings) -> TransientError:
 
 
 def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
-    """Create a session of this run, with its own settings, tags and files.
-
-    Args:
-        settings: name the server.
-        conf: settings of the session (`spark.session_config`).
+    """Create a session of this run, with its own settings, tags and files; `conf`: see `config.session_config`.
 
     Raises:
         TransientError: no server answers.

@@ -1,7 +1,5 @@
 """gRPC channel to a Spark Connect server, without name look-up or proxy on this machine."""
 
-from __future__ import annotations
-
 import grpc
 from pyspark.sql.connect.client.core import DefaultChannelBuilder
 

@@ -5,8 +5,6 @@ again for halves of the games, for quarters of those that crash again, and so on
 others succeed.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -69,15 +67,9 @@ def run_with_bisection(
 
 
 def bisect(games: Sequence[str], job: Callable[[Collection[str]], T], over: str) -> tuple[list[T], dict[str, str]]:
-    """Run a crashed job for parts of its games, until those that crash it are isolated.
+    """Run a crashed job for parts of its games, until those that crash it are isolated; `over`: its tables, for messages.
 
-    Args:
-        games: games of the crashed job.
-        job: runs for some of them.
-        over: what it reads or writes, for messages.
-
-    Returns:
-        results of the successful parts; failed game -> reason.
+    Returns the results of the successful parts, and failed game -> reason.
     """
     done: list[T] = []
     failed: dict[str, str] = {}

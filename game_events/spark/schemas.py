@@ -1,7 +1,5 @@
 """Arrow schemas of Spark plans, by Delta's types; merging of schemas."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pyarrow as pa
@@ -17,12 +15,9 @@ _UNREACHABLE = set(".`")
 
 
 def arrow_schema(rows: DataFrame, origin: object, known: pa.Schema | None = None) -> pa.Schema:
-    """Columns of a plan, all nullable.
+    """Columns of a plan, which is not executed, all nullable; `origin`: its author, for errors.
 
-    Args:
-        rows: the plan, which is not executed.
-        origin: its author, for errors.
-        known: fields that take precedence, metadata included, over columns of the same name and type; they are first.
+    `known`: fields that take precedence, metadata included, over columns of the same name and type; they are first.
 
     Raises:
         ExtensionError: a column cannot be in a Delta table: its name, its type, or it is there twice.

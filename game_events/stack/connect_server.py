@@ -1,9 +1,6 @@
 """A Spark Connect server from the installed PySpark: one JVM for many short-lived clients, on loopback only."""
 
-from __future__ import annotations
-
 import os
-import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +9,7 @@ import pyspark
 
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
 from game_events.jvm.private_folders import TemporaryFolder, private_folder
-from game_events.stack.ports import HOST, listens
+from game_events.stack.ports import HOST
 from game_events.stack.server_process import ServerProcess, spawn
 
 MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -29,16 +26,6 @@ DETACHED_S, STREAM_S, CHECK_S = 30, 10, 5
 SESSION_MINUTES = 30
 
 
-def remote(port: int) -> str:
-    """The address for clients on this machine; another process could listen on the port when the server does not."""
-    return f"sc://localhost:{port}"
-
-
-def new_token() -> str:
-    """A token for clients; without one every user of the machine could use the server."""
-    return secrets.token_urlsafe(32)
-
-
 def server_config(port: int) -> dict[str, str]:
     """Settings of the server, added to those of the application."""
     return {
@@ -52,14 +39,10 @@ def server_config(port: int) -> dict[str, str]:
 
 
 def start(conf: Mapping[str, str], folder: Path, *, port: int, token: str, log: Path) -> ServerProcess:
-    """Start a server.
+    """Start a server in a working folder, which gets a file with the settings.
 
-    Args:
-        conf: Spark's settings, as for a JVM of a run's own; they override `server_config`.
-        folder: its working folder, also for a file with the settings.
-        port: to listen on.
-        token: clients have it in ``SPARK_CONNECT_AUTHENTICATE_TOKEN``.
-        log: file of its output.
+    `conf`, Spark's settings as for a JVM of a run's own, overrides `server_config`. Clients have the token in
+    ``SPARK_CONNECT_AUTHENTICATE_TOKEN``: without one every user of the machine could use the server.
     """
     private_folder(folder)
     properties = folder / "connect.properties"
@@ -85,11 +68,6 @@ def start(conf: Mapping[str, str], folder: Path, *, port: int, token: str, log: 
         return spawn(command, port=port, cwd=folder, log=log, environment=environment, inherited=(temporary.lock,))
     finally:
         os.close(temporary.lock)
-
-
-def is_healthy(port: int) -> bool:
-    """Whether it accepts clients: it listens only when its Spark is ready."""
-    return listens(port)
 
 
 def _escaped(value: str) -> str:

@@ -1,7 +1,5 @@
 """User id of a local TCP connection, from Linux's connection tables."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import socket

@@ -3,8 +3,6 @@
 Delivery: it writes to the page cache as any Kafka does; records survive a killed broker, not a power cut.
 """
 
-from __future__ import annotations
-
 import base64
 import subprocess
 import uuid
@@ -65,14 +63,7 @@ def properties(ports: Ports) -> dict[str, str]:
 
 
 def start(java: Path, jars: Path, folder: Path, *, ports: Ports, log: Path) -> ServerProcess:
-    """Start the broker, formatting its data folder first if it is new.
-
-    Args:
-        java: the program.
-        jars: folder of the broker's class path.
-        folder: the stack's folder; the data are below it.
-        ports: for clients, and for the broker's own controller.
-        log: file of the broker's output.
+    """Start the broker with the jars of a folder; its data folder, below the stack's folder, is formatted if it is new.
 
     Raises:
         ConfigurationError: the data folder cannot be formatted.

@@ -4,11 +4,10 @@ Each call checks the running processes. `up` starts only missing ones, so it als
 Data outlive every call except ``down(delete_data=True)``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
@@ -34,7 +33,7 @@ class Servers:
     registry: ServerProcess | None = None
 
     @classmethod
-    def running_of(cls, state: StackState | None) -> Servers:
+    def running_of(cls, state: StackState | None) -> Self:
         """Those of `state` that still run."""
         if state is None:
             return cls()
@@ -75,13 +74,8 @@ def up(
     """Make the stack of `state_dir` run; returns when broker and registry both answer.
 
     A stack that runs already is returned as it is. What died is started again on its data, and on its old port if that
-    is free. Calls from several processes wait for each other. A call that fails stops what it started.
-
-    Args:
-        state_dir: the stack lives in ``state_dir/stack``.
-        kafka_port: port of the broker; by default the last one, else a free one.
-        registry_port: port of the registry, likewise.
-        on_progress: called with one line before each step that takes long.
+    is free. Calls from several processes wait for each other. A call that fails stops what it started. `on_progress` gets a
+    line before each long step.
 
     Raises:
         ConfigurationError: no Java, a given port is busy, or a server ended while starting (with the end of its log).
@@ -111,14 +105,9 @@ def up(
 
 
 def down(state_dir: Path, *, delete_data: bool = False) -> bool:
-    """Stop the stack of `state_dir`; only processes that it recorded are touched.
+    """Stop the stack of `state_dir`; returns whether something ran. Only processes that the stack recorded are touched.
 
-    Args:
-        state_dir: as given to `up`.
-        delete_data: remove topics, schemas, logs and the remembered ports as well.
-
-    Returns:
-        Whether something ran.
+    `delete_data`: remove topics, schemas, logs and the remembered ports as well.
     """
     files = StackFiles(state_dir)
     if not files.folder.is_dir():

@@ -1,7 +1,5 @@
 """Choice of the stack's ports on the loopback address."""
 
-from __future__ import annotations
-
 import random
 import socket
 from collections.abc import Mapping
@@ -27,12 +25,7 @@ class Ports(BaseModel):
 
 
 def choose_ports(given: Mapping[str, int | None], running: Mapping[str, int], last: Mapping[str, int]) -> Ports:
-    """A running server's own port, else the one given, else its last one if that is free, else any free one.
-
-    Args:
-        given: field of `Ports` -> requested port.
-        running: field -> port of a running server.
-        last: field -> port of the last run.
+    """For each field of `Ports`: a running server's port, else the one given, else the last one if it is free, else any.
 
     Raises:
         ConfigurationError: a given port is busy, given twice, or not the one that the running server has.

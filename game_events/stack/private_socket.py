@@ -5,8 +5,6 @@ the requests (Spark Connect 4.0 has no Unix socket). So clients connect to a soc
 forwarded to the port only after the system's tables show that the server's process has accepted it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
@@ -30,12 +28,7 @@ class PrivateSocket:
     """A Unix socket that forwards to one process's port, in its own thread, until it is closed."""
 
     def __init__(self, path: Path, server: Callable[[], ServerProcess | None]) -> None:
-        """Listens at once.
-
-        Args:
-            path: the socket, in a private folder; the system allows some 100 characters.
-            server: the server process, with its port; None: connections are closed.
-        """
+        """Listens at once, in a private folder, at a path of 100 characters at most; without a server it closes connections."""
         self._server = server
         self._path = path
         self._loop = asyncio.new_event_loop()

@@ -3,8 +3,6 @@
 Its data are an H2 file database: they survive a restart and a killed server.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 from pathlib import Path
@@ -25,15 +23,7 @@ def url(port: int) -> str:
 
 
 def start(java: Path, distribution: Path, folder: Path, *, port: int, log: Path) -> ServerProcess:
-    """Start the registry.
-
-    Args:
-        java: the program.
-        distribution: folder of the unpacked archive.
-        folder: the stack's folder; the data are below it.
-        port: for clients.
-        log: file of the server's output.
-    """
+    """Start the registry of an unpacked distribution; its data are below the stack's folder."""
     (folder / DATABASE).parent.mkdir(parents=True, exist_ok=True)
     (runner,) = distribution.glob("*-runner.jar")
     options = {

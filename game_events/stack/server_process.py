@@ -3,8 +3,6 @@
 A process is recognised by pid AND start time, so a reused pid is never touched.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,13 +20,7 @@ LOG_LINES_SHOWN = 20
 
 
 class ServerProcess(BaseModel):
-    """A started server, as the state file records it.
-
-    Attributes:
-        pid: process id.
-        create_time: when it started, seconds since 1970 as psutil gives it.
-        port: what it listens on.
-    """
+    """A started server, as the state file records it; `create_time` in seconds since 1970, as psutil gives it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,13 +40,7 @@ def spawn(
 ) -> ServerProcess:
     """Start `command` in a session of its own, with its output in `log`; the log before becomes ``*.log.1``.
 
-    Args:
-        command: program and arguments.
-        port: what it will listen on.
-        cwd: its working folder.
-        log: file of its output.
-        environment: instead of this process's own.
-        inherited: descriptors that it keeps open.
+    `environment`: instead of this process's own; `inherited`: descriptors that it keeps open.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.exists():

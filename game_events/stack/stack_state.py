@@ -1,7 +1,5 @@
 """The stack's files: ``stack.json`` while it runs, its last ports, and the lock that serialises changes."""
 
-from __future__ import annotations
-
 import fcntl
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,15 +16,7 @@ from game_events.stack.server_process import ServerProcess
 
 
 class StackState(BaseModel):
-    """What ``stack.json`` holds.
-
-    Attributes:
-        kafka_bootstrap_servers: address for `Settings`.
-        schema_registry_url: address for `Settings`.
-        ports: all listeners.
-        kafka: the broker's process, None while it is not started yet.
-        registry: the registry's process, None likewise.
-    """
+    """What ``stack.json`` holds: addresses, all listeners, and processes (None: not started yet)."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -7,7 +7,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from google.protobuf.message import DecodeError
 
 from game_events.producer.encoding import EventEncoder
-from game_events.producer.schema_versions import message_class
+from game_events.producer.schema_versions import BUILT_IN
 
 #: Like a registry's: not the version numbers.
 SCHEMA_IDS = {version: 100 + 7 * version for version in range(1, 11)}
@@ -39,7 +39,7 @@ def decode(value):
     assert value[5] == 0, "message index [0]"
     version = VERSION_OF[schema_id]
     try:
-        return version, message_class(version).FromString(value[6:])
+        return version, BUILT_IN.message_class(version).FromString(value[6:])
     except DecodeError:
         return "truncated"
 

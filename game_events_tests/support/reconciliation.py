@@ -41,12 +41,18 @@ def rows(settings: Settings, table: str, sql: str = "SELECT * FROM t") -> list[t
         if uri.startswith("s3://"):
             # DuckDB would have to fetch an extension for this: Arrow's own client of S3 reads the files.
             store = pafs.S3FileSystem(endpoint_override=settings.storage_endpoint, region="us-east-1")
-            parts = [pq.read_table(f.removeprefix("s3://"), filesystem=store) for f in files]
+            parts = [_with_partition(pq.read_table(f.removeprefix("s3://"), filesystem=store), f) for f in files]
             cursor.register("t", pa.concat_tables(parts, promote_options="permissive"))
         else:
             listed = ", ".join(f"'{f}'" for f in files)
             cursor.execute(f"CREATE TEMP VIEW t AS SELECT * FROM read_parquet([{listed}], union_by_name = true)")
         return cursor.execute(sql).fetchall()
+
+
+def _with_partition(rows: pa.Table, file: str) -> pa.Table:
+    """The rows with the column that the name of the file's folder gives, as DuckDB reads it."""
+    column, _, value = file.split("/")[-2].rpartition("=")
+    return rows.append_column(column, pa.repeat(value, rows.num_rows)) if column and column not in rows.column_names else rows
 
 
 def count(settings: Settings, table: str) -> int:

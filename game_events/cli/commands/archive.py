@@ -1,7 +1,5 @@
 """`game-events archive`: raw records of bronze and quarantine, to files that can be read back as the records they were."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
@@ -11,8 +9,6 @@ from game_events.cli.common.output import Output
 from game_events.cli.common.run_job import finish, run_job
 from game_events.config.settings import load_settings
 from game_events.lakehouse.tables import BRONZE
-from game_events.orchestration.jobs.archive import OP
-from game_events.orchestration.jobs.places import allow_here
 
 To = Annotated[
     str, typer.Option("--to", metavar="PLACE", help="Folder, or prefix of an object store; made if it is not there.")
@@ -22,9 +18,8 @@ To = Annotated[
 def archive(to: To, as_json: Json = False) -> None:
     """Add the raw records that came since the last time to an archive, with keys, headers, coordinates and schemas."""
     output, settings = Output(as_json=as_json), load_settings()
-    allow_here(to)
     with output.working("archive"):
-        result = run_job(settings, "archive", OP, {"to": to})
+        result = run_job(settings, "archive", {"to": to}, place=to)
     done = result.report.get("archive")
     if done is not None:
         output.say(

@@ -1,7 +1,5 @@
 """`game-events run --continuous`: the loop in this process, until Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -9,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Self
 
 from dagster import DagsterInstance
 
@@ -18,13 +17,11 @@ from game_events.cli.common.summary import show_run
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
-from game_events.orchestration.jobs.continuous import OP, run_under_way, stop_loops_of_this_process
+from game_events.orchestration.jobs.continuous import run_under_way, stop_loops_of_this_process
 from game_events.orchestration.keys import JOB
 from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
 from game_events.orchestration.runs.tags import HANDED_OVER
 
-#: Exit code after a second Ctrl-C: what a shell has for a program ended by it.
-INTERRUPTED = 130
 LOOK_S = 0.2
 
 
@@ -38,7 +35,7 @@ class CtrlC:
         self.count += 1
 
     @contextmanager
-    def installed(self) -> Iterator[CtrlC]:
+    def installed(self) -> Iterator[Self]:
         """For the time of a block."""
         before = {number: signal.signal(number, self) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -102,12 +99,14 @@ class _Runs(threading.Thread):
     def _next(self) -> bool:
         """Whether another run follows the one that this method executes."""
         began = time.monotonic()
-        result = run_job(self._settings, JOB, OP, {"duration_s": self._left})
+        result = run_job(self._settings, JOB, {"duration_s": self._left})
         self.results.append(result)
         if not result.report.get("continuous", {}).get("handed_over"):
             return False
         if self._pressed.count:
-            _no_more_runs(str(dagster_home(self._settings)), result.run_id)
+            # Ctrl-C came while the run made room for the next one: no sensor is to start that either.
+            with DagsterInstance.from_config(str(dagster_home(self._settings))) as instance:
+                instance.add_run_tags(result.run_id, {HANDED_OVER: "false"})
             return False
         self._output.say(f"run {result.run_id} has lasted CONTINUOUS_RUN_H; a new one continues")
         if self._left is not None:
@@ -126,18 +125,12 @@ def _wait(runs: _Runs, output: Output, home: str, pressed: CtrlC) -> None:
                 _switch_off(home)
             except Exception as error:  # noqa: BLE001 - it ends at once, whatever Dagster's storage answers
                 output.say(f"the run could not be noted as terminated, so a sensor may start it again: {error}")
-            os._exit(INTERRUPTED)
+            os._exit(128 + signal.SIGINT)  # a shell's exit code for a program that Ctrl-C ended
         if pressed.count:
             if not warned:
                 output.say("stopping after the step under way; Ctrl-C again ends at once")
             warned = True
             stop_loops_of_this_process()
-
-
-def _no_more_runs(home: str, run_id: str) -> None:
-    """Ctrl-C came while a run made room for the next one: no sensor is to start that either."""
-    with DagsterInstance.from_config(home) as instance:
-        instance.add_run_tags(run_id, {HANDED_OVER: "false"})
 
 
 def _switch_off(home: str) -> None:

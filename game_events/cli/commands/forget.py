@@ -3,8 +3,6 @@
 Not a Dagster job: Dagster stores the configuration of every run, and the ids would be in it.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,16 +11,16 @@ import typer
 
 from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
+from game_events.cli.common.spark import spark_session
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.orchestration.resources import SparkResource
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.old_files import remove_old_files
 from game_events.pipeline.erasure.resume import resume as resume_erasure
 from game_events.pipeline.erasure.run import forget as forget_gamers
 from game_events.pipeline.observability.event_log import recorded
-from game_events.pipeline.reporting.erasure_result import Erasure
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.steps import Erasure
 
 Ids = Annotated[list[str] | None, typer.Option("--gamer-id", "--key", metavar="ID", help="Whom to forget; may be repeated.")]
 File = Annotated[
@@ -51,7 +49,7 @@ def forget(
         raise typer.BadParameter("it is about those who are on the list already", param_hint="--resume")
     ids = frozenset() if resume else _ids(gamer_id or [], file)
     output, settings = Output(as_json=as_json), load_settings()
-    pipeline, report = Pipeline(settings, lambda: SparkResource().spark_session), RunReport()
+    pipeline, report = Pipeline(settings, spark_session), RunReport()
     with output.working("forgetting"), recorded(pipeline, report, "forget"):
         subjects = (
             resume_erasure(pipeline, report, dry_run=dry_run)
@@ -72,11 +70,7 @@ def forget(
 
 
 def _ids(given: list[str], file: str | None) -> frozenset[str]:
-    """The ids, exactly as they stand in the events.
-
-    Raises:
-        ConfigurationError: none, an empty one, or a file that cannot be read.
-    """
+    """The ids, exactly as they are in the events."""
     lines = list(given)
     if file is not None:
         try:

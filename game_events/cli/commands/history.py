@@ -1,7 +1,5 @@
 """`game-events history`: the versions of a table, and what made each of them."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated
 
@@ -13,9 +11,6 @@ from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.history import Version, versions
 from game_events.lakehouse.tables import Lakehouse
 
-#: Characters of a run's id that a person needs.
-RUN_CHARS = 8
-
 
 def history(
     table: Annotated[str, typer.Argument(help="A table's name, as `game-events tables` lists it.")],
@@ -24,8 +19,7 @@ def history(
 ) -> None:
     """A table's versions, newest first: when, what kind, rows, batch, offsets, run; restores and maintenance too."""
     output = Output(as_json=as_json)
-    lakehouse = Lakehouse.of(load_settings())
-    chosen, handle = existing_table(lakehouse, table)
+    chosen, handle = existing_table(Lakehouse.of(load_settings()), table)
     found = list(versions(chosen, handle.version(), limit))
     output.say(chosen.uri)
     for entry in found:
@@ -46,7 +40,7 @@ def _line(entry: Version) -> str:
         rows = f" with {entry.removed:,} rows" if entry.removed is not None else ""
         facts.append(f"{entry.files_removed:,} files{rows} removed")
     facts += [f"batch {entry.batch}"] if entry.batch is not None else []
-    facts += [f"run {entry.run_id[:RUN_CHARS]}"] if entry.run_id else []
+    facts += [f"run {entry.run_id[:8]}"] if entry.run_id else []
     facts += [entry.offsets] if entry.offsets else []
     start = f"{entry.version:>6} {entry.time:%Y-%m-%d %H:%M:%S} {entry.kind}"
     return f"{start}: {', '.join(facts)}" if facts else start

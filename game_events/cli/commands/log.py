@@ -1,7 +1,5 @@
 """`game-events log`: what the runs did, from the table `event_log`."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Annotated, Any
@@ -47,12 +45,10 @@ def log(
     found = query(events, _CHOSEN, run=run, kind=kind, game=game, table=table, limit=limit)
     for event in found:
         event["detail"] = json.loads(event["detail"]) if event["detail"] else None
-    if found:
-        for event in found:
-            output.say(_line(event))
-        if len(found) == limit:
-            output.say(f"only {limit} events are shown: --limit shows more")
-    else:
+        output.say(_line(event))
+    if len(found) == limit:
+        output.say(f"only {limit} events are shown: --limit shows more")
+    elif not found:
         output.say("no such events: every `game-events run` leaves some" if not events.num_rows else "no such events")
     output.result({"table": lakehouse.table(EVENT_LOG).uri, "events": found})
 

@@ -1,7 +1,5 @@
 """`game-events maintain`: small files joined, old ones deleted, logs shortened."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
@@ -10,7 +8,6 @@ from game_events.cli.common.arguments import Json, words
 from game_events.cli.common.output import Output
 from game_events.cli.common.run_job import finish, run_job
 from game_events.config.settings import load_settings
-from game_events.orchestration.jobs.maintain import OP
 
 Tables = Annotated[list[str] | None, typer.Option("--table", help="Only these tables (comma separated, or repeated).")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Count what would be done, and do nothing.")]
@@ -22,7 +19,7 @@ def maintain(table: Tables = None, dry_run: DryRun = False, as_json: Json = Fals
     """Join small files, delete files that no version needs any more, shorten logs; no row changes, whoever is at work."""
     output = Output(as_json=as_json)
     with output.working("maintenance"):
-        result = run_job(load_settings(), "maintain", OP, {"tables": words(table), "dry_run": dry_run})
+        result = run_job(load_settings(), "maintain", {"tables": words(table), "dry_run": dry_run})
     tables = result.report.get("upkeep", {})
     busy = [e for e in tables.values() if e["joined"] or e["replaced"] or e["orphans"]]
     if busy:

@@ -1,7 +1,5 @@
 """`game-events quarantine`: what could not be decoded or is rejected by rules, why, and trying it again."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer
@@ -16,9 +14,11 @@ from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.duckdb_connection import connect, records
 from game_events.lakehouse.event_columns import SCHEMA_COLUMNS
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
-from game_events.pipeline.reprocessing.replay import replay_selection
+from game_events.pipeline.reprocessing.selection import replay_selection
 
-app = typer.Typer(help="Rows that are in no other table: list them, and replay them.", no_args_is_help=True)
+app = typer.Typer(
+    help="Rows that are in no other table: list them, and replay them.", no_args_is_help=True, add_completion=False
+)
 
 Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Only this reason, or this rule; may be repeated.")]
 SchemaIds = Annotated[list[str] | None, typer.Option("--schema-id", help="Only rows of this schema id or GUID.")]
@@ -89,9 +89,8 @@ def replay(reason: Reasons = None, schema_id: SchemaIds = None, as_json: Json = 
     output = Output(as_json=as_json)
     settings = load_settings()
     replay_selection(reason or [], schema_id or [])  # what is wrong with it is said before Spark starts
-    config = {"reasons": reason or [], "schema_ids": schema_id or []}
     with output.working("replaying"):
-        result = run_job(settings, "replay", "replay_quarantined_rows", config)
+        result = run_job(settings, "replay", {"reasons": reason or [], "schema_ids": schema_id or []})
     if result.report:
         left = result.report["left_by_reason"]
         show_run(output, result.report, settings.names)

@@ -1,7 +1,5 @@
 """`game-events redecode`: bronze's decoded columns, rebuilt from the raw values it keeps."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
@@ -21,7 +19,7 @@ def redecode(downstream: Downstream = False, as_json: Json = False) -> None:
     """Decode every row of bronze again, without Kafka, in one atomic commit; rows, batches and progress stay."""
     output, settings = Output(as_json=as_json), load_settings()
     with output.working("redecoding"):
-        result = run_job(settings, "redecode", "redecode_bronze", {"refresh_silver_and_gold": downstream})
+        result = run_job(settings, "redecode", {"refresh_silver_and_gold": downstream})
     if result.report:
         show_run(output, result.report, settings.names)
         new, kept = result.report["new_columns"], result.report["kept_by_reason"]

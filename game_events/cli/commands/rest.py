@@ -1,6 +1,4 @@
-"""`game-events rest`: rows sent to an HTTP receiver, dead letters, status, and how many tasks a rate needs."""
-
-from __future__ import annotations
+"""`game-events rest`: rows sent to an HTTP receiver, failed chunks, status, and how many tasks a rate needs."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -13,14 +11,12 @@ from game_events.cli.common.run_job import finish, run_job
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
-from game_events.orchestration.assets.http_export import JOB, OP
-from game_events.orchestration.jobs.places import allow_here
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.sinks.http.dead_letters import export_status
+from game_events.sinks.http.failed_chunks import export_status
 from game_events.sinks.http.sizing import BUSY, CALLS_PER_CORE, ROWS_PER_CORE, size
 from game_events.sinks.http.target import RestTarget
 
-app = typer.Typer(help="Rows POSTed to an HTTP receiver (GAME_EVENTS_REST_URL).", no_args_is_help=True)
+app = typer.Typer(help="Rows POSTed to an HTTP receiver (GAME_EVENTS_REST_URL).", no_args_is_help=True, add_completion=False)
 
 Resend = Annotated[list[str] | None, typer.Option(metavar="GAMES", help="Send all rows of these games again, under new keys.")]
 GoOn = Annotated[list[str] | None, typer.Option(metavar="GAMES", help="Of these games send only what comes from now on.")]
@@ -33,30 +29,29 @@ Statuses = Annotated[list[int] | None, typer.Option("--status", help="Only what 
 @app.command("run")
 def run(resend: Resend = None, go_on: GoOn = None, files: Files = None, as_json: Json = False) -> None:
     """Send what waits and what is new; the same job that automation starts."""
-    if files is not None:
-        allow_here(files)
-    _export(Output(as_json=as_json), {"resend": _games(resend), "go_on": _games(go_on), "files": files})
+    _export(Output(as_json=as_json), {"resend": _games(resend), "go_on": _games(go_on), "files": files}, place=files)
 
 
 @app.command("replay")
 def replay(status: Statuses = None, as_json: Json = False) -> None:
-    """Send dead letters again, under the keys they had; then what else waits or is new."""
+    """Send failed chunks again, under the keys they had; then what else waits or is new."""
     _export(Output(as_json=as_json), {"replay": True, "replay_statuses": status or []})
 
 
 @app.command("status")
 def status(as_json: Json = False) -> None:
-    """How many rows wait, were delivered, were given up, and why; from the tables, without a call."""
+    """How many rows wait, were delivered, have failed, and why; from the tables, without a call."""
     output = Output(as_json=as_json)
     settings = load_settings()
     found = export_status(Pipeline(settings, no_spark))
     where = RestTarget.of(settings).shown if settings.rest_url is not None else "off (GAME_EVENTS_REST_URL is not set)"
     output.say(f"export: {where}")
-    lines = [(what, found[what]["chunks"], found[what]["rows"]) for what in ("delivered", "waiting", "dead")]
+    names = {"delivered": "delivered", "waiting": "waiting", "failed": "dead"}
+    lines = [(shown, found[name]["chunks"], found[name]["rows"]) for shown, name in names.items()]
     output.table("rows by what became of them", ("", "calls", "rows"), lines)
     if found["dead_letters"]:
         columns = ("source", "status", "reason", "chunks", "rows")
-        output.table("dead letters", columns, [[entry[c] for c in columns] for entry in found["dead_letters"]])
+        output.table("failed chunks", columns, [[entry[c] for c in columns] for entry in found["dead_letters"]])
         output.say("send them again when the cause is gone: `game-events rest replay [--status N]`")
     output.result(found)
 
@@ -89,11 +84,11 @@ def size_command(
     output.result(asdict(found))
 
 
-def _export(output: Output, config: dict[str, Any]) -> None:
+def _export(output: Output, config: dict[str, Any], place: str | None = None) -> None:
     settings = load_settings()
     RestTarget.of(settings)  # what is wrong with it is said before Spark starts
     with output.working("exporting"):
-        result = run_job(settings, JOB, OP, config)
+        result = run_job(settings, "rest_export", config, place)
     done = result.report.get("export")
     if done:
         _show(output, done)
@@ -116,7 +111,7 @@ def _show(output: Output, done: dict[str, Any]) -> None:
                 f"(one machine: GAME_EVENTS_SPARK_MASTER='local[{done['tasks']}]')"
             )
     if done["dead_rows"]:
-        output.say(f"{done['dead_rows']:,} rows are dead letters now: `game-events rest status` has the reasons")
+        output.say(f"{done['dead_rows']:,} rows are in failed chunks now: `game-events rest status` has the reasons")
     if done["waiting_chunks"]:
         output.say(f"{done['waiting_chunks']:,} calls wait for the next run")
 

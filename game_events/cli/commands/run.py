@@ -1,32 +1,21 @@
 """`game-events run`: one Dagster run over all layers or those selected, or the long one of continuous mode."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from game_events.cli.commands.continuous import run_continuously
 from game_events.cli.common.arguments import Json, words
-from game_events.cli.common.output import Output, show_checks
+from game_events.cli.common.output import Output
 from game_events.cli.common.run_job import JobResult, finish, run_job
 from game_events.cli.common.summary import show_run
 from game_events.config.settings import Settings, load_settings
-from game_events.definitions import build_defs
-from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import Lakehouse
-from game_events.orchestration.jobs.validate import validation
-from game_events.orchestration.resources import SparkResource
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.pipeline.runs.preflight import PreflightResult
 from game_events.pipeline.runs.selection import ALL, selection_of
 
 FULL_REFRESH = "--full-refresh"
-#: The op of the job `refresh` that takes the selection.
-OP = "refresh_all_layers"
-DRY_RUN = "dry run: nothing was written"
 
 
 class RunCommand(TyperCommand):
@@ -41,6 +30,8 @@ class RunCommand(TyperCommand):
                 filled.append(ALL)
         return super().parse_args(ctx, filled)
 
+
+app = typer.Typer(add_completion=False)
 
 Select = Annotated[
     list[str] | None,
@@ -66,6 +57,7 @@ IgnoreIntervals = Annotated[
 ]
 
 
+@app.command("run", cls=RunCommand)
 def run(  # noqa: PLR0913, PLR0917 - the command's options
     select: Select = None,
     games: Games = None,
@@ -81,13 +73,18 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
         raise typer.BadParameter("only with --continuous", param_hint="--duration-s")
     output = Output(as_json=as_json)
     asked = {"select": words(select), "games": words(games), "full_refresh": words(full_refresh)}
+    # Each imports Dagster, which a run that ends before it begins does not need.
     if dry_run:
-        _show_dry_run(output, asked)
+        from game_events.cli.commands.dry_run import show_dry_run
+
+        show_dry_run(output, asked)
         return
     settings = load_settings()
     if continuous:
         if any(asked.values()) or ignore_intervals:
             raise typer.BadParameter("continuous mode is always about everything", param_hint="--continuous")
+        from game_events.cli.commands.continuous import run_continuously
+
         result = run_continuously(output, settings, duration_s)
     else:
         # A wrong name is said at once, without a run that fails.
@@ -96,20 +93,10 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
     finish(output, result)
 
 
-def _show_dry_run(output: Output, asked: Mapping[str, list[str]]) -> None:
-    try:
-        settings = load_settings()
-    except GameEventsError as error:
-        show_checks(output, DRY_RUN, [PreflightResult("settings", False, str(error))])
-        return
-    pipeline = Pipeline(settings, lambda: SparkResource().spark_session)  # only rules need it
-    show_checks(output, DRY_RUN, validation(pipeline, lambda: build_defs(settings), **asked))
-
-
 def run_and_show(output: Output, settings: Settings, asked: Mapping[str, object] | None = None) -> JobResult:
     """Run the job with a spinner, then show the summary, or what went wrong."""
     with output.working("running"):
-        result = run_job(settings, "refresh", OP, asked)
+        result = run_job(settings, "refresh", asked)
     if result.report:
         show_run(output, result.report, settings.names)
         output.say(f"tables: {Lakehouse.of(settings).root}")

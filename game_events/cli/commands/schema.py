@@ -1,7 +1,5 @@
 """`game-events schema`: what a version of the topic's schema holds, what it changed; and what a table's columns are."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -10,8 +8,8 @@ from typer.core import TyperGroup
 
 from game_events.cli.common.arguments import Json, existing_table
 from game_events.cli.common.output import Output
-from game_events.config.settings import Settings, load_settings
-from game_events.decoding.core.column_map import type_name
+from game_events.config.settings import load_settings
+from game_events.decoding.core.column_types import type_name
 from game_events.decoding.core.kept_columns import kept_columns
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.descriptions import comments_of, owners_of, tags_of
@@ -37,6 +35,7 @@ app = typer.Typer(
     help="The versions of the topic's schema and the columns they become; with a table's name: its columns.",
     cls=SchemaGroup,
     no_args_is_help=True,
+    add_completion=False,
 )
 
 Subject = Annotated[str | None, typer.Option("--subject", help="Default: <topic>-value, if there is one topic.")]
@@ -44,16 +43,10 @@ Subject = Annotated[str | None, typer.Option("--subject", help="Default: <topic>
 
 def _history(subject: str | None) -> SchemaHistory:
     settings = load_settings()
-    return SchemaHistory(
-        SchemaRegistry(settings), Lakehouse.of(settings), subject or _only_subject(settings), kept_columns(settings)
-    )
-
-
-def _only_subject(settings: Settings) -> str:
-    found = subjects(settings)
+    found = [subject] if subject else subjects(settings)
     if len(found) != 1:
         raise ConfigurationError(f"there are {len(found)} subjects: choose one with --subject ({', '.join(found)})")
-    return found[0]
+    return SchemaHistory(SchemaRegistry(settings), Lakehouse.of(settings), found[0], kept_columns(settings))
 
 
 @app.command("show")
@@ -66,10 +59,9 @@ def show(
     output = Output(as_json=as_json)
     history = _history(subject)
     chosen = history.version(version)
-    fields = history.fields(chosen)
-    occurred = history.occurred()
+    fields, occurred = history.fields(chosen), history.occurred()
     for message in dict.fromkeys(f.message for f in fields):
-        rows = [(f.names, f.declared, f.column, type_name(f.field.type, members=False)) for f in fields if f.message == message]
+        rows = [(f.names, f.declared, f.column, _stored_as(f.field.type)) for f in fields if f.message == message]
         output.table(
             f"{message} (version {chosen.version}, schema id {chosen.schema_id})"
             + ("" if message in occurred else ": no record of it yet; its columns would be"),
@@ -91,7 +83,7 @@ def show(
                     "field": f.names,
                     "type": f.declared,
                     "column": f.column,
-                    "stored_as": type_name(f.field.type, members=False),
+                    "stored_as": _stored_as(f.field.type),
                     "occurred": f.message in occurred,
                 }
                 for f in fields
@@ -111,10 +103,8 @@ def diff(
     output = Output(as_json=as_json)
     history = _history(subject)
     later = history.version(new)
-    earlier = history.version(old) if old is not None else None
     before = [v for v in history.versions() if v.version < later.version]
-    if earlier is None:
-        earlier = before[-1] if before else later
+    earlier = history.version(old) if old is not None else [later, *before][-1]
     changes = history.changes(earlier, later)
     if earlier == later:
         first = "; it is the first one" if not before else ""
@@ -161,34 +151,15 @@ def columns(
         name: [o for column, found in by_column.items() if column.startswith(f"{name}.") for o in found]
         for name in schema.names
     }
-    body = []
-    for item in schema:
-        found = by_column.get(item.name, [])
-        body.append(
-            {
-                "column": item.name,
-                "type": type_name(item.type, members=False),
-                "comment": comments.get(item.name, ""),
-                "fields": [_origin(o) for o in found],
-                "nested": [
-                    {"column": o.column, "type": type_name(_member(schema, o.column), members=False), "comment": o.comment}
-                    | _origin(o)
-                    for o in nested[item.name]
-                ],
-            }
-        )
     metadata = handle.metadata()
     output.say(metadata.description or chosen.name)
-    lines: list[tuple[object, ...]] = []
+    body, lines = [], list[tuple[object, ...]]()
     for item in schema:
-        first = by_column.get(item.name, [])
-        lines.append(
-            (item.name, type_name(item.type, members=False), _names(first), _first(first), comments.get(item.name, ""))
-        )
-        lines += [
-            (f"  {o.column}", type_name(_member(schema, o.column), members=False), _names([o]), _first([o]), o.comment)
-            for o in nested[item.name]
-        ]
+        found, column = by_column.get(item.name, []), _column(item.name, item.type, comments.get(item.name, ""))
+        inner = [(o, _column(o.column, _member(schema, o.column), o.comment)) for o in nested[item.name]]
+        body.append(column | {"fields": [_origin(o) for o in found], "nested": [member | _origin(o) for o, member in inner]})
+        lines.append((item.name, column["type"], _names(found), _first(found), column["comment"]))
+        lines += [(f"  {o.column}", member["type"], _names([o]), _first([o]), o.comment) for o, member in inner]
     output.table(chosen.uri, ("column", "type", "field", "since", "comment"), lines)
     output.result(
         {
@@ -200,6 +171,14 @@ def columns(
             "columns": body,
         }
     )
+
+
+def _column(name: str, kind: pa.DataType, comment: str) -> dict[str, object]:
+    return {"column": name, "type": _stored_as(kind), "comment": comment}
+
+
+def _stored_as(kind: pa.DataType) -> str:
+    return type_name(kind, members=False)
 
 
 def _member(schema: pa.Schema, path: str) -> pa.DataType:
@@ -214,13 +193,7 @@ def _member(schema: pa.Schema, path: str) -> pa.DataType:
 
 
 def _origin(origin: ColumnOrigin) -> dict[str, object]:
-    return {
-        "message": origin.message,
-        "field": origin.field,
-        "declared": origin.declared,
-        "first_schema": origin.first_schema,
-        "first_version": origin.first_version,
-    }
+    return {name: getattr(origin, name) for name in ("message", "field", "declared", "first_schema", "first_version")}
 
 
 def _names(found: list[ColumnOrigin]) -> str:

@@ -1,7 +1,5 @@
 """`game-events sql`: queries over the tables, by DuckDB in this process, without Spark."""
 
-from __future__ import annotations
-
 import sys
 from itertools import islice
 from typing import Annotated

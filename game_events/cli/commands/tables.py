@@ -1,15 +1,12 @@
 """`game-events tables`: what is in the lakehouse, from the tables' logs alone."""
 
-from __future__ import annotations
-
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
 from game_events.config.settings import load_settings
 from game_events.lakehouse.descriptions import owners_of, tags_of
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import Lakehouse, add_actions
 
 
 def tables(as_json: Json = False) -> None:
@@ -22,7 +19,7 @@ def tables(as_json: Json = False) -> None:
         handle = table.open()
         if handle is None:
             continue
-        actions = pa.table(handle.get_add_actions())
+        actions = add_actions(handle)
         found.append(
             {
                 "table": table.name,

@@ -4,8 +4,6 @@ Commands never print by themselves. With ``--json`` everything for people goes t
 JSON object.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import logging
@@ -14,13 +12,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from game_events.config.logging import PROGRESS_LOGGER
-from game_events.pipeline.runs.preflight import PreflightResult
 
 #: Characters of a cell that can be read: narrower columns are unreadable.
 CELL_CHARS = 12
@@ -71,11 +67,7 @@ class Output:
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, wide: bool = False) -> None:
         """A table for a person: numbers to the right, thousands apart.
 
-        Args:
-            title: above it.
-            columns: their names.
-            rows: the rows.
-            wide: there may be more columns than fit: then each row is a block, a line for each column.
+        `wide`: there may be more columns than fit: then each row is a block, a line for each column.
         """
         cells = [[f"{cell:,}" if isinstance(cell, int) else harmless(str(cell)) for cell in row] for row in rows]
         names = [harmless(column) for column in columns]
@@ -161,16 +153,3 @@ def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def show_checks(output: Output, title: str, found: Sequence[PreflightResult]) -> None:
-    """All of them; exit code 1 if one has failed."""
-    output.table(title, ("check", "", "detail"), [(c.check, _word(c), c.detail) for c in found])
-    healthy = all(c.ok for c in found)
-    output.result({"success": healthy, "checks": [c.to_dict() for c in found]})
-    if not healthy:
-        raise typer.Exit(1)
-
-
-def _word(found: PreflightResult) -> str:
-    return "FAILED" if not found.ok else "LOOK" if found.look else "ok"

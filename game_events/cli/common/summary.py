@@ -1,7 +1,5 @@
 """The table at the end of a run."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 
@@ -22,7 +20,8 @@ def show_run(output: Output, report: dict[str, Any], words: Names = USUAL) -> No
         output.say(notice)
     if report["postponed"]:
         output.say(f"not due yet: {', '.join(report['postponed'])} (--ignore-intervals refreshes them at once)")
-    show_files(output, report)
+    if "files" in report:
+        output.say("files: " + ", ".join(f"{count:,} {what}" for what, count in report["files"].items()))
     if not report["tables"] and not report["errors"]:
         output.say("nothing new: every table is up to date, and none was written")
         return
@@ -32,12 +31,11 @@ def show_run(output: Output, report: dict[str, Any], words: Names = USUAL) -> No
         took = seconds.get(Layer.BRONZE if layer == Layer.QUARANTINE else layer, 0.0)
         rate = f"{rows[layer] / took:,.0f}/s" if took and rows[layer] and layer != Layer.QUARANTINE else "-"
         lines.append((layer, rows[layer], f"{took:.1f} s" if layer in seconds else "-", rate))
-    output.table("rows by layer (gold and unified: rows of the tables that changed)", ("layer", "rows", "took", "rate"), lines)
+    output.table("rows by layer (gold and unified: all rows of what changed)", ("layer", "rows", "took", "rate"), lines)
     games = report["games"]
     if games:
         shown = [(g, counts.get(Layer.SILVER, 0), counts.get(Layer.GOLD, 0)) for g, counts in sorted(games.items())]
-        rest = shown[GAMES_SHOWN:]
-        shown = shown[:GAMES_SHOWN]
+        shown, rest = shown[:GAMES_SHOWN], shown[GAMES_SHOWN:]
         if rest:
             shown.append((f"{len(rest)} more", sum(s for _, s, _ in rest), sum(g for _, _, g in rest)))
         keys = "players" if words.keys == USUAL.keys else words.keys
@@ -57,12 +55,6 @@ def show_counters(output: Output, report: dict[str, Any]) -> None:
         value, title = report[name], name.replace("_", " ")
         counts = ", ".join(f"{why} {n:,}" for why, n in sorted(value.items())) if not meaning else f"{value:,} {meaning}"
         output.say(f"{title}: {counts}")
-
-
-def show_files(output: Output, report: dict[str, Any]) -> None:
-    """Of files as the source: how many were taken in, have changed since, wait until they are finished."""
-    if "files" in report:
-        output.say("files: " + ", ".join(f"{count:,} {what}" for what, count in report["files"].items()))
 
 
 def show_rules(output: Output, report: dict[str, Any], words: Names = USUAL) -> None:

@@ -1,7 +1,5 @@
 """`game-events demo`: the whole system on real parts, twice over, checked against what the producer sent."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

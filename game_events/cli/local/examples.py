@@ -1,7 +1,5 @@
 """The examples that come with this project: a settings file, a `.proto` and a README for each domain."""
 
-from __future__ import annotations
-
 import os
 from importlib.resources import files
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`game-events init`: a new domain: settings, a message and the commands that work with them."""
 
-from __future__ import annotations
-
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -55,32 +53,24 @@ def scaffold(folder: Path, domain: str, entity: str, key: str, time: str) -> lis
     Raises:
         ConfigurationError: a name that cannot be one, or a file that is there already.
     """
-    for option, name in (("--domain", domain), ("--entity", entity), ("--key", key), ("--time", time)):
+    texts = {"domain": domain, "entity": entity, "key": key, "time": time}
+    for option, name in texts.items():
         if not re.fullmatch(_WORD, name) or name in _NO_TEXT:
             raise ConfigurationError(
-                f"{option}: {name!r} must be lower case a-z, digits and underscores, a-z first, and no word that "
+                f"--{option}: {name!r} must be lower case a-z, digits and underscores, a-z first, and no word that "
                 "means something else to YAML or SQL"
             )
     fields = (entity, key, time, *_OTHER_FIELDS)
     if len(set(fields)) != len(fields) or set(fields) & set(ProtoVersions.custom):
         raise ConfigurationError(f"--entity, --key and --time must be three names, none of them {' or '.join(_OTHER_FIELDS)}")
-    for option, name in (("--entity", entity), ("--key", key)):
+    for option, name in (("entity", entity), ("key", key)):
         if name in _GOLD_COLUMNS:
-            raise ConfigurationError(f"{option}: gold has a column {name!r} already, of {', '.join(_GOLD_COLUMNS)}")
-    entity_word, key_word = (re.sub(r"_(id|name)$", "", name) for name in (entity, key))
-    texts = {
-        "domain": domain,
-        "message": "".join(part.capitalize() for part in domain.split("_")),
-        "entity": entity,
-        "key": key,
-        "time": time,
-        "entity_word": entity_word,
-        "entity_words": f"{entity_word}s",
-        "key_word": key_word,
-        "key_words": f"{key_word}s",
-    }
+            raise ConfigurationError(f"--{option}: gold has a column {name!r} already, of {', '.join(_GOLD_COLUMNS)}")
+        texts[f"{option}_word"] = re.sub(r"_(id|name)$", "", name)
+    texts["message"] = "".join(part.capitalize() for part in domain.split("_"))
     named = {SETTINGS_FILE: SETTINGS_FILE, "message.proto": f"{domain}.proto", "README.md": "README.md"}
-    targets = {folder / to: _template(name).substitute(texts) for name, to in named.items()}
+    templates = files(__package__) / "scaffold"
+    targets = {folder / to: Template((templates / name).read_text("utf-8")).substitute(texts) for name, to in named.items()}
     there = [str(path) for path in targets if path.exists()]
     if there:
         raise ConfigurationError(f"{', '.join(there)} is there already: nothing was written; name another folder")
@@ -91,7 +81,3 @@ def scaffold(folder: Path, domain: str, entity: str, key: str, time: str) -> lis
     except OSError as error:
         raise ConfigurationError(f"{folder} cannot be written: {error.strerror}") from error
     return list(targets)
-
-
-def _template(name: str) -> Template:
-    return Template((files(__package__) / "scaffold" / name).read_text("utf-8"))

@@ -1,9 +1,8 @@
 """`game-events mock-api`: an HTTP receiver with configurable latency and error rates, to try the export with."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import ExitStack, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -35,20 +34,9 @@ def mock_api(  # noqa: PLR0913, PLR0917 - the command's options
     as_json: Json = False,
 ) -> None:
     """Take rows on loopback until Ctrl-C; nothing is kept but the log."""
+    options = locals()
     output = Output(as_json=as_json)
-    faults = MockFaults(
-        latency_ms,
-        latency_per_row_ms,
-        error_share,
-        throttle_share,
-        hang_share,
-        close_share,
-        accept_then_timeout_share,
-        refuse_share,
-        rate_limit,
-        retry_after_s,
-        seed,
-    )
+    faults = MockFaults(**{f.name: options[f.name] for f in fields(MockFaults)})
     with ExitStack() as closing, suppress(KeyboardInterrupt):
         api = MockApi(faults, closing.enter_context(log.open("a")) if log is not None else None, bodies=bodies)
 

@@ -4,8 +4,6 @@ It binds to loopback, keeps no rows, and asks for no login unless it is given on
 repeatable.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -111,11 +109,8 @@ class MockApi:
     ) -> None:
         """Nothing listens yet.
 
-        Args:
-            faults: latency and faults.
-            log: gets a JSON line for each call.
-            bodies: whether the lines hold the bodies.
-            authorization: a header and the value that it must have, or the answer is 401.
+        `log` gets a JSON line for each call, with its body if `bodies`; without the header and value of `authorization` the
+        answer is 401.
         """
         self.faults, self._log, self._bodies = faults, log, bodies
         self.authorization = authorization

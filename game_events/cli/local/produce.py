@@ -1,7 +1,5 @@
 """`game-events produce`: simulated events, registered and written with the Confluent serializer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,14 +1,12 @@
 """The Spark Connect server that the runs of `game-events up` share: started, watched, started again, stopped."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from secrets import token_hex
+from secrets import token_hex, token_urlsafe
 
 from pydantic import ValidationError
 
@@ -42,7 +40,7 @@ class WarmSpark:
         self._log = self._folder / "connect.log"
         self._file = self._folder / "connect.json"
         self._say = say
-        self._token = connect_server.new_token()
+        self._token = token_urlsafe(32)
         self._ending = threading.Event()
         self._server: ServerProcess | None = None
         self._socket = PrivateSocket(process_temporary_folder().path / f"connect-{token_hex(4)}", lambda: self._server)

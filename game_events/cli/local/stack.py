@@ -1,7 +1,5 @@
 """`game-events stack up|down|status`: the local broker and registry."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
@@ -11,7 +9,7 @@ from game_events.cli.common.output import Output
 from game_events.config.settings import load_settings
 from game_events.stack import local_stack
 
-app = typer.Typer(help="The local Apache Kafka broker and schema registry.", no_args_is_help=True)
+app = typer.Typer(help="The local Apache Kafka broker and schema registry.", no_args_is_help=True, add_completion=False)
 
 
 @app.command()
@@ -23,15 +21,10 @@ def up(
     """Start what is not running yet, and print the addresses. Data of earlier runs are there again."""
     output = Output(as_json=as_json)
     state = local_stack.up(load_settings().state_dir, kafka_port, registry_port, on_progress=output.say)
-    output.say(f"kafka:    {state.kafka_bootstrap_servers}")
-    output.say(f"registry: {state.schema_registry_url}")
-    output.result(
-        {
-            "running": True,
-            "kafka_bootstrap_servers": state.kafka_bootstrap_servers,
-            "schema_registry_url": state.schema_registry_url,
-        }
-    )
+    servers, url = state.kafka_bootstrap_servers, state.schema_registry_url
+    output.say(f"kafka:    {servers}")
+    output.say(f"registry: {url}")
+    output.result({"running": True, "kafka_bootstrap_servers": servers, "schema_registry_url": url})
 
 
 @app.command()

@@ -1,7 +1,5 @@
 """The charts of `game-events report`: Plotly figures; the page sets the colours of text and background."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import plotly.graph_objects as go
@@ -14,7 +12,6 @@ LAYER_COLOURS = {"bronze": "#b5651d", "replay": "#a05a8c", "silver": "#6c8ebf", 
 #: Distinguishable on light and dark ground, for colour-blind readers too (Okabe and Ito's set, without its black and yellow).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#8c6bb1", "#7f8c3f")
 OTHERS_COLOUR = "#8a8f98"
-HEIGHT_PX = 320
 
 
 def charts(data: ReportData, words: Names) -> list[tuple[str, str, go.Figure | None]]:
@@ -54,7 +51,7 @@ def charts(data: ReportData, words: Names) -> list[tuple[str, str, go.Figure | N
 def _figure(unit: str, *, bars: bool = False) -> go.Figure:
     figure = go.Figure()
     figure.update_layout(
-        height=HEIGHT_PX,
+        height=320,
         margin={"l": 70, "r": 20, "t": 10, "b": 40},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

@@ -1,7 +1,5 @@
 """Data of `game-events report`: SQL over the event log."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -78,12 +76,7 @@ FROM events WHERE kind IN ('run', 'table') AND status = 'failed' ORDER BY time D
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything on the page.
-
-    Attributes:
-        head: figures at the top.
-        bucket: interval of a point or bar.
-    """
+    """Everything on the page; `head`: figures at the top, `bucket`: interval of a point or bar."""
 
     head: dict[str, Any]
     bucket: str

@@ -4,8 +4,6 @@ Dagster starts its webserver by the name of a module and has no setting for it. 
 name before it shows its address: a Dagster that starts it in another way is noticed at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from subprocess import Popen
 from typing import Any

@@ -10,8 +10,6 @@ can do it without a browser. Each of these requests is turned away before Dagste
 * a connection from this machine must be one of the user who started the UI, of root, or of a user in `GAME_EVENTS_UI_USERS`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection
 from urllib.parse import urlsplit
@@ -38,10 +36,8 @@ class UiGuard:
     def __init__(self, app: ASGIApp, address: str | None = None, users: Collection[int] = ()) -> None:
         """The guard of an application.
 
-        Args:
-            app: what is guarded.
-            address: by which the UI is reached besides this machine's own names (`dagster_url`).
-            users: ids of this machine's users who may connect besides root and the one who runs this.
+        `address`: the UI's besides this machine's own names (`dagster_url`); `users`: ids of users who may connect besides root
+        and the one who runs this.
         """
         self._app = app
         self._origin = _origin(address) if address else None
@@ -64,9 +60,7 @@ class UiGuard:
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             return 403, _FOREIGN_HOST
         own = {_origin(f"http://{hosts[0]}"), _origin(f"https://{hosts[0]}"), self._origin} - {None}
-        if any(_origin(origin) not in own for origin in headers.getlist("origin")):
-            return 403, _FOREIGN_ORIGIN
-        if _is_of_another_site(headers):
+        if any(_origin(origin) not in own for origin in headers.getlist("origin")) or _is_of_another_site(headers):
             return 403, _FOREIGN_ORIGIN
         if not self._may_connect(scope):
             return 403, _FOREIGN_USER

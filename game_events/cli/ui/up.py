@@ -1,10 +1,7 @@
 """`game-events up`: local stack, a warm Spark server, Dagster's webserver and daemon, until Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,8 +21,8 @@ from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.sources.kafka.client import ensure_topic
 from game_events.stack import local_stack
+from game_events.stack.ports import HOST, is_free
 
-HOST = "127.0.0.1"
 START_DEADLINE_S = 120
 #: `dagster dev` takes 1 to 5 s; with a run under way longer.
 STOP_TIMEOUT_S = 15
@@ -37,14 +34,8 @@ def up(
 ) -> None:
     """Start the local stack, the Dagster UI and the daemon that runs sensors; Ctrl-C stops all of it."""
     output = Output(as_json=False)
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            raise ConfigurationError(
-                f"port {port} is busy: stop what listens there, or choose another one with --port"
-            ) from None
+    if not is_free(port):
+        raise ConfigurationError(f"port {port} is busy: stop what listens there, or choose another one with --port")
     # Whoever stops a service sends SIGTERM: the same as Ctrl-C, from the first moment on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = load_settings()

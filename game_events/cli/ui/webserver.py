@@ -1,7 +1,5 @@
 """Dagster's webserver behind a guard: ``python -m game_events.cli.ui.webserver``, with the options of `dagster-webserver`."""
 
-from __future__ import annotations
-
 import os
 import pwd
 from collections.abc import Iterable

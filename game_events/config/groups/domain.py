@@ -1,7 +1,5 @@
 """Settings of the domain: columns, names, rules, user code."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import ClassVar

@@ -1,13 +1,11 @@
 """Settings of the export of rows over HTTP (docs/rest-export.md)."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings
 
-from game_events.config.groups.values import require_http
+from game_events.config.groups.values import SecretUrl
 
 
 class ExportSettings(BaseSettings):
@@ -16,7 +14,7 @@ class ExportSettings(BaseSettings):
     group: ClassVar[str] = "rest"
 
     # --- export over HTTP (docs/rest-export.md)
-    rest_url: SecretStr | None = Field(
+    rest_url: SecretUrl | None = Field(
         None, description="where rows are POSTed; without it nothing is exported; may hold a token, never shown"
     )
     rest_source: Literal["silver", "gold"] = Field("silver", description="which rows are exported: of `silver` or of `gold`")
@@ -42,7 +40,7 @@ class ExportSettings(BaseSettings):
         "X-API-Key", pattern=r"^[A-Za-z0-9-]{1,64}$", description="name of the header that holds `REST_API_KEY`"
     )
     rest_timeout_s: float = Field(30.0, gt=0, le=3_600, description="seconds that one call may take")
-    rest_max_attempts: int = Field(8, ge=1, le=100, description="attempts of a call before its rows become dead letters")
+    rest_max_attempts: int = Field(8, ge=1, le=100, description="attempts of a call before its chunk has failed")
     rest_retry_delay_s: float = Field(
         0.5, gt=0, le=60, description="seconds before the second attempt; doubled each time, at most 60"
     )
@@ -54,8 +52,3 @@ class ExportSettings(BaseSettings):
     rest_on_replaced: Literal["hold", "resend", "go_on"] = Field(
         "hold", description="tables with replaced rows: `hold` them, `resend` all rows, or `go_on` with new rows only"
     )
-
-    @field_validator("rest_url")
-    @classmethod
-    def _http_address(cls, value: SecretStr | None) -> SecretStr | None:
-        return require_http(value)

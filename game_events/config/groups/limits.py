@@ -1,7 +1,5 @@
 """Limits of records, files and names of games. Effects of each limit: docs/operations.md."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import Field

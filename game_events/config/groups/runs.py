@@ -1,14 +1,12 @@
 """Settings of runs: Spark, continuous mode, retries, alerts, the UI."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings
 
-from game_events.config.groups.values import NameList, require_http
+from game_events.config.groups.values import NameList, SecretUrl
 
 
 class SparkSettings(BaseSettings):
@@ -62,7 +60,7 @@ class RunSettings(BaseSettings):
     )
     max_retries: int = Field(3, ge=0, le=20, description="times a run's step is retried after a transient error")
     retry_delay_s: float = Field(2.0, gt=0, description="seconds before the first retry; doubled each time, at most 300")
-    alert_webhook_url: SecretStr | None = Field(None, description="where alerts are POSTed; may hold a token, never shown")
+    alert_webhook_url: SecretUrl | None = Field(None, description="where alerts are POSTed; may hold a token, never shown")
     alert_severity: dict[str, Literal["error", "warning", "none"]] = Field(
         default_factory=dict, description="name of a check -> severity of its alerts (`error`, `warning`; `none`: no alerts)"
     )
@@ -93,11 +91,6 @@ class RunSettings(BaseSettings):
 
     # --- this machine
     state_dir: Path = Field(Path(".game_events"), description="folder of the local stack's data and Dagster's storage")
-
-    @field_validator("alert_webhook_url")
-    @classmethod
-    def _webhook(cls, value: SecretStr | None) -> SecretStr | None:
-        return require_http(value)
 
     @field_validator("tls_ca_file")
     @classmethod

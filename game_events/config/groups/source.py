@@ -1,7 +1,5 @@
 """Settings of the source of bronze's records."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Annotated, ClassVar, Literal, Self
@@ -10,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AwareDatetime, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 
-from game_events.config.groups.values import NameList, refuse_credentials, split_names
+from game_events.config.groups.values import Address, NameList, split_names
 
 #: Kafka's rule for names of topics.
 TOPIC_PATTERN = r"[a-zA-Z0-9._-]{1,249}"
@@ -60,7 +58,7 @@ class KafkaSettings(BaseSettings):
         description="full names of the message types that are decoded, comma separated; empty: all. Records of other "
         "types stay in bronze undecoded",
     )
-    source_table: str | None = Field(
+    source_table: Address | None = Field(
         None, description="another pipeline's `bronze_events` (path or URI), to read it instead of Kafka"
     )
 
@@ -110,7 +108,7 @@ class KafkaSettings(BaseSettings):
     @field_validator("source_table")
     @classmethod
     def _table(cls, value: str | None) -> str | None:
-        return None if value is None else refuse_credentials(value).rstrip("/")
+        return None if value is None else value.rstrip("/")
 
     @field_validator("schema_registry_url")
     @classmethod
@@ -134,7 +132,7 @@ class FileSettings(BaseSettings):
     source: Literal["kafka", "files"] = Field(
         "kafka", description="where records are read from: `kafka`, or `files`: a folder or prefix instead of a topic"
     )
-    files_path: str | None = Field(None, description="folder, or prefix of an object store (`s3://bucket/prefix`)")
+    files_path: Address | None = Field(None, description="folder, or prefix of an object store (`s3://bucket/prefix`)")
     files_pattern: str = Field("*", min_length=1, description="which files below the path; `*` matches slashes, too")
     files_format: Literal["auto", "protobuf", "avro", "jsonl", "parquet"] = Field(
         "auto", description="format of the files; `auto`: by the ending of each name"
@@ -156,11 +154,6 @@ class FileSettings(BaseSettings):
     files_bytes_per_batch: int = Field(
         2**30, ge=1, description="bytes of the files of one bronze commit, beyond the first file"
     )
-
-    @field_validator("files_path")
-    @classmethod
-    def _files(cls, value: str | None) -> str | None:
-        return None if value is None else refuse_credentials(value)
 
 
 class SourceSettings(KafkaSettings, FileSettings):

@@ -1,7 +1,5 @@
 """Settings of the tables: root, content, maintenance, storage, erasure."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -10,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings
 
-from game_events.config.groups.values import NameList, refuse_credentials
+from game_events.config.groups.values import Address, NameList
 
 #: Ids can be guessed one by one: only the key protects their hashes.
 MIN_ERASURE_KEY_CHARS = 16
@@ -22,7 +20,7 @@ class TableSettings(BaseSettings):
     group: ClassVar[str] = "tables"
 
     # --- tables
-    lakehouse: str = Field("lakehouse", min_length=1, description="root path or URI of the tables (`s3://bucket/prefix`)")
+    lakehouse: Address = Field("lakehouse", min_length=1, description="root path or URI of the tables (`s3://bucket/prefix`)")
     games: NameList = Field((), description="allow list, comma separated; empty: every game")
     keep_raw: Literal["all", "failures"] = Field(
         "all",
@@ -51,11 +49,6 @@ class TableSettings(BaseSettings):
         "ever; never shown",
     )
     erasure_key_file: Path | None = Field(None, description="a file that holds the erasure key, instead of `ERASURE_KEY`")
-
-    @field_validator("lakehouse")
-    @classmethod
-    def _root(cls, value: str) -> str:
-        return refuse_credentials(value)
 
     @field_validator("erasure_key")
     @classmethod

@@ -1,11 +1,9 @@
 """Types and checks of single values that several groups of settings use."""
 
-from __future__ import annotations
-
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, SecretStr
+from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic_settings import NoDecode
 
 #: Prefix of all environment variables.
@@ -21,7 +19,7 @@ def split_names(value: str) -> tuple[str, ...]:
 NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(lambda v: split_names(v) if isinstance(v, str) else v)]
 
 
-def refuse_credentials(address: str) -> str:
+def _refuse_credentials(address: str) -> str:
     """An address, unchanged; raises ValueError if it holds a key or password, as reports, logs and metadata show it."""
     parts = urlsplit(address)
     # In Azure's `abfss://container@account` it is no login.
@@ -31,8 +29,13 @@ def refuse_credentials(address: str) -> str:
     return address
 
 
-def require_http(value: SecretStr | None) -> SecretStr | None:
-    """A secret address, unchanged; raises ValueError for one that is not HTTP or HTTPS."""
-    if value is not None and not value.get_secret_value().startswith(("http://", "https://")):
+def _require_http(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value().startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")
     return value
+
+
+#: The address of tables or files, without credentials.
+Address = Annotated[str, AfterValidator(_refuse_credentials)]
+#: A secret address of HTTP or HTTPS.
+SecretUrl = Annotated[SecretStr, AfterValidator(_require_http)]

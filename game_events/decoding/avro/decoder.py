@@ -5,8 +5,6 @@ numbers of more than 64 bits, loops on an array of 2^62 nulls, and ends the proc
 Arrow lack maps, unions or decimals.
 """
 
-from __future__ import annotations
-
 import pyarrow as pa
 
 from game_events.decoding.avro.nested_columns import ColumnBuilder, RecordColumn, UnionColumn
@@ -72,9 +70,7 @@ class AvroDecoder:
 
     def _finish(self) -> pa.RecordBatch:
         array = self._column.finish()
-        names = [f.name for f in self.fields]
-        if isinstance(self._column, RecordColumn) and not self._column.members:
+        if not self.fields:
             return pa.RecordBatch.from_arrays([], names=[])
-        if isinstance(self._column, RecordColumn | UnionColumn):
-            return pa.RecordBatch.from_arrays(array.flatten(), names=names)
-        return pa.RecordBatch.from_arrays([array], names=names)
+        arrays = array.flatten() if isinstance(self._column, RecordColumn | UnionColumn) else [array]
+        return pa.RecordBatch.from_arrays(arrays, names=[f.name for f in self.fields])

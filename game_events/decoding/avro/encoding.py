@@ -4,10 +4,10 @@ Source: Apache Avro 1.12 specification, "Binary Encoding". Each function takes t
 and the position after it. A truncated payload raises IndexError (see `errors.as_damage`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
+from game_events.decoding.avro.types import AvroType
 from game_events.decoding.core.errors import DamageError
 from game_events.decoding.core.reasons import Reason
 
@@ -16,6 +16,7 @@ MAX_EMPTY_ITEMS = 10_000
 INT_RANGE = (-(2**31), 2**31 - 1)
 LONG_RANGE = (-(2**63), 2**63 - 1)
 _LAST_BYTE = 9
+T = TypeVar("T")
 
 
 def read_long(buf: bytes, at: int) -> tuple[int, int]:
@@ -62,12 +63,45 @@ def read_index(buf: bytes, at: int, count: int, what: str) -> tuple[int, int]:
     return index, at
 
 
+def read_text(buf: bytes, at: int) -> tuple[str, int]:
+    """A string."""
+    raw, at = read_bytes(buf, at)
+    return str(raw, "utf-8"), at
+
+
+def enum_reader(type_: AvroType) -> Callable[[bytes, int], tuple[str, int]]:
+    """A reader of an enum's symbols."""
+    symbols = type_.symbols
+
+    def read(buf: bytes, at: int) -> tuple[str, int]:
+        index, at = read_index(buf, at, len(symbols), "enum symbol")
+        return symbols[index], at
+
+    return read
+
+
 def read_boolean(buf: bytes, at: int) -> tuple[bool, int]:
     """One byte, 0 or 1."""
     octet = buf[at]
     if octet > 1:
         raise DamageError(Reason.MALFORMED, "a boolean that is neither 0 nor 1")
     return octet == 1, at + 1
+
+
+class ByType(Generic[T]):
+    """Functions of (payload, position) by type, each made once; a recursive type refers to its own."""
+
+    def __init__(self, make: Callable[[AvroType], Callable[[bytes, int], T]]) -> None:
+        self._make = make
+        self._made: dict[int, Callable[[bytes, int], T]] = {}
+
+    def of(self, type_: AvroType) -> Callable[[bytes, int], T]:
+        """The function of a type."""
+        key = id(type_)
+        if key not in self._made:
+            self._made[key] = lambda buf, at: self._made[key](buf, at)  # noqa: PLW0108 - looked up when it is called
+            self._made[key] = self._make(type_)
+        return self._made[key]
 
 
 class Budget:

@@ -4,8 +4,6 @@ Source: Apache Avro 1.12 specification, "JSON Encoding": a union's value is ``{"
 text with one character for each byte. Numbers that JSON lacks are ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, as in Java.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import struct
@@ -14,14 +12,17 @@ from collections.abc import Callable
 from game_events.decoding.avro.encoding import (
     INT_RANGE,
     Budget,
+    ByType,
+    enum_reader,
     read_blocks,
     read_boolean,
     read_bytes,
     read_index,
     read_long,
+    read_text,
     take,
 )
-from game_events.decoding.avro.schema import AvroType
+from game_events.decoding.avro.types import AvroType
 from game_events.decoding.core.errors import DamageError
 from game_events.decoding.core.reasons import Reason
 
@@ -50,33 +51,14 @@ class _Readers:
     def __init__(self, budget: Budget) -> None:
         self.level = 0
         self._budget = budget
-        self._made: dict[int, ReadValue] = {}
-
-    def of(self, type_: AvroType) -> ReadValue:
-        if id(type_) not in self._made:
-
-            def later(buf: bytes, at: int) -> tuple[Value, int]:
-                return self._made[id(type_)](buf, at)
-
-            self._made[id(type_)] = later
-            self._made[id(type_)] = self._make(type_)
-        return self._made[id(type_)]
+        self.of = ByType[tuple[Value, int]](self._make).of
 
     def _make(self, type_: AvroType) -> ReadValue:
-        match type_.kind:
-            case "record":
-                return self._record(type_)
-            case "union":
-                return self._union(type_)
-            case "array":
-                return self._array(type_)
-            case "map":
-                return self._map(type_)
-            case _:
-                return _simple(type_)
+        nested = {"record": self._record, "union": self._union, "array": self._array, "map": self._map}
+        return (nested.get(type_.kind) or _SIMPLE[type_.kind])(type_)
 
     def _record(self, type_: AvroType) -> ReadValue:
-        members = [(name, self.of(inner)) for name, _, inner in type_.fields]
+        members = [(f.name, self.of(f.type)) for f in type_.fields]
 
         def read(buf: bytes, at: int) -> tuple[Value, int]:
             self.level += 1
@@ -124,8 +106,8 @@ class _Readers:
             values: dict[str, Value] = {}
 
             def item(buf: bytes, at: int) -> int:
-                key, at = read_bytes(buf, at)
-                values[key.decode()], at = inner(buf, at)
+                key, at = read_text(buf, at)
+                values[key], at = inner(buf, at)
                 return at
 
             _, at = read_blocks(buf, at, least, self._budget, item)
@@ -134,54 +116,45 @@ class _Readers:
         return read
 
 
-def _simple(type_: AvroType) -> ReadValue:
-    def read_string(buf: bytes, at: int) -> tuple[Value, int]:
-        raw, at = read_bytes(buf, at)
-        return raw.decode(), at
+def _binary(buf: bytes, at: int) -> tuple[Value, int]:
+    raw, at = read_bytes(buf, at)
+    return raw.decode("latin-1"), at
 
-    def read_binary(buf: bytes, at: int) -> tuple[Value, int]:
-        raw, at = read_bytes(buf, at)
-        return raw.decode("latin-1"), at
 
-    def read_fixed(buf: bytes, at: int) -> tuple[Value, int]:
+def _fixed(type_: AvroType) -> ReadValue:
+    def read(buf: bytes, at: int) -> tuple[Value, int]:
         raw, at = take(buf, at, type_.size)
         return raw.decode("latin-1"), at
 
-    def read_enum(buf: bytes, at: int) -> tuple[Value, int]:
-        index, at = read_index(buf, at, len(type_.symbols), "enum symbol")
-        return type_.symbols[index], at
+    return read
 
-    def read_int(buf: bytes, at: int) -> tuple[Value, int]:
-        value, at = read_long(buf, at)
-        if not INT_RANGE[0] <= value <= INT_RANGE[1]:
-            raise DamageError(Reason.OUT_OF_RANGE, f"a number outside {INT_RANGE[0]}..{INT_RANGE[1]}")
-        return value, at
 
-    def read_float(buf: bytes, at: int) -> tuple[Value, int]:
-        return _number(struct.unpack_from("<f", buf, at)[0]), at + 4
-
-    def read_double(buf: bytes, at: int) -> tuple[Value, int]:
-        return _number(struct.unpack_from("<d", buf, at)[0]), at + 8
-
-    simple: dict[str, ReadValue] = {
-        "null": lambda _, at: (None, at),
-        "boolean": read_boolean,
-        "int": read_int,
-        "long": read_long,
-        "float": read_float,
-        "double": read_double,
-        "bytes": read_binary,
-        "string": read_string,
-        "fixed": read_fixed,
-        "enum": read_enum,
-    }
-    return simple[type_.kind]
+def _int(buf: bytes, at: int) -> tuple[Value, int]:
+    value, at = read_long(buf, at)
+    if not INT_RANGE[0] <= value <= INT_RANGE[1]:
+        raise DamageError(Reason.OUT_OF_RANGE, f"a number outside {INT_RANGE[0]}..{INT_RANGE[1]}")
+    return value, at
 
 
 def _number(value: float) -> Value:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+#: Simple type -> its reader.
+_SIMPLE: dict[str, Callable[[AvroType], ReadValue]] = {
+    "null": lambda _: lambda _, at: (None, at),
+    "boolean": lambda _: read_boolean,
+    "int": lambda _: _int,
+    "long": lambda _: read_long,
+    "float": lambda _: lambda buf, at: (_number(struct.unpack_from("<f", buf, at)[0]), at + 4),
+    "double": lambda _: lambda buf, at: (_number(struct.unpack_from("<d", buf, at)[0]), at + 8),
+    "bytes": lambda _: _binary,
+    "string": lambda _: read_text,
+    "fixed": _fixed,
+    "enum": enum_reader,
+}
 
 
 def min_bytes(type_: AvroType, known: dict[int, int] | None = None) -> int:
@@ -193,5 +166,5 @@ def min_bytes(type_: AvroType, known: dict[int, int] | None = None) -> int:
     known = {} if known is None else known
     if id(type_) not in known:
         known[id(type_)] = 1
-        known[id(type_)] = max((min_bytes(inner, known) for _, _, inner in type_.fields), default=0)
+        known[id(type_)] = max((min_bytes(f.type, known) for f in type_.fields), default=0)
     return known[id(type_)]

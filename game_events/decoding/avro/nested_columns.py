@@ -1,7 +1,5 @@
 """Column builders of nested Avro types: records, arrays, maps, unions, recursive types."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -11,7 +9,7 @@ import pyarrow as pa
 from game_events.decoding.avro.encoding import Budget, read_blocks, read_bytes, read_index
 from game_events.decoding.avro.json_text import min_bytes, text_reader
 from game_events.decoding.avro.scalar_columns import DURATION, Column, Leaf, leaf
-from game_events.decoding.avro.schema import AvroType
+from game_events.decoding.avro.types import AvroType
 from game_events.decoding.core.column_map import Field
 from game_events.decoding.core.errors import DAMAGE, as_damage
 from game_events.errors import DataError
@@ -68,10 +66,11 @@ class _ArrayColumn:
         self.type: pa.DataType = pa.list_(items.type)
         self.is_text = items.is_text
         self._items, self._least, self._budget = items, least, budget
+        self._read_item = items.read
         self._offsets = [0]
 
     def read(self, buf: bytes, at: int) -> int:
-        count, at = read_blocks(buf, at, self._least, self._budget, self._items.read)
+        count, at = read_blocks(buf, at, self._least, self._budget, self._read_item)
         self._offsets.append(self._offsets[-1] + count)
         return at
 
@@ -84,30 +83,23 @@ class _ArrayColumn:
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), self._items.finish(), type=self.type)
 
 
-class _MapColumn:
+class _MapColumn(_ArrayColumn):
     """A map; the last value of a repeated key counts, as in other readers."""
 
     def __init__(self, items: Column, least: int, budget: Budget) -> None:
-        self.type: pa.DataType = pa.map_(pa.string(), items.type)
-        self.is_text = items.is_text
-        self._items, self._least, self._budget = items, least + 1, budget
+        super().__init__(items, least + 1, budget)
+        self.type = pa.map_(pa.string(), items.type)
         self._keys: list[str] = []
-        self._offsets = [0]
+        self._read_item = self._entry
 
-    def read(self, buf: bytes, at: int) -> int:
-        count, at = read_blocks(buf, at, self._least, self._budget, self._item)
-        self._offsets.append(self._offsets[-1] + count)
-        return at
-
-    def _item(self, buf: bytes, at: int) -> int:
+    def _entry(self, buf: bytes, at: int) -> int:
         key, at = read_bytes(buf, at)
         self._keys.append(str(key, "utf-8"))
         return self._items.read(buf, at)
 
     def truncate(self, count: int) -> None:
-        del self._offsets[count + 1 :]
+        super().truncate(count)
         del self._keys[self._offsets[-1] :]
-        self._items.truncate(self._offsets[-1])
 
     def finish(self) -> pa.Array:
         keys, offsets = self._keys, self._offsets
@@ -129,8 +121,9 @@ class _OptionalLeaf:
     def __init__(self, inner: Leaf, null: int) -> None:
         self.type: pa.DataType = inner.type
         self.is_text = inner.is_text
-        self._inner, self._null = inner, null
+        self._null = null
         self._read, self._append = inner.read, inner.values.append
+        self.truncate, self.finish = inner.truncate, inner.finish
 
     def read(self, buf: bytes, at: int) -> int:
         index, at = read_index(buf, at, 2, "union branch")
@@ -138,12 +131,6 @@ class _OptionalLeaf:
             return self._read(buf, at)
         self._append(None)
         return at
-
-    def truncate(self, count: int) -> None:
-        self._inner.truncate(count)
-
-    def finish(self) -> pa.Array:
-        return self._inner.finish()
 
 
 class UnionColumn:
@@ -211,7 +198,7 @@ class ColumnBuilder:
         inside = (*above, id(type_))
         match type_.kind:
             case "record":
-                parts = [(name, id_, *self.build(inner, inside)) for name, id_, inner in type_.fields]
+                parts = [(f.name, f.identity, *self.build(f.type, inside)) for f in type_.fields]
                 fields = tuple(Field(_identity(id_, column), name, column.type, inner) for name, id_, column, inner in parts)
                 return RecordColumn([(name, column) for name, _, column, _ in parts]), fields
             case "array" | "map":
@@ -222,13 +209,12 @@ class ColumnBuilder:
                 return self.union(type_, inside)
             case _:
                 made = leaf(type_)
-                return made, _leaf_fields(made.type)
+                fields = tuple(Field(f.name, f.name, f.type) for f in DURATION) if made.type == DURATION else ()
+                return made, fields
 
     def union(self, type_: AvroType, above: tuple[int, ...], *, always_struct: bool = False) -> Built:
         """A union's column; `always_struct` also for a single type."""
-        others = [b for b in type_.items if b.kind != "null"]
-        if not others:
-            others = type_.items
+        others = [b for b in type_.items if b.kind != "null"] or type_.items
         built = {id(b): self.build(b, above) for b in others}
         short = [b.short_name for b in others]
         names = {id(b): b.short_name if short.count(b.short_name) == 1 else b.name for b in others}
@@ -245,7 +231,3 @@ class ColumnBuilder:
 def _identity(name: str, column: Column) -> str:
     """Identity of a field: JSON text and strings never share a column (``1`` would be equal). Names hold no colon."""
     return f"{name}:json" if column.is_text else name
-
-
-def _leaf_fields(kind: pa.DataType) -> tuple[Field, ...]:
-    return tuple(Field(f.name, f.name, f.type) for f in DURATION) if kind == DURATION else ()

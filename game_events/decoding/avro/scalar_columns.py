@@ -1,7 +1,5 @@
 """Column builders of Avro's simple types: lists of Python values, converted to Arrow arrays at the end."""
 
-from __future__ import annotations
-
 import struct
 import uuid
 from collections.abc import Callable, Sequence
@@ -10,8 +8,17 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.decoding.avro.encoding import INT_RANGE, LONG_RANGE, read_boolean, read_bytes, read_index, read_long, take
-from game_events.decoding.avro.schema import AvroType, Logical
+from game_events.decoding.avro.encoding import (
+    INT_RANGE,
+    LONG_RANGE,
+    enum_reader,
+    read_boolean,
+    read_bytes,
+    read_long,
+    read_text,
+    take,
+)
+from game_events.decoding.avro.types import AvroType, Logical
 from game_events.decoding.core.errors import DamageError
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.timestamps import TIMESTAMP_RANGE
@@ -83,7 +90,7 @@ class _StringLeaf(Leaf):
     """Strings, the most frequent type: read without further calls."""
 
     def __init__(self) -> None:
-        super().__init__(pa.string(), read_bytes)
+        super().__init__(pa.string(), read_text)
 
     def _reader(self, parse: Callable[[bytes, int], tuple[Any, int]]) -> Callable[[bytes, int], int]:
         append = self.values.append
@@ -95,8 +102,8 @@ class _StringLeaf(Leaf):
                 if end <= len(buf):
                     append(str(buf[at + 1 : end], "utf-8"))
                     return end
-            raw, at = parse(buf, at)
-            append(str(raw, "utf-8"))
+            text, at = parse(buf, at)
+            append(text)
             return at
 
         return read
@@ -124,12 +131,14 @@ class _NumberLeaf(Leaf):
         return read
 
     def array(self, values: list[Any]) -> pa.Array:
+        raw = pa.int32() if pa.types.is_date(self.type) else pa.int64()
+        return pa.array(self._scaled(values), raw).cast(self.type)
+
+    def _scaled(self, values: list[Any]) -> list[Any]:
+        if self._times == self._per:
+            return values
         # Rounded down also before 1970.
-        if self._times != 1 or self._per != 1:
-            values = [None if v is None else v * self._times // self._per for v in values]
-        if pa.types.is_date(self.type):
-            return pa.array(values, pa.int32()).cast(self.type)
-        return pa.array(values, pa.int64()).cast(self.type)
+        return [None if v is None else v * self._times // self._per for v in values]
 
 
 class _LocalTimeLeaf(_NumberLeaf):
@@ -140,8 +149,7 @@ class _LocalTimeLeaf(_NumberLeaf):
         self.type = pa.string()
 
     def array(self, values: list[Any]) -> pa.Array:
-        values = [None if v is None else v * self._times // self._per for v in values]
-        return pc.strftime(pa.array(values, pa.timestamp("us")), "%Y-%m-%dT%H:%M:%S")
+        return pc.strftime(pa.array(self._scaled(values), pa.timestamp("us")), "%Y-%m-%dT%H:%M:%S")
 
 
 class _DecimalLeaf(Leaf):
@@ -188,16 +196,6 @@ def _timestamp(name: str) -> Leaf:
     return _NumberLeaf(pa.timestamp("us", tz="UTC"), bounds, times, per)
 
 
-def _enum(type_: AvroType) -> Leaf:
-    symbols = type_.symbols
-
-    def parse(buf: bytes, at: int) -> tuple[str, int]:
-        index, at = read_index(buf, at, len(symbols), "enum symbol")
-        return symbols[index], at
-
-    return Leaf(pa.string(), parse)
-
-
 def _uuid(buf: bytes, at: int) -> tuple[str, int]:
     raw, at = take(buf, at, 16)
     return str(uuid.UUID(bytes=raw)), at
@@ -219,7 +217,7 @@ _LEAVES: dict[str, Callable[[AvroType], Leaf]] = {
     "double": lambda _: Leaf(pa.float64(), lambda buf, at: (struct.unpack_from("<d", buf, at)[0], at + 8)),
     "bytes": lambda _: Leaf(pa.binary(), read_bytes),
     "string": lambda _: _StringLeaf(),
-    "enum": _enum,
+    "enum": lambda type_: Leaf(pa.string(), enum_reader(type_)),
     "fixed": lambda type_: Leaf(pa.binary(), lambda buf, at: take(buf, at, type_.size)),
     "int date": lambda _: _NumberLeaf(pa.date32(), DATE_RANGE),
     "int time-millis": lambda _: _NumberLeaf(pa.int64(), (0, DAY_US // 1_000 - 1), times=1_000),

@@ -15,16 +15,11 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from game_events.decoding.core.column_types import kind_of, merge_types, struct_fields, width_of, with_inner
 from game_events.decoding.core.kept_columns import Kept
 
 #: Key of the column metadata that holds the column's share of the map.
 METADATA_KEY = "game_events.fields"
-#: uint64 as Spark and Delta can hold it.
-UINT64 = pa.decimal128(20, 0)
-_SIMPLE = {
-    pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float",
-    pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "string", pa.binary(): "binary", pa.date32(): "date",
-}  # fmt: skip
 #: Invisible characters: Unicode's ignorable ones, marks of text direction, all blanks except the usual one.
 UNSEEN = (
     r"\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000"
@@ -119,7 +114,7 @@ class ColumnMap:
     @cached_property
     def width(self) -> int:
         """Number of columns, nested fields included."""
-        return sum(_width(kind) for kind in self.columns.values())
+        return sum(width_of(kind) for kind in self.columns.values())
 
     @cached_property
     def messages(self) -> frozenset[str]:
@@ -176,65 +171,6 @@ def _joined(path: Iterable[FieldId]) -> str:
     return ".".join(str(step).translate(_ESCAPES) for step in path)
 
 
-def kind_of(kind: pa.DataType) -> str:
-    """Spark's name of a type without members of structs: part of a field's identity, so these names never change.
-
-    A uint64 is `decimal`, without its digits.
-    """
-    return _name(kind, "decimal", members=False)
-
-
-def type_name(kind: pa.DataType, *, members: bool = True) -> str:
-    """Spark SQL's name of an Arrow type, for display; `members`: with members of structs."""
-    return _name(kind, "decimal(20,0)", members=members)
-
-
-def _name(kind: pa.DataType, uint64: str, *, members: bool) -> str:
-    if pa.types.is_struct(kind):
-        inner = ",".join(f"{f.name}:{_name(f.type, uint64, members=True)}" for f in kind)
-        return f"struct<{inner}>" if members else "struct"
-    if pa.types.is_map(kind):
-        key, item = (_name(part, uint64, members=members) for part in (kind.key_type, kind.item_type))
-        return f"map<{key},{item}>"
-    if pa.types.is_list(kind):
-        return f"array<{_name(kind.value_type, uint64, members=members)}>"
-    if pa.types.is_decimal(kind) and kind != UINT64:
-        return f"decimal({kind.precision},{kind.scale})"
-    if pa.types.is_timestamp(kind):
-        return "timestamp"
-    return uint64 if kind == UINT64 else _SIMPLE.get(kind, str(kind))
-
-
-def storage_type(kind: pa.DataType) -> pa.DataType:
-    """The type a decoded Arrow type is stored as.
-
-    Integers are 64 bits from the start (a later int32 -> int64 changes nothing), uint64 is decimal(20,0), durations and
-    times of day are microseconds, a message without fields is ``true``, everything is nullable.
-    """
-    if pa.types.is_struct(kind):
-        # Parquet has no struct without fields: of an empty message, its presence is kept.
-        return pa.struct([pa.field(f.name, storage_type(f.type)) for f in kind]) if kind.num_fields else pa.bool_()
-    if pa.types.is_map(kind):
-        return pa.map_(storage_type(kind.key_type), storage_type(kind.item_type))
-    if pa.types.is_list(kind):
-        return pa.list_(storage_type(kind.value_type))
-    if kind == pa.uint64():
-        return UINT64
-    if pa.types.is_integer(kind) or pa.types.is_duration(kind) or pa.types.is_time(kind):
-        return pa.int64()
-    return kind
-
-
-def merge_types(old: pa.DataType, new: pa.DataType) -> pa.DataType:
-    """The old type with fields that the new one adds inside structs; the kinds are equal."""
-    if not struct_fields(old):
-        return old
-    merged = {f.name: f.type for f in struct_fields(old)}
-    for item in struct_fields(new):
-        merged[item.name] = merge_types(merged[item.name], item.type) if item.name in merged else item.type
-    return _with_struct(old, pa.struct(list(merged.items())))
-
-
 @dataclass(frozen=True)
 class _Nested:
     """Names the nested fields of one column.
@@ -257,7 +193,7 @@ class _Nested:
         """The field's type with the names that the map gives to nested fields."""
         if not item.children:
             return item.type
-        taken = {f.name: f.type for f in struct_fields(known)}
+        taken = {} if known is None else {f.name: f.type for f in struct_fields(known)}
         path = path_inside(path, item)
         mine = self.owned.setdefault(_joined(path), set())
         level = _Level(taken, mine)
@@ -273,30 +209,7 @@ class _Nested:
             self.owners[key] = self.column
             members.append(pa.field(name, self.named_type(child, child_path, taken.get(name))))
             level.use(name, members[-1].type)
-        return _with_struct(item.type, pa.struct(members))
-
-
-def struct_fields(kind: pa.DataType | None) -> list[pa.Field]:
-    """Fields of a struct, or of the structs in a list or map; else none."""
-    if kind is None:
-        return []
-    if pa.types.is_list(kind):
-        return struct_fields(kind.value_type)
-    if pa.types.is_map(kind):
-        return struct_fields(kind.item_type)
-    return list(kind) if pa.types.is_struct(kind) else []
-
-
-def _width(kind: pa.DataType) -> int:
-    return 1 + sum(_width(f.type) for f in struct_fields(kind))
-
-
-def _with_struct(kind: pa.DataType, struct: pa.DataType) -> pa.DataType:
-    if pa.types.is_list(kind):
-        return pa.list_(_with_struct(kind.value_type, struct))
-    if pa.types.is_map(kind):
-        return pa.map_(kind.key_type, _with_struct(kind.item_type, struct))
-    return struct
+        return with_inner(item.type, pa.struct(members))
 
 
 def _owned(message: str, names: Mapping[str, str]) -> dict[str, set[str]]:

@@ -1,7 +1,5 @@
 """Error of a malformed payload, with reason and field."""
 
-from __future__ import annotations
-
 import struct
 
 from game_events.decoding.core.reasons import Reason

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # its libraries would be imported by the compiler's child and by workers
+    from game_events.config.settings import Settings
 
 #: Suffix, after a double underscore, of a column of another kind than the first one of its name.
 SUFFIXES = ("string", "bigint", "decimal", "float", "double", "boolean", "binary", "date", "timestamp")
@@ -37,23 +40,7 @@ class Kept:
         return wanted and name.lower() == self.field.lower()
 
 
-class ColumnSettings(Protocol):
-    """The settings that name columns."""
-
-    @property
-    def entity_column(self) -> str:
-        """The column that names the entity."""
-
-    @property
-    def key_column(self) -> str:
-        """The column with the data subject's key."""
-
-    @property
-    def time_column(self) -> str:
-        """The column with the event's time."""
-
-
-def kept_columns(settings: ColumnSettings) -> Mapping[str, Kept]:
+def kept_columns(settings: Settings) -> Mapping[str, Kept]:
     """Reserved columns by lower-case name: entity and key are strings, the time is a timestamp.
 
     A name that ends in a kind (`device_id__bigint`) is reserved for fields `device_id` of that kind.

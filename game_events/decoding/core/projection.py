@@ -1,13 +1,12 @@
 """Projection of a decoder's arrays to table columns: names and types by the column map, missing fields NULL."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.decoding.core.column_map import ColumnMap, Field, FieldId, field_key, path_inside
+from game_events.decoding.core.column_types import inner_type
 
 
 class Projection:
@@ -43,34 +42,23 @@ def _conform(
     """An array of this version's type as the column's type."""
     if array.type == target:
         return array
-    if not item.children:
-        return _stored(array, target)
+    # A message without fields is stored as `true`.
+    if not item.children and not pa.types.is_boolean(inner_type(target)):
+        return array.cast(target)
+    mask = array.is_null() if array.null_count else None
     if pa.types.is_list(target):
         inner = _conform(array.values, item, target.value_type, message, path, columns)
-        return pa.ListArray.from_arrays(array.offsets, inner, mask=array.is_null() if array.null_count else None)
+        return pa.ListArray.from_arrays(array.offsets, inner, mask=mask)
     if pa.types.is_map(target):
         keys = array.keys.cast(target.key_type)
         items = _conform(array.items, item, target.item_type, message, path, columns)
-        mask = array.is_null() if array.null_count else None
         return pa.MapArray.from_arrays(array.offsets, keys, items, type=target, mask=mask)
+    if not item.children:
+        return pc.if_else(array.is_valid(), True, None)
     by_name = {}
     for child in item.children:
         child_path = (*path_inside(path, item), child.id)
         name = columns.names[field_key(message, child_path, child.kind)]
         by_name[name] = _conform(array.field(child.name), child, target.field(name).type, message, child_path, columns)
     arrays = [by_name.get(f.name, pa.nulls(len(array), f.type)) for f in target]
-    return pa.StructArray.from_arrays(arrays, fields=list(target), mask=array.is_null() if array.null_count else None)
-
-
-def _stored(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """An array without named fields as `storage_type` has it."""
-    if pa.types.is_struct(array.type):
-        present = array.is_valid()
-        return pc.if_else(present, present, None)
-    if pa.types.is_list(target) and pa.types.is_boolean(target.value_type):
-        inner = _stored(array.values, target.value_type)
-        return pa.ListArray.from_arrays(array.offsets, inner, mask=array.is_null() if array.null_count else None)
-    if pa.types.is_map(target) and pa.types.is_boolean(target.item_type):
-        items = _stored(array.items, target.item_type)
-        return pa.MapArray.from_arrays(array.offsets, array.keys.cast(target.key_type), items, type=target)
-    return array.cast(target)
+    return pa.StructArray.from_arrays(arrays, fields=list(target), mask=mask)

@@ -41,9 +41,13 @@ class CompiledSchema(Protocol):
         """Full names of its enums, imported ones included, with their values."""
 
 
+@dataclass(frozen=True)
 class SingleTypeSchema:
-    """Base class of schemas with one message type, at the index path ``()``."""
+    """Base class of schemas with one message type, at the index path ``()``; `text` and `references` as registered."""
 
+    schema_id: SchemaId
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
     indexed: ClassVar[bool] = False
 
     def has(self, path: IndexPath) -> bool:
@@ -57,6 +61,10 @@ class SingleTypeSchema:
     def enums(self) -> Mapping[str, EnumValues]:
         """None, unless a subclass has them."""
         return {}
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the parsed text."""
+        return {"schema_id": self.schema_id, "text": self.text, "references": self.references}
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """A schema of a registry or a file, as text."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import uuid

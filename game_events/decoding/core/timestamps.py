@@ -3,8 +3,6 @@
 Source: the comments of google/protobuf/timestamp.proto and duration.proto.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 

@@ -82,10 +82,8 @@ def split(
 ) -> tuple[list[FrameGroup], list[BadFrames]]:
     """Group a batch by frames: groups of readable frames, and rows without one; every row exactly once.
 
-    Args:
-        values: the records' values, shape (n,), NULL for tombstones; of any binary type of Arrow's.
-        headers: their headers, list of struct<key, value>, shape (n,); None if there are none.
-        indexless: schema ids of formats without message indexes (Avro, JSON): their path is ``()``.
+    `values`: any binary type, shape (n,), NULL for tombstones; `headers`: list of struct<key, value>, shape (n,), None if there
+    are none; `indexless`: schema ids of formats without message indexes (Avro, JSON), with the path ``()``.
     """
     values = values.cast(pa.binary())
     null = np.asarray(values.is_null().to_numpy(zero_copy_only=False))

@@ -4,8 +4,6 @@ Uses Python's parser, which keeps all digits of a number and limits nesting. pya
 text, round numbers, and do not report which row was bad.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +13,10 @@ from game_events.decoding.core.errors import DAMAGE, as_damage
 from game_events.decoding.core.projection import Projection
 from game_events.decoding.core.protocols import Decoded
 from game_events.decoding.core.reasons import Reason
+from game_events.decoding.json.parser import parse
 from game_events.decoding.json.schema import JsonSchema
 from game_events.decoding.json.types import JsonType, json_type
-from game_events.decoding.json.values import converter, parse
+from game_events.decoding.json.values import converter
 
 #: Payload bytes of one Arrow array: 2 GiB of text would not fit, and an escape is up to six characters.
 BATCH_BYTES = 2**28

@@ -1,8 +1,5 @@
-"""Parser of JSON documents, and exact conversion of their values to column values."""
+"""Exact conversion of JSON values to column values."""
 
-from __future__ import annotations
-
-import json
 import math
 import re
 from collections.abc import Callable
@@ -12,10 +9,9 @@ from typing import Any
 
 from game_events.decoding.core.errors import DamageError
 from game_events.decoding.core.reasons import Reason
+from game_events.decoding.json.parser import Real, json_text
 from game_events.decoding.json.types import JsonType
 
-#: Levels of nesting at most.
-MAX_LEVELS = 100
 LONG_RANGE = (-(2**63), 2**63 - 1)
 #: Limits of a number with fraction or exponent that is read as an integer: few characters can mean a million digits.
 MAX_EXPONENT = 400
@@ -24,101 +20,30 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 #: RFC 3339, "date-time"; truncated to microseconds, without leap seconds.
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _REAL = re.compile(r"-?\d+(?:\.\d+)?(?:[eE]([+-]?\d{1,9}))?", re.ASCII)
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_escaped = json.encoder.encode_basestring
 
 Convert = Callable[[Any], Any]
 
 
-class Real(str):
-    """A number with a fraction or an exponent as text: a float would round it."""
-
-    __slots__ = ()
-
-
-def parse(payload: bytes) -> Any:  # noqa: ANN401 - any JSON
-    """Parse one UTF-8 JSON document, nested up to `MAX_LEVELS`; `DAMAGE` for others.
-
-    Returns Python's values, numbers with fractions as `Real`; the last value of a repeated name.
-    """
-    text = payload.decode()
-    try:
-        document = _DECODER.decode(text)
-    except json.JSONDecodeError as error:
-        ended = error.pos >= len(text.rstrip()) and not error.msg.startswith("Extra")
-        reason = Reason.TRUNCATED if ended or error.msg.startswith("Unterminated string") else Reason.MALFORMED
-        raise DamageError(reason, f"no JSON document: {error.msg} at character {error.pos}") from None
-    except RecursionError:
-        raise DamageError(Reason.TOO_DEEP, f"nested more than {MAX_LEVELS} levels") from None
-    except ValueError:
-        raise DamageError(Reason.OUT_OF_RANGE, "a number of thousands of digits") from None
-    if text.count("{") + text.count("[") > MAX_LEVELS:
-        _check_depth(document)
-    if "\\u" in text and _SURROGATE.search(text):
-        _check_surrogates(document)
-    return document
-
-
-def _constant(name: str) -> Any:  # noqa: ANN401 - it never returns
-    raise DamageError(Reason.MALFORMED, f"no JSON document: {name} is no JSON number")
-
-
-_DECODER = json.JSONDecoder(parse_float=Real, parse_constant=_constant)
-
-
-def _check_depth(document: Any) -> None:  # noqa: ANN401 - any JSON
-    level = [document]
-    for _ in range(MAX_LEVELS):
-        inner: list[Any] = []
-        for value in level:
-            if type(value) is dict:
-                inner += value.values()
-            elif type(value) is list:
-                inner += value
-        level = inner
-        if not level:
-            return
-    if any(isinstance(value, dict | list) for value in level):
-        raise DamageError(Reason.TOO_DEEP, f"nested more than {MAX_LEVELS} levels")
-
-
-def _check_surrogates(document: Any) -> None:  # noqa: ANN401 - any JSON
-    try:
-        json.dumps(document, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise DamageError(Reason.BAD_UTF8, "half of a surrogate pair is no text") from None
-
-
-def json_text(value: Any) -> str:  # noqa: ANN401 - any JSON
-    """A value as JSON text without spaces, with the original order of members and digits of fractions."""
-    match value:
-        case Real():
-            return str(value)
-        case str():
-            return str(_escaped(value))
-        case dict():
-            return "{" + ",".join(f"{_escaped(name)}:{json_text(inner)}" for name, inner in value.items()) + "}"
-        case list():
-            return "[" + ",".join(map(json_text, value)) + "]"
-        case _:
-            return json.dumps(value)
-
-
 def converter(type_: JsonType) -> Convert:
     """A function from a value, not null, to the value of a column of this type; DamageError for other types."""
-    match type_.kind:
-        case "struct":
-            return _struct([(name, converter(inner)) for name, inner in type_.fields])
-        case "list" | "map" as kind if type_.item is not None:
-            return (_list if kind == "list" else _map)(converter(type_.item))
-        case kind:
-            return _SCALARS[kind]
+    if type_.item is not None:
+        return (_list if type_.kind == "list" else _map)(converter(type_.item))
+    if type_.kind == "struct":
+        return _struct([(name, converter(inner)) for name, inner in type_.fields])
+    return _SCALARS[type_.kind]
+
+
+def _of_type(kind: type, name: str, convert: Convert) -> Convert:
+    def checked(value: Any) -> Any:  # noqa: ANN401 - any JSON
+        if type(value) is not kind:
+            raise _wrong(value, name)
+        return convert(value)
+
+    return checked
 
 
 def _struct(members: list[tuple[str, Convert]]) -> Convert:
-    def convert(value: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
-        if type(value) is not dict:
-            raise _wrong(value, "object")
+    def convert(value: dict[str, Any]) -> dict[str, Any]:
         row: dict[str, Any] = {}
         for name, inner in members:
             found = value.get(name)
@@ -130,25 +55,15 @@ def _struct(members: list[tuple[str, Convert]]) -> Convert:
                     raise
         return row
 
-    return convert
+    return _of_type(dict, "object", convert)
 
 
 def _list(item: Convert) -> Convert:
-    def convert(value: Any) -> list[Any]:  # noqa: ANN401 - any JSON
-        if type(value) is not list:
-            raise _wrong(value, "array")
-        return [None if found is None else item(found) for found in value]
-
-    return convert
+    return _of_type(list, "array", lambda values: [None if v is None else item(v) for v in values])
 
 
 def _map(item: Convert) -> Convert:
-    def convert(value: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 - any JSON
-        if type(value) is not dict:
-            raise _wrong(value, "object")
-        return [(name, None if found is None else item(found)) for name, found in value.items()]
-
-    return convert
+    return _of_type(dict, "object", lambda value: [(k, None if v is None else item(v)) for k, v in value.items()])
 
 
 def _unchanged(kind: type, name: str) -> Convert:

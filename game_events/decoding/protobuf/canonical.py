@@ -5,8 +5,6 @@ keys, packed lists, no unknown fields. Fields that the native decoder cannot rea
 are converted: a group to a delimited message, a great number to another one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -52,8 +50,8 @@ class _Moved:
             if inner is not None:
                 value = inner.entry(value) if is_map else inner.write(value)  # noqa: PLW2901 - converted
             delimited = wire in (_LENGTH, _GROUP)
-            out += _varint(node.native << 3 | (_LENGTH if delimited else wire))
-            out += _varint(len(value)) + value if delimited else value
+            out += varint(node.native << 3 | (_LENGTH if delimited else wire))
+            out += varint(len(value)) + value if delimited else value
         return bytes(out)
 
     def entry(self, data: bytes) -> bytes:
@@ -61,7 +59,7 @@ class _Moved:
         out = bytearray()
         for number, wire, value in _items(data):
             moved = self.write(value) if number == 2 else value
-            out += _varint(number << 3 | wire) + (_varint(len(moved)) if wire == _LENGTH else b"") + moved
+            out += varint(number << 3 | wire) + (varint(len(moved)) if wire == _LENGTH else b"") + moved
         return bytes(out)
 
     def _items(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -84,7 +82,7 @@ def _items(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     while at < len(data):
         tag, at = _read_varint(data, at)
         begin, at = _skip(data, at, tag)
-        inside = at - len(_varint(tag + 1)) if tag & 7 == _GROUP else at
+        inside = at - len(varint(tag + 1)) if tag & 7 == _GROUP else at
         yield tag >> 3, tag & 7, data[begin:inside]
 
 
@@ -119,7 +117,8 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """A number that is not negative as a varint."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -5,8 +5,6 @@ by Python's protobuf (see `canonical`) and decoded natively again; rows that Pyt
 diagnosis.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

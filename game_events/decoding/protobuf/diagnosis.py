@@ -4,8 +4,6 @@ Parses the wire format by the schema, consistent with Python's protobuf. Details
 which may be personal data. Source of the format: protobuf.dev, "Encoding".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ It alone maps types that Spark does not have (docs/decoding.md, "Protobuf types"
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -16,7 +16,8 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 
-from game_events.decoding.core.column_map import UINT64, Field
+from game_events.decoding.core.column_map import Field
+from game_events.decoding.core.column_types import UINT64
 
 #: Depth to which nested messages become columns; deeper ones become bytes.
 MAX_DEPTH = 32
@@ -25,26 +26,6 @@ MAX_NODES = 5_000
 #: Greater field numbers are replaced (see `canonical`): the native decoder allocates 16 bytes for each number up to a message's
 #: greatest, and ends the process without memory.
 MAX_NATIVE_NUMBER = 100_000
-
-INT64, INT32 = FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_INT32
-_WRAPPED = {
-    "Double": FieldDescriptor.TYPE_DOUBLE, "Float": FieldDescriptor.TYPE_FLOAT, "Int64": INT64, "Int32": INT32,
-    "UInt64": FieldDescriptor.TYPE_UINT64, "UInt32": FieldDescriptor.TYPE_UINT32, "Bool": FieldDescriptor.TYPE_BOOL,
-    "String": FieldDescriptor.TYPE_STRING, "Bytes": FieldDescriptor.TYPE_BYTES,
-}  # fmt: skip
-
-_JSON = {
-    "Struct": {"fields"}, "ListValue": {"values"},
-    "Value": {"null_value", "number_value", "string_value", "bool_value", "struct_value", "list_value"},
-}  # fmt: skip
-
-#: Bytes of types of fixed size.
-FIXED_SIZES = {
-    **dict.fromkeys((FieldDescriptor.TYPE_FIXED32, FieldDescriptor.TYPE_SFIXED32, FieldDescriptor.TYPE_FLOAT), 4),
-    **dict.fromkeys((FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED64, FieldDescriptor.TYPE_DOUBLE), 8),
-}
-
-_DECLARED: dict[int, str] = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
 
 
 class Role(Enum):
@@ -58,6 +39,33 @@ class Role(Enum):
     EMPTY = auto()  # a message without fields
     JSON = auto()  # google.protobuf.Struct, Value, ListValue
     OPAQUE = auto()  # a recursive message: serialized bytes
+
+
+INT64, INT32 = FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_INT32
+_WRAPPED = {
+    "Double": FieldDescriptor.TYPE_DOUBLE, "Float": FieldDescriptor.TYPE_FLOAT, "Int64": INT64, "Int32": INT32,
+    "UInt64": FieldDescriptor.TYPE_UINT64, "UInt32": FieldDescriptor.TYPE_UINT32, "Bool": FieldDescriptor.TYPE_BOOL,
+    "String": FieldDescriptor.TYPE_STRING, "Bytes": FieldDescriptor.TYPE_BYTES,
+}  # fmt: skip
+
+#: Name and fields (number, type, whether repeated) of google.protobuf's types that become one value.
+_SHAPES: dict[tuple[str, object], Role] = {
+    ("Timestamp", ((1, INT64, False), (2, INT32, False))): Role.TIME,
+    ("Duration", ((1, INT64, False), (2, INT32, False))): Role.DURATION,
+    **{(f"{name}Value", ((1, kind, False),)): Role.WRAPPER for name, kind in _WRAPPED.items()},
+}
+_JSON = {
+    "Struct": {"fields"}, "ListValue": {"values"},
+    "Value": {"null_value", "number_value", "string_value", "bool_value", "struct_value", "list_value"},
+}  # fmt: skip
+
+#: Bytes of types of fixed size.
+FIXED_SIZES = {
+    **dict.fromkeys((FieldDescriptor.TYPE_FIXED32, FieldDescriptor.TYPE_SFIXED32, FieldDescriptor.TYPE_FLOAT), 4),
+    **dict.fromkeys((FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED64, FieldDescriptor.TYPE_DOUBLE), 8),
+}
+
+_DECLARED: dict[int, str] = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
 
 
 class Label(Enum):
@@ -136,9 +144,8 @@ class Node:
     def declared(self) -> str:
         """The type as the schema declares it."""
         message: Descriptor | None = self.descriptor.message_type
-        enum: EnumDescriptor | None = self.descriptor.enum_type
-        named = message.full_name if message is not None else enum.full_name if enum is not None else None
-        value = named or _DECLARED[self.descriptor.type]
+        named: Descriptor | EnumDescriptor | None = message or self.descriptor.enum_type
+        value = _DECLARED[self.descriptor.type] if named is None else named.full_name
         if self.key is not None:
             return f"map<{self.key.declared()}, {value}>"
         if self.label is Label.LIST:
@@ -146,8 +153,7 @@ class Node:
         oneof = self.descriptor.containing_oneof
         if oneof is not None and len(oneof.fields) > 1:
             return f"oneof {oneof.name} {value}"
-        is_optional = self.presence and message is None
-        return f"optional {value}" if is_optional else value
+        return f"optional {value}" if self.presence and message is None else value
 
 
 _ROLES = {
@@ -199,13 +205,11 @@ def members(message: Descriptor, pool: DescriptorPool) -> Iterator[FieldDescript
 
 def _nodes(message: Descriptor, pool: DescriptorPool) -> list[Node]:
     fields = sorted(members(message, pool), key=lambda f: int(f.number))
-    used = {f.number for f in fields}
+    used, names = {f.number for f in fields}, Counter(f.name for f in fields)
     free = (number for number in range(1, MAX_NATIVE_NUMBER) if number not in used)
-    own = {f.name for f in message.fields}
     nodes = []
     for item in fields:
-        same = sum(item.name == other.name for other in fields) if item.is_extension else 1
-        name = item.full_name if item.is_extension and (item.name in own or same > 1) else item.name
+        name = item.full_name if item.is_extension and names[item.name] > 1 else item.name
         nodes.append(_node(item, name, item.number if item.number <= MAX_NATIVE_NUMBER else next(free)))
     return nodes
 
@@ -223,13 +227,10 @@ def role_of(item: FieldDescriptor) -> Role:
     message: Descriptor | None = item.message_type
     if message is None:
         return Role.SCALAR
-    shape = [(f.number, f.type) for f in sorted(message.fields, key=lambda f: int(f.number)) if not f.is_repeated]
     package, _, name = message.full_name.rpartition(".")
-    if package == "google.protobuf" and len(shape) == len(message.fields):
-        if name in ("Timestamp", "Duration") and shape == [(1, INT64), (2, INT32)]:
-            return Role.TIME if name == "Timestamp" else Role.DURATION
-        if name.endswith("Value") and shape == [(1, _WRAPPED.get(name.removesuffix("Value")))]:
-            return Role.WRAPPER
-    if package == "google.protobuf" and _JSON.get(name) == {f.name for f in message.fields}:
+    if package != "google.protobuf":
+        return Role.STRUCT
+    if _JSON.get(name) == {f.name for f in message.fields}:
         return Role.JSON
-    return Role.STRUCT
+    shape = tuple(sorted((int(f.number), int(f.type), bool(f.is_repeated)) for f in message.fields))
+    return _SHAPES.get((name, shape), Role.STRUCT)

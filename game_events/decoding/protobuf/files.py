@@ -5,8 +5,6 @@ a schema becomes an argument of protoc or a path: each text is compiled as the o
 imports are passed as data (`--descriptor_set_in`), under their names.
 """
 
-from __future__ import annotations
-
 import importlib.resources
 import importlib.util
 import os

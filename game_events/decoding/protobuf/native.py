@@ -5,8 +5,6 @@ The surrogate schema has the same wire format without constructs that the native
 truncation, and strings as bytes, so that bad UTF-8 does not fail a batch; `verification` converts the result.
 """
 
-from __future__ import annotations
-
 import ptars
 import pyarrow as pa
 from google.protobuf.descriptor import FieldDescriptor
@@ -65,6 +63,8 @@ def _contained(error: BaseException, what: str) -> DataError:
 def _fill(message: DescriptorProto, path: str, nodes: list[Node]) -> None:
     for node in nodes:
         name = f"f{node.native}"
+        label = FieldDescriptorProto.LABEL_OPTIONAL if node.label is Label.ONE else FieldDescriptorProto.LABEL_REPEATED
+        item = message.field.add(name=name, number=node.native, label=label)
         if node.key is not None:
             entry = message.nested_type.add(name=f"F{node.native}Entry")
             entry.options.map_entry = True
@@ -74,16 +74,8 @@ def _fill(message: DescriptorProto, path: str, nodes: list[Node]) -> None:
             key.type = FieldDescriptorProto.TYPE_STRING if is_text else _scalar(node.key)
             value = entry.field.add(name="value", number=2, label=FieldDescriptorProto.LABEL_OPTIONAL)
             _typed(value, node, message, path)
-            message.field.add(
-                name=name,
-                number=node.native,
-                label=FieldDescriptorProto.LABEL_REPEATED,
-                type=FieldDescriptorProto.TYPE_MESSAGE,
-                type_name=f"{path}.{entry.name}",
-            )
+            item.type, item.type_name = FieldDescriptorProto.TYPE_MESSAGE, f"{path}.{entry.name}"
             continue
-        label = FieldDescriptorProto.LABEL_REPEATED if node.label is Label.LIST else FieldDescriptorProto.LABEL_OPTIONAL
-        item = message.field.add(name=name, number=node.native, label=label)
         _typed(item, node, message, path)
         if node.label is Label.ONE and node.presence and item.type != FieldDescriptor.TYPE_MESSAGE:
             item.proto3_optional = True

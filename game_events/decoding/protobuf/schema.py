@@ -1,7 +1,5 @@
 """Protobuf descriptors of a schema id, and message types by the indexes of records."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Container, Iterator, Sequence
@@ -65,18 +63,18 @@ class ProtobufSchema:
 
     def message(self, path: IndexPath) -> Descriptor | None:
         """The message type at an index path of the frame, or None if there is none."""
-        name = self._named(path, entries=self.counts_entries) or self._named(path, entries=not self.counts_entries)
+        usual, other = self._names
+        name = usual.get(path) or other.get(path)
         return None if name is None else self.pool.FindMessageTypeByName(name)
 
     def other_meaning(self, path: IndexPath) -> str | None:
         """Full name of the other message type at an index path if map entries are counted the other way."""
-        names = [self._named(path, entries=entries) for entries in (self.counts_entries, not self.counts_entries)]
-        return names[1] if None not in names and names[0] != names[1] else None
+        usual, other = self._names
+        return other.get(path) if path in usual and other.get(path) != usual[path] else None
 
     def type_paths(self) -> dict[str, IndexPath]:
         """Full names of all message types of the file, nested ones included, with their index paths."""
-        file = self.main_file
-        return {name: path for path, name in self._types(file.message_type, (), file.package)}
+        return {name: path for path, name in self._names[0].items()}
 
     def enums(self) -> dict[str, dict[int | str, str]]:
         """Full names of the enums of all files, with names of values by number (the first of aliases)."""
@@ -88,26 +86,11 @@ class ProtobufSchema:
                     values.setdefault(value.number, value.name)
         return found
 
-    def _types(self, level: Types, above: IndexPath, around: str) -> Iterator[tuple[IndexPath, str]]:
-        for index, item in enumerate(level):
-            path, name = (*above, index), f"{around}.{item.name}" if around else item.name
-            if not item.options.map_entry:
-                yield path, name
-                yield from self._types(_counted(item, entries=self.counts_entries), path, name)
-
-    def _named(self, path: IndexPath, *, entries: bool) -> str | None:
-        """Full name of the message type at a path; None: there is none, or the path contains a map entry."""
-        if not path:
-            return None  # malformed indexes
-        file = self.main_file
-        level: Types = file.message_type
-        name = file.package
-        for index in path:
-            if not 0 <= index < len(level) or level[index].options.map_entry:
-                return None
-            name = f"{name}.{level[index].name}" if name else level[index].name
-            level = _counted(level[index], entries=entries)
-        return name
+    @cached_property
+    def _names(self) -> tuple[dict[IndexPath, str], dict[IndexPath, str]]:
+        """Full names of message types by index path: as `counts_entries`, and with map entries counted the other way."""
+        top = (self.main_file.message_type, (), self.main_file.package)
+        return dict(_types(*top, self.counts_entries)), dict(_types(*top, not self.counts_entries))
 
     @cached_property
     def main_file(self) -> descriptor_pb2.FileDescriptorProto:
@@ -119,9 +102,13 @@ class ProtobufSchema:
         return {"schema_id": self.schema_id, "main": self.main, "files": self.files, "counts_entries": self.counts_entries}
 
 
-def _counted(message: descriptor_pb2.DescriptorProto, *, entries: bool) -> Types:
-    """The nested types that indexes count."""
-    return [m for m in message.nested_type if entries or not m.options.map_entry]
+def _types(level: Types, above: IndexPath, around: str, entries: bool) -> Iterator[tuple[IndexPath, str]]:
+    """Index paths and full names of message types without map entries, which indexes count or not."""
+    for index, item in enumerate(level):
+        if not item.options.map_entry:
+            path, name = (*above, index), f"{around}.{item.name}" if around else item.name
+            yield path, name
+            yield from _types([m for m in item.nested_type if entries or not m.options.map_entry], path, name, entries)
 
 
 def _enums(

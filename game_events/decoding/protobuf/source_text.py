@@ -3,8 +3,6 @@
 Source: Protocol Buffers language specification, "Lexical Elements", "Import Statement".
 """
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 

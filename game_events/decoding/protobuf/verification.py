@@ -5,8 +5,6 @@ is as long as the payload: then every byte belongs to one of these values, once,
 otherwise, if several encodings have the same length, or if a value may be wrong (two members of one oneof, a repeated map key).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -19,10 +17,23 @@ from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 
 from game_events.decoding.core.timestamps import microseconds
 from game_events.decoding.core.wire_format import Mask, Rows
-from game_events.decoding.protobuf.arrays import converted, enum_names, lengths_of, no_utf8, numbers_of, valid, with_validity
-from game_events.decoding.protobuf.fields import FIXED_SIZES, Label, Node, Role
+from game_events.decoding.protobuf.arrays import (
+    Sizes,
+    converted,
+    delimited,
+    enum_names,
+    lengths_of,
+    no_utf8,
+    numbers_of,
+    sums,
+    valid,
+    varint_size,
+    varint_sizes,
+    with_validity,
+    zigzag,
+)
+from game_events.decoding.protobuf.fields import FIXED_SIZES, MESSAGES, Label, Node, Role
 from game_events.decoding.protobuf.well_known_json import json_texts
-from game_events.decoding.protobuf.wire_sizes import Sizes, delimited, sums, varint_size, varint_sizes, zigzag
 
 _F = FieldDescriptor
 _FIXED_DTYPES = {
@@ -30,7 +41,9 @@ _FIXED_DTYPES = {
     # As bits: negative zero is not the default.
     _F.TYPE_FLOAT: np.uint32, _F.TYPE_DOUBLE: np.uint64,
 }  # fmt: skip
-_SIGNED_32 = (_F.TYPE_INT32, _F.TYPE_SINT32, _F.TYPE_ENUM)
+_RANGES_32 = {
+    **dict.fromkeys((_F.TYPE_INT32, _F.TYPE_SINT32, _F.TYPE_ENUM), (-(2**31), 2**31 - 1)), _F.TYPE_UINT32: (0, 2**32 - 1),
+}  # fmt: skip
 #: From an element of a list or map to its row.
 Lift = Callable[[Rows], Rows]
 
@@ -147,8 +160,7 @@ class _Reader:
             rows = np.repeat(np.arange(len(array), dtype=np.int64), np.diff(offsets))
             entries = np.sort(rows * len(codes.dictionary) + codes.indices.to_numpy())
             twice = entries[1:][entries[1:] == entries[:-1]] // max(len(codes.dictionary), 1)
-            if len(twice):
-                self.doubts.wrong.append(lift(twice))
+            self._add_rows(self.doubts.wrong, twice, lift)
         entry_sizes = np.broadcast_to(np.asarray(2 + key_sizes + item_sizes, dtype=np.int64), (len(keys),))
         total = np.diff(offsets) * tag + sums(delimited(entry_sizes), offsets)
         return pa.MapArray.from_arrays(array.offsets, keys, items, type=node.stored()), total
@@ -158,11 +170,10 @@ class _Reader:
         match node.role:
             case Role.SCALAR:
                 return self._scalars(node, array, lift)
-            case Role.STRUCT | Role.TIME | Role.DURATION | Role.WRAPPER:
+            case role if role in MESSAGES:
                 return self._messages(node, array, lift)
         lengths = lengths_of(array)
-        present = valid(array)
-        set_ = np.ones(len(array), dtype=bool) if present is None else present
+        set_ = _set(array)
         stored = array
         if node.role is Role.EMPTY:
             # Parquet has no struct without fields: only presence is stored. Its content is unknown, so doubtful.
@@ -171,14 +182,12 @@ class _Reader:
         self._add(self.doubts.unread, set_ & (lengths > 0), lift)
         if node.role is Role.JSON:
             stored, bad = json_texts(array, node.message)
-            if len(bad):
-                self.doubts.wrong.append(lift(bad))
+            self._add_rows(self.doubts.wrong, bad, lift)
         return stored, delimited(lengths), lengths > 0
 
     def _messages(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
         columns = {f.name: array.field(index) for index, f in enumerate(array.type)}
-        present = valid(array)
-        set_ = np.ones(len(array), dtype=bool) if present is None else present
+        set_ = _set(array)
         arrays, sizes = self.message(node.children, columns, len(array), lift)
         match node.role:
             case Role.TIME | Role.DURATION:
@@ -194,41 +203,54 @@ class _Reader:
 
     def _scalars(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
         kind = node.descriptor.type
-        if kind in (_F.TYPE_STRING, _F.TYPE_BYTES):
-            lengths = lengths_of(array)
-            stored = array
-            if kind == _F.TYPE_STRING and array.type != pa.string():
-                stored = pa.Array.from_buffers(pa.string(), len(array), array.buffers(), array.null_count)
-                bad = no_utf8(stored)
-                if len(bad):
-                    self.doubts.unfit.append(lift(bad))
-            return stored, delimited(lengths), lengths > 0
-        if kind == _F.TYPE_BOOL:
-            values = np.asarray(array.to_numpy(zero_copy_only=False) if not array.null_count else pc.fill_null(array, False))
-            return array, 1, values
         if kind in FIXED_SIZES:
             values = numbers_of(array, _FIXED_DTYPES[kind])[: len(array)]
             return converted(array, node.element()), FIXED_SIZES[kind], values != 0
+        read = {_F.TYPE_STRING: self._texts, _F.TYPE_BYTES: self._texts, _F.TYPE_BOOL: _booleans}.get(kind, self._varints)
+        return read(node, array, lift)
+
+    def _texts(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
+        lengths = lengths_of(array)
+        if node.descriptor.type == _F.TYPE_STRING and array.type != pa.string():
+            array = pa.Array.from_buffers(pa.string(), len(array), array.buffers(), array.null_count)
+            self._add_rows(self.doubts.unfit, no_utf8(array), lift)
+        return array, delimited(lengths), lengths > 0
+
+    def _varints(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
+        kind = node.descriptor.type
         numbers = numbers_of(array, np.int64)[: len(array)]
-        if kind in (*_SIGNED_32, _F.TYPE_UINT32) and len(numbers):
-            low, high = (0, 2**32 - 1) if kind == _F.TYPE_UINT32 else (-(2**31), 2**31 - 1)
+        if kind in _RANGES_32 and len(numbers):
+            low, high = _RANGES_32[kind]
             if numbers.min() < low or numbers.max() > high:
                 # Python's protobuf truncates the upper bits.
                 self._add(self.doubts.wrong, (numbers < low) | (numbers > high), lift)
         sizes = varint_sizes(zigzag(numbers) if kind in (_F.TYPE_SINT32, _F.TYPE_SINT64) else numbers)
-        if kind == _F.TYPE_ENUM:
-            enum = cast(EnumDescriptor, node.descriptor.enum_type)
-            stored, unknown = enum_names(array, enum)
-            if enum.is_closed and len(unknown):
-                # For Python's protobuf it is an unknown field.
-                self.doubts.wrong.append(lift(unknown))
-            return stored, sizes, numbers != 0
-        return converted(array, node.element()), sizes, numbers != 0
+        if kind != _F.TYPE_ENUM:
+            return converted(array, node.element()), sizes, numbers != 0
+        enum = cast(EnumDescriptor, node.descriptor.enum_type)
+        stored, unknown = enum_names(array, enum)
+        if enum.is_closed:
+            # For Python's protobuf it is an unknown field.
+            self._add_rows(self.doubts.wrong, unknown, lift)
+        return stored, sizes, numbers != 0
 
-    @staticmethod
-    def _add(to: list[Rows], mask: Mask, lift: Lift) -> None:
+    def _add(self, to: list[Rows], mask: Mask, lift: Lift) -> None:
         if mask.any():
             to.append(lift(np.flatnonzero(mask)))
+
+    @staticmethod
+    def _add_rows(to: list[Rows], rows: Rows, lift: Lift) -> None:
+        if len(rows):
+            to.append(lift(rows))
+
+
+def _booleans(_node: Node, array: pa.Array, _lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
+    return array, 1, np.asarray(pc.fill_null(array, False).to_numpy(zero_copy_only=False))
+
+
+def _set(array: pa.Array) -> Mask:
+    present = valid(array)
+    return np.ones(len(array), dtype=bool) if present is None else present
 
 
 def _through(offsets: Rows, lift: Lift) -> Lift:

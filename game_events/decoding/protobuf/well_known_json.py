@@ -4,8 +4,6 @@ Whole numbers have no fraction, a Value without a kind is null; NaN and infiniti
 "Infinity" and "-Infinity", as in that mapping for ``double``.
 """
 
-from __future__ import annotations
-
 import json
 import math
 

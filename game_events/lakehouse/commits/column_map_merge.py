@@ -1,7 +1,5 @@
 """Merging the column map in the columns' metadata, when two runs add columns at the same time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 
@@ -46,11 +44,8 @@ def merge_shares(table: str, held: Columns, wanted: Columns) -> dict[str, str]:
 def refuse_other_case(table: str, held: Iterable[str], new: Iterable[str], *, concurrent: bool) -> None:
     """Refuse new columns with names that differ from a table's by case alone: Delta and Spark compare names without case.
 
-    Args:
-        table: its name.
-        held: names of its columns.
-        new: names of columns to add; those in `held` get further nested fields.
-        concurrent: a concurrent writer may have added the other name: rows that are planned again find it.
+    `new`: names of columns to add; those in `held` get further nested fields. `concurrent`: a concurrent writer may have added
+    the other name: rows that are planned again find it.
 
     Raises:
         ConflictError: names differ by case alone.

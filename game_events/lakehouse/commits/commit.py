@@ -4,11 +4,10 @@ Progress is in the table's application transactions (`txn`). A commit names the 
 it follows. So of two concurrent writers with overlapping ranges one commits, and the other one deletes its files.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,12 +20,13 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.evolution import evolve, same_columns
 from game_events.lakehouse.commits.outcome import CommitOutcome, is_refusal, new_mark, outcome_of
 from game_events.lakehouse.commits.restores import COMMIT_ID, restored_between
+from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
 from game_events.lakehouse.descriptions import comments_of, describe, described, undescribed
 from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, REMOTE_CHECKPOINT_COMMITS, Retention
 from game_events.lakehouse.storage.errors import storage_error
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import Table, add_actions, table_id
 
 #: Attempts beside commits that touch neither the rows nor the progress of this one: compaction, table properties.
 ATTEMPTS = 5
@@ -42,7 +42,6 @@ class Commit:
     Attributes:
         table: the table; it is created if `table_id` is None.
         schema: columns of the files; missing ones are added to the table first.
-        files: staged files to add.
         expected: `txn` -> value it must have now (None: never set).
         advance: `txn` -> value it has afterwards.
         table_id: id the table must have; None: the table must not exist.
@@ -52,8 +51,9 @@ class Commit:
         reshape: with `replace`: the table's columns become exactly those of `schema`.
         rewritten: paths of files that the new ones replace: they are removed.
         same_rows: with `rewritten`: the new files hold the same rows, so streaming readers skip the commit.
+        partition_by: columns of the files' folders. With `replace`, a table with other ones is replaced by a new table, in one
+            version of its log, which may follow one that was not compared with (`restored`).
         owns_map: the table's metadata holds the column map (bronze): entries by concurrent writers are kept.
-        info: further information of the commit.
         description: description of a new table.
         about: new description of an existing table; None: it stays.
     """
@@ -69,6 +69,7 @@ class Commit:
     reshape: bool = False
     rewritten: frozenset[str] = frozenset()
     same_rows: bool = False
+    partition_by: tuple[str, ...] = ()
     owns_map: bool = False
     info: Mapping[str, str] = field(default_factory=dict)
     description: str | None = None
@@ -78,6 +79,14 @@ class Commit:
     def removes(self) -> bool:
         """Whether it removes files of the table."""
         return self.replace or bool(self.rewritten)
+
+
+def without_rows(
+    table: Table, handle: DeltaTable, info: Mapping[str, str], expected: Mapping[str, int | None], advance: Mapping[str, int]
+) -> Commit:
+    """A commit that follows a version of bronze or quarantine and changes no row and no column."""
+    schema, found, seen = pa.schema(handle.schema()), table_id(handle), handle.version()
+    return Commit(table, schema, [], expected, advance, found, seen, owns_map=True, info=info)
 
 
 @dataclass(frozen=True)
@@ -139,11 +148,11 @@ def commit(plan: Commit) -> Landed:
 
 def _require(plan: Commit, handle: DeltaTable | None) -> None:
     """The comparison: everything that the plan was made from is still true of this version."""
-    found = str(handle.metadata().id) if handle is not None else None
+    found = table_id(handle)
     if found != plan.table_id:
         raise ConflictError(f"{plan.table.name}: table is {found or 'absent'}, planned with {plan.table_id or 'none'}")
     for app, value in plan.expected.items():
-        now = handle.transaction_version(app) if handle is not None else None
+        now = txn(handle, app)
         if now != value:
             raise ConflictError(f"{plan.table.name}: a concurrent run moved {app} from {value} to {now}")
     if handle is not None and plan.seen is not None and restored_between(plan.table, plan.seen, handle.version()):
@@ -164,13 +173,13 @@ def _write(plan: Commit, attempt: _Attempt) -> None:
         app_transactions=[Transaction(app, to) for app, to in plan.advance.items()],
     )
     wanted = described(plan.table, plan.schema)
-    if handle is None:
+    if handle is None or (plan.replace and plan.partition_by != tuple(handle.metadata().partition_columns)):
         _create(plan, attempt, wanted, properties)
         return
     actions: list[AddAction | RemoveAction] = [f.add_action(same_rows=plan.same_rows) for f in plan.files]
     if plan.replace and plan.reshape and not same_columns(handle, plan.schema):
         # delta-rs removes the old files itself, and writes the schema, in this mode.
-        schema = Schema.from_arrow(marked(wanted))
+        schema = Schema.from_arrow(marked(wanted, partitioned=bool(plan.partition_by)))
         attempt.sent = True
         handle.create_write_transaction(actions, "overwrite", schema, commit_properties=properties)
         return
@@ -192,9 +201,10 @@ def _create(plan: Commit, attempt: _Attempt, wanted: pa.Schema, properties: Comm
     attempt.sent = True
     create_table_with_add_actions(
         plan.table.uri,
-        Schema.from_arrow(marked(wanted)),
+        Schema.from_arrow(marked(wanted, partitioned=bool(plan.partition_by))),
         [f.add_action() for f in plan.files],
-        mode="error",
+        mode="error" if attempt.handle is None else "overwrite",
+        partition_by=list(plan.partition_by),
         name=plan.table.name,
         description=plan.description,
         configuration={**own, **Retention().properties(plan.table.key)},
@@ -237,7 +247,7 @@ def _landed(plan: Commit) -> Landed:
         handle = plan.table.open()
         if handle is None:
             raise DataError(f"the table is gone: who else deletes below {plan.table.uri}?")
-        actions = pa.table(handle.get_add_actions())
+        actions = add_actions(handle)
         total, size = (int(pc.sum(actions.column(name)).as_py() or 0) for name in ("num_records", "size_bytes"))
         rows, added = sum(f.rows for f in plan.files), sum(f.size for f in plan.files)
         found = (plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files), total, size, added)
@@ -251,7 +261,7 @@ def _landed(plan: Commit) -> Landed:
 
 def paths(handle: DeltaTable) -> list[str]:
     """Paths of a version's files, below the table's folder."""
-    return [str(path) for path in pa.table(handle.get_add_actions()).column("path").to_pylist()]
+    return [unquote(path) for path in add_actions(handle).column("path").to_pylist()]
 
 
 def removals(handle: DeltaTable, only: frozenset[str] | None = None, *, same_rows: bool = False) -> list[RemoveAction]:

@@ -6,8 +6,6 @@ newest commit of each took 1.2 s on the same machine. Delta-rs does not return w
 Source: Delta Lake protocol, "Delta Log Entries", "Commit Provenance Information", "Remove File", "Checkpoints".
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,9 +25,7 @@ FOLDER = "_delta_log"
 class Removed:
     """A file that a commit has removed.
 
-    Attributes:
-        path: below the table's folder.
-        at_ms: when, in milliseconds since 1970.
+    `path`: below the table's folder. `at_ms`: when, in milliseconds since 1970.
     """
 
     path: str

@@ -1,12 +1,11 @@
 """Schema evolution: adding columns and nested fields to a table, and comparing column types."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError
 
-from game_events.decoding.core.column_map import METADATA_KEY, type_name
+from game_events.decoding.core.column_map import METADATA_KEY
+from game_events.decoding.core.column_types import type_name
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.column_map_merge import merge_shares, refuse_other_case
@@ -22,14 +21,8 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
 
     `create_write_transaction` with new columns would fail silently.
 
-    Args:
-        table: the table.
-        handle: its newest version.
-        wanted: columns of the rows to come.
-        owns_map: merge the column map with what concurrent writers have added to it.
-
-    Returns:
-        a handle on the version that has the columns.
+    `owns_map`: merge the column map with what concurrent writers have added to it. Returns a handle on the version that has the
+    columns.
 
     Raises:
         ConflictError: concurrent writers keep changing the schema, or gave one of these fields another column.

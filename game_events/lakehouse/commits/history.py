@@ -1,7 +1,5 @@
 """Versions of a table, from its log: kind of each commit, rows and files that it added and removed, its information."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -70,13 +68,7 @@ class Version:
 
 
 def versions(table: Table, newest: int, limit: int) -> Iterator[Version]:
-    """The newest versions of a table, the newest first, as far as its log reaches.
-
-    Args:
-        table: the table.
-        newest: the version to begin with.
-        limit: number of versions.
-    """
+    """The newest versions of a table, the newest first, as far as its log reaches."""
     log = TableLog(table)
     for number in range(newest, max(-1, newest - limit), -1):
         actions = log.actions(number)

@@ -8,28 +8,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, counter, txn
+from game_events.lakehouse.tables import add_actions
 
 
 def incarnation(handle: DeltaTable | None) -> int:
     """Incarnation of a table; 0 if its rows were never replaced, or there is no table."""
-    return int(handle.transaction_version(Txn.INCARNATION) or 0) if handle is not None else 0
+    return counter(handle, Txn.INCARNATION)
 
 
 def oldest_batch(bronze: DeltaTable) -> int:
     """The oldest batch in bronze: its incarnation, or less after a repaired restore, which keeps rows of older batches."""
-    actions = pa.table(bronze.get_add_actions(flatten=True))
+    actions = add_actions(bronze, flatten=True)
     held = pc.min(actions.column("min._batch")).as_py() if "min._batch" in actions.column_names else None
     return incarnation(bronze) if held is None else min(incarnation(bronze), int(held))
 
 
 def erasures(handle: DeltaTable | None) -> int:
     """How often data subjects were erased from a version of a table."""
-    return int(handle.transaction_version(Txn.ERASURES) or 0) if handle is not None else 0
+    return counter(handle, Txn.ERASURES)
 
 
 def silver_app(silver: DeltaTable) -> str:
@@ -45,9 +45,7 @@ def silver_app(silver: DeltaTable) -> str:
 class BronzeIdentity:
     """One incarnation of bronze.
 
-    Attributes:
-        table_id: Delta's id of the table.
-        incarnation: first batch of the incarnation; 0: rows were never replaced.
+    `table_id`: Delta's id of the table. `incarnation`: first batch of the incarnation; 0: rows were never replaced.
     """
 
     table_id: str
@@ -75,9 +73,9 @@ class BronzeIdentity:
 
     def erased(self, silver: DeltaTable | None) -> int:
         """The value of `erased_app`: rows read from a bronze with fewer erasures may hold subjects erased from silver."""
-        return int(silver.transaction_version(self.erased_app) or 0) if silver is not None else 0
+        return counter(silver, self.erased_app)
 
     def taken(self, silver: DeltaTable | None) -> int | None:
         """Highest batch of this bronze in a silver table; None: it has another incarnation, or there is no table."""
-        batch = silver.transaction_version(self.app) if silver is not None else None
+        batch = txn(silver, self.app)
         return int(batch) if batch is not None and batch >= self.incarnation else None

@@ -4,8 +4,6 @@ Each commit has a unique mark in its information. Its files are no proof: a conc
 some commits have none.
 """
 
-from __future__ import annotations
-
 import uuid
 from enum import StrEnum
 
@@ -40,15 +38,8 @@ def outcome_of(
 ) -> tuple[CommitOutcome, str]:
     """Determine the outcome of a commit.
 
-    Args:
-        table: the table.
-        before: the version it follows; None: it was to create the table.
-        mark: the commit's mark.
-        error: what was raised.
-        sent: whether the commit was handed to the storage.
-
-    Returns:
-        the outcome, and why it is unknown if it is.
+    Returns the outcome, and why it is unknown if it is. `before`: the version it follows; None: it was to create the table.
+    `sent`: whether the commit was handed to the storage.
     """
     if not sent:
         return CommitOutcome.FAILED, ""

@@ -1,7 +1,5 @@
 """One commit for each game, in parallel, each failing alone."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
 
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from game_events.config.masking import without_secrets
@@ -16,6 +15,7 @@ from game_events.config.settings import Settings
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
+from game_events.lakehouse.tables import Table
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -29,10 +29,8 @@ GAME_ATTEMPTS = 10
 class Committed:
     """Outcomes by game.
 
-    Attributes:
-        landed: visible commits.
-        again: games to plan again, as a concurrent writer committed first.
-        failed: game -> why nothing was committed.
+    `landed`: visible commits. `again`: games to plan again, as a concurrent writer committed first. `failed`: game -> why
+    nothing was committed.
     """
 
     landed: dict[str, Landed] = field(default_factory=dict)
@@ -47,16 +45,18 @@ def for_games(games: Iterable[str], read: Callable[[str], T]) -> dict[str, T]:
         return dict(zip(names, pool.map(read, names), strict=True))
 
 
+def opened(games: Iterable[str], table: Callable[[str], Table]) -> dict[str, DeltaTable]:
+    """Game -> handle, of its tables that exist."""
+    return {game: handle for game, handle in for_games(games, lambda game: table(game).open()).items() if handle is not None}
+
+
 def commit_games(
     plans: Mapping[str, Callable[[], Commit | None]], failpoint: str, settings: Settings, of: str = ""
 ) -> Committed:
     """Commit every game's plan.
 
-    Args:
-        plans: game -> function that opens the table and makes the plan on that handle; None: to be planned again.
-        failpoint: reached after each commit, with the number of games committed so far.
-        settings: their secrets are masked in messages.
-        of: prefix of that number, where a run reaches the point more than once.
+    `plans`: game -> function that opens the table and makes the plan on that handle; None: to be planned again. `failpoint` is
+    reached after each commit, with the number of games committed so far; `of` is the prefix of that number.
     """
     outcome = Committed()
     done = count(1)

@@ -3,16 +3,13 @@
 A restore takes rows back but no `txn`: offsets of rows that are gone stay committed, so no run would read those rows again.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 
-import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from game_events.errors import ConflictError, DataError
-from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.commit import commit, without_rows
 from game_events.lakehouse.commits.incarnations import erasures
 from game_events.lakehouse.commits.restores import RESTORE_CHECKED, marks_of, restored_lately, version_before_restores
 from game_events.lakehouse.tables import QUARANTINE, Table
@@ -27,10 +24,7 @@ def refuse_restored(table: Table, handle: DeltaTable, rebuild: str | None = None
     Commits that are planned from it compare its version (`Commit.seen`). A restore that was undone is acknowledged by a commit
     without rows.
 
-    Args:
-        table: bronze or quarantine.
-        handle: its newest version.
-        rebuild: the way out where the restore cannot be undone; None: the table's usual one.
+    `rebuild`: the way out where the restore cannot be undone; None: the table's usual one.
 
     Raises:
         DataError: the table was restored; the message names table, version and command.
@@ -41,19 +35,7 @@ def refuse_restored(table: Table, handle: DeltaTable, rebuild: str | None = None
         if before is None or set(before.file_uris()) != set(handle.file_uris()):
             raise DataError(_refusal(table, version if before is not None else None, rebuild))
         with suppress(ConflictError):  # another process was first, or the table was restored again
-            commit(
-                Commit(
-                    table,
-                    pa.schema(handle.schema()),
-                    [],
-                    expected={},
-                    advance={},
-                    table_id=str(handle.metadata().id),
-                    seen=handle.version(),
-                    owns_map=True,
-                    info={RESTORE_CHECKED: "nothing was lost"},
-                )
-            )
+            commit(without_rows(table, handle, {RESTORE_CHECKED: "nothing was lost"}, {}, {}))
         handle = table.open() or handle
     return handle
 

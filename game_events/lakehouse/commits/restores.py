@@ -3,8 +3,6 @@
 A restore takes rows back and leaves every `txn` unchanged: progress then counts rows that are gone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +22,8 @@ BATCHES = frozenset({"bronze_batch", "batch"})
 ANY_COMMIT = frozenset({COMMIT_ID})
 #: Key in the information of a commit without changes: the restores before it were checked.
 RESTORE_CHECKED = "restore_looked_at"
+#: Operations that take rows back, or replace them all, and leave every `txn` unchanged.
+REPLACING = frozenset({"RESTORE", "CREATE OR REPLACE TABLE"})
 #: Commits (maintenance, erasures) behind which a restore is still found.
 LOOK_BACK = 200
 #: Newest commits that are searched for one of this project's own, in steps: nearly always the first one is it.
@@ -38,10 +38,8 @@ def _is_checked(info: Mapping[str, Any], marks: frozenset[str]) -> bool:
 def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int | None = None) -> bool:
     """Whether a table was restored since the newest commit that was made after a check for restores.
 
-    Args:
-        table: the table, existing or not.
-        marks: keys in the information of such commits.
-        version: the version to begin with; None: the newest, found by listing the log, which may be long.
+    `marks`: keys in the information of such commits. `version`: the version to begin with; None: the newest, found by listing
+    the log, which may be long.
     """
     if version is None:
         version = max(TableLog(table).versions(), default=-1) if table.exists() else -1
@@ -54,12 +52,12 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int 
 
 
 def restored(handle: DeltaTable) -> bool:
-    """Whether a table was restored since this project's newest commit of rows; nearly always reads one log entry."""
+    """Whether a table was restored or replaced since this project's newest commit of rows; mostly reads one log entry."""
     for limit in RESTORE_HISTORY:
         for entry in handle.history(limit):
             if _is_checked(entry, BATCHES):
                 return False
-            if entry.get("operation") == "RESTORE":
+            if entry.get("operation") in REPLACING:
                 return True
     return False
 

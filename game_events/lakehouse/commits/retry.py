@@ -1,7 +1,5 @@
 """Retries of work that lost its commit to a concurrent writer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -18,7 +16,6 @@ CONFLICT_ATTEMPTS = 50
 def retry_on_conflict(attempts: int = CONFLICT_ATTEMPTS) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorator of a function that reads tables, plans and commits: it runs again at once, from its reads on, after a conflict.
 
-    Args:
-        attempts: number of runs; the `ConflictError` of the last one is raised.
+    After `attempts` runs the last `ConflictError` is raised.
     """
     return retry(retry=retry_if_exception_type(ConflictError), stop=stop_after_attempt(attempts), reraise=True)

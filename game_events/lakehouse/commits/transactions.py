@@ -1,8 +1,9 @@
 """Application transaction ids (`txn`) of the Delta logs: the counters that make each step exactly-once."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from enum import StrEnum
+
+from deltalake import DeltaTable
 
 
 class Txn(StrEnum):
@@ -94,3 +95,18 @@ class Txn(StrEnum):
     def of(self, *parts: object) -> str:
         """The id for one table, game, partition: `replay:<id>`."""
         return ":".join((self, *map(str, parts)))
+
+
+def txn(handle: DeltaTable | None, app: str) -> int | None:
+    """Value of a transaction id in a version of a table; None: it was never set, or there is no table."""
+    return handle.transaction_version(app) if handle is not None else None
+
+
+def counter(handle: DeltaTable | None, app: str) -> int:
+    """As `txn`, with 0 for None."""
+    return int(txn(handle, app) or 0)
+
+
+def txns(handle: DeltaTable | None, apps: Iterable[str]) -> dict[str, int | None]:
+    """Transaction id -> value, for `Commit.expected`."""
+    return {app: txn(handle, app) for app in apps}

@@ -1,7 +1,5 @@
 """Worker that writes the rows of a table that is not split by game to Parquet files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,8 +24,7 @@ class StagedFiles:
 class FileStage(WorkerJob[StagedFiles]):
     """Writes rows to files of one table; picklable.
 
-    Attributes:
-        headers: column in which empty lists become NULL again (`event_columns.travelling`).
+    `headers`: column in which empty lists become NULL again (`event_expressions.travelling`).
     """
 
     result: ClassVar[type] = StagedFiles

@@ -1,7 +1,5 @@
 """Functions that Spark's workers run over Arrow batches, and their results as Arrow structs."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,17 +11,15 @@ import pyarrow as pa
 from deltalake import Schema
 from pyspark.sql import DataFrame
 
-from game_events.lakehouse.data.snapshot import spark_schema
+from game_events.lakehouse.data.spark_files import spark_schema
 
 Result = TypeVar("Result")
-_PLAIN = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
 
 class WorkerJob(ABC, Generic[Result]):
     """A function for `mapInArrow` that consumes a task's rows and returns one result; picklable.
 
-    Attributes:
-        result: dataclass of the result, of texts, numbers, tuples, lists, sets, mappings and other such dataclasses.
+    `result`: dataclass of the result, of texts, numbers, tuples, lists, sets, mappings, tables and other such dataclasses.
     """
 
     result: ClassVar[type]
@@ -52,11 +48,25 @@ class _Codec(NamedTuple):
     decode: Callable[[Any], Any]
 
 
+def _ipc(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+_PLAIN = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+_SIMPLE = {
+    **{hint: _Codec(kind, lambda value: value, lambda value: value) for hint, kind in _PLAIN.items()},
+    pa.Table: _Codec(pa.binary(), _ipc, lambda data: pa.ipc.open_stream(pa.py_buffer(data)).read_all()),
+}
+
+
 @cache
 def _codec(hint: Any) -> _Codec:  # noqa: ANN401 - any type
     origin, args = get_origin(hint), get_args(hint)
-    if hint in _PLAIN:
-        return _Codec(_PLAIN[hint], lambda value: value, lambda value: value)
+    if hint in _SIMPLE:
+        return _SIMPLE[hint]
     if NoneType in args:
         some = _codec(args[0])
         return _Codec(some.type, *(lambda v, call=call: None if v is None else call(v) for call in (some.encode, some.decode)))

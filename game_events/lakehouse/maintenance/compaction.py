@@ -4,8 +4,6 @@ Files are merged by size class, as in a log-structured merge tree: however long 
 `_batch` is unchanged, and with it all progress. Why not delta-rs': docs/decisions/0021-own-compaction-and-deletion.md.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.restores import MAINTENANCE_INFO
 from game_events.lakehouse.data.staging import StagedWriter, file_system
-from game_events.lakehouse.tables import QUARANTINE, Table
+from game_events.lakehouse.tables import QUARANTINE, Table, add_actions
 
 #: Upper bound of the smallest size class in bytes; each next one is so many times larger.
 SMALLEST, FACTOR = 64 * 1024, 8
@@ -30,9 +28,8 @@ BATCH_ROWS = 16_384
 class Goal:
     """When files are worth merging.
 
-    Attributes:
-        files: minimum number of files of one size class.
-        bytes: maximum size of a merged file; files larger than half of it are left alone.
+    `files`: minimum number of files of one size class. `bytes`: maximum size of a merged file; files larger than half of it are
+    left alone.
     """
 
     files: int
@@ -49,7 +46,7 @@ KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
 
 def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
     """Groups of paths that are worth merging, each into about one file, oldest batches first."""
-    actions = pa.table(handle.get_add_actions(flatten=True))
+    actions = add_actions(handle, flatten=True)
     order = [("min._batch", "ascending")] if "min._batch" in actions.column_names else [("modification_time", "ascending")]
     bounds = [f"{end}.{column}" for column in KEPT_APART.get(table.key, ()) for end in ("min", "max")]
     bounds = [name for name in bounds if name in actions.column_names]

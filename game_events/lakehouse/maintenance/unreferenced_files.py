@@ -4,8 +4,6 @@ A removed file is deleted when its removal is old enough, so staged files are ne
 docs/decisions/0021-own-compaction-and-deletion.md.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Collection
@@ -19,17 +17,14 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.delta_log import Removed, TableLog
 from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import UNIFIED, Table
 
 
 @dataclass
 class ReplacedFiles:
     """Removals in one table's log; each log entry is read once.
 
-    Attributes:
-        table: the table.
-        waiting: removed files that are not deleted yet, oldest removal first.
-        entries: number of log entries that were read.
+    `waiting`: removed files that are not deleted yet, oldest removal first. `entries`: number of log entries that were read.
     """
 
     table: Table
@@ -96,28 +91,27 @@ class Orphans:
 def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Collection[str] = ()) -> Orphans:
     """Parquet files that neither the newest version nor a known removal names.
 
-    Args:
-        table: the table.
-        older_than_s: seconds since they were written.
-        known: removals in its log: those files have a retention of their own.
-        keep: names that stay: listed for a commit to come.
+    `known`: removals in its log: those files have a retention of their own. `keep`: names that stay: listed for a commit to
+    come.
     """
     system, prefix = file_system(table)
     # First the listing, then the version: what is committed in between is in the version.
-    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=False, allow_not_found=True))
+    partitioned = table.key == UNIFIED
+    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=partitioned, allow_not_found=True))
     handle = table.open()
     if handle is None:
         return Orphans([], 0)
     known.read_log(handle)
     live = set(paths(handle)) | {removed.path for removed in known.waiting} | set(keep)
     before = time.time() - older_than_s
-    old = [
-        info
+    old = {
+        path: info.size
         for info in found
         if info.type == pafs.FileType.File
-        and info.base_name.endswith(".parquet")
-        and info.base_name not in live
+        and (path := info.path.removeprefix(prefix)).endswith(".parquet")
+        and path not in live
+        and not path.startswith("_delta_log/")
         and info.mtime is not None
         and info.mtime.timestamp() < before
-    ]
-    return Orphans(sorted(info.base_name for info in old), sum(info.size for info in old))
+    }
+    return Orphans(sorted(old), sum(old.values()))

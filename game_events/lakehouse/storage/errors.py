@@ -1,24 +1,20 @@
 """Errors of object stores and disks as the project's own: fatal for the configuration, or transient.
 
-delta-rs raises every error of a store as `OSError`, Spark as a failed job with pages of stack: only the text has the cause.
-Both repeat the request's address and the store's answer, never a credential.
+delta-rs raises every error of a store as `OSError`, Spark as a failed job with pages of stack (`spark/storage_errors.py`): only
+the text has the cause. Both repeat the request's address and the store's answer, never a credential.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from deltalake.exceptions import DeltaError
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 
 from game_events.errors import ConfigurationError, GameEventsError, TransientError
 from game_events.lakehouse.storage.options import is_remote
 
-#: Errors of delta-rs, files and Spark's jobs, which may be those of a storage.
-CARRIERS = (OSError, DeltaError, PySparkException, Py4JJavaError)
+#: Errors of delta-rs and files, which may be those of a storage.
+CARRIERS = (OSError, DeltaError)
 #: Texts of a store's own errors, by delta-rs (object_store) and by Spark's S3A; others have nothing to do with a store.
 _STORE = re.compile(r"Generic \w+ error|lacked the necessary privileges|not authenticated|fs\.s3a\.|awssdk")
 _REFUSED = re.compile(
@@ -51,12 +47,7 @@ _STAYS = "What was committed stays, nothing else is visible, and the next run go
 
 
 def explain(error: BaseException, root: str) -> GameEventsError | None:
-    """The project's error for one of an object store; None for any other.
-
-    Args:
-        error: what was raised.
-        root: the lakehouse's root, or a table's address in it.
-    """
+    """The project's error for one of an object store; None for any other."""
     text = _COLOUR.sub("", str(error))
     if not is_remote(root) or not _STORE.search(text):
         return None
@@ -94,12 +85,7 @@ def _words(text: str) -> str:
 def storage_error(error: BaseException, root: str) -> GameEventsError | None:
     """The project's error for one that storage caused; None for any other.
 
-    Args:
-        error: what was raised.
-        root: the lakehouse's root.
-
-    Returns:
-        TransientError: the storage is full. ConfigurationError: the right to write is missing.
+    Returns a TransientError if the storage is full, a ConfigurationError if the right to write is missing.
     """
     found = explain(error, root)
     if found is not None:
@@ -119,24 +105,19 @@ def storage_error(error: BaseException, root: str) -> GameEventsError | None:
 
 
 @contextmanager
-def storage_named(root: str, named: Callable[[BaseException, str], GameEventsError | None] = storage_error) -> Iterator[None]:
-    """Convert errors of the storage below a root into the project's own; every other error is raised unchanged.
+def store_errors_named(root: str) -> Iterator[None]:
+    """Convert errors of the object store below a root into the project's own; every other error is raised unchanged.
 
     Raises:
-        TransientError, ConfigurationError: as `named` returns them.
+        TransientError, ConfigurationError: as `explain` returns them.
     """
     try:
         yield
     except CARRIERS as error:
-        known = named(error, root)
+        known = explain(error, root)
         if known is None:
             raise
         raise known from error
-
-
-def store_errors_named(root: str) -> AbstractContextManager[None]:
-    """Convert errors of the object store alone (`explain`), as `storage_named` does."""
-    return storage_named(root, explain)
 
 
 def _has(text: str, words: tuple[str, ...]) -> bool:

@@ -4,8 +4,6 @@ Credentials are not among them. delta-rs and Spark's S3A each read them where th
 profile, the machine's role), in the driver and in every worker, so they are in no plan, setting of Spark or table of ours.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from urllib.parse import urlsplit

@@ -3,8 +3,6 @@
 Guarantee: the events of a run's part are in the table once, also with concurrent writers and repeated calls.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,7 +13,7 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.system_tables.system_table import SystemTable, schema_of
-from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
+from game_events.lakehouse.tables import EVENT_LOG, Lakehouse, add_actions
 
 #: Maximum age of the rows that may be the same part: it is written again within minutes, or never.
 AGAIN = timedelta(hours=1)
@@ -40,7 +38,7 @@ SCHEMA = schema_of(
     detail=(pa.string(), "More, as JSON"),
 )
 
-#: Kinds of rows besides counters, whose fields name their own (docs/observability.md describes all of them).
+#: Kinds of rows besides those of counters (docs/observability.md describes all of them).
 KINDS = ("run", "layer", "read", "table", "gap", "erased", "exported", "schema", "rule", "check", "upkeep")
 
 EventRow = Mapping[str, Any]
@@ -55,14 +53,8 @@ def _event_log(lakehouse: Lakehouse) -> SystemTable:
 def append_events(lakehouse: Lakehouse, events: Sequence[EventRow], run_id: str, part: str) -> bool:
     """Append a run's events in one commit.
 
-    Args:
-        lakehouse: lakehouse of the table, which is created if it does not exist.
-        events: rows of `SCHEMA`; `run_id` and `part` are filled in.
-        run_id: the run.
-        part: step and attempt of the run, or minute of a continuous run.
-
-    Returns:
-        False: the part is in the table already, nothing was written.
+    `run_id` and `part` (step and attempt of the run, or minute of a continuous run) are filled in. Returns False if the part is
+    in the table already: nothing was written.
 
     Raises:
         ConflictError: concurrent writers won every attempt.
@@ -77,7 +69,7 @@ def append_events(lakehouse: Lakehouse, events: Sequence[EventRow], run_id: str,
 
 def _holds(log: SystemTable, handle: DeltaTable, run_id: str, part: str, since: datetime) -> bool:
     """Whether a part of a run is in the table; only files with recent rows are read."""
-    actions = pa.table(handle.get_add_actions(flatten=True))
+    actions = add_actions(handle, flatten=True)
     mine = pc.and_kleene(
         pc.less_equal(actions.column("min.run_id"), run_id), pc.greater_equal(actions.column("max.run_id"), run_id)
     )
@@ -106,7 +98,7 @@ def read_events(
     """
     log = _event_log(lakehouse)
     handle = log.table.open()
-    actions = pa.table(handle.get_add_actions(flatten=True)) if handle is not None else None
+    actions = add_actions(handle, flatten=True) if handle is not None else None
     if actions is None or not actions.num_rows:
         return log.read(None, columns)
     actions = actions.sort_by([("max.time", "descending")])

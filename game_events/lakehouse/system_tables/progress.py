@@ -37,9 +37,8 @@ SCHEMA = schema_of(
 class Mark:
     """Metadata of a low watermark.
 
-    Attributes:
-        definition: declaration of the aggregate; with another one the low watermark is void.
-        committed_at: time of the newest commit to a table of the layer, in seconds since 1970.
+    `definition`: declaration of the aggregate; with another one the low watermark is void. `committed_at`: time of the newest
+    commit to a table of the layer, in seconds since 1970.
     """
 
     definition: str = ""

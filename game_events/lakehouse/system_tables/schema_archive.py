@@ -3,8 +3,6 @@
 Guarantee: each id is in the table once, with one meaning, also with concurrent runs and crashes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 

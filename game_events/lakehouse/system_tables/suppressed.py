@@ -3,8 +3,6 @@
 Guarantee: a committed entry stays, also with concurrent writers; entries are added before anything is erased.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Callable, Collection, Mapping
@@ -51,8 +49,7 @@ def key_check(key: bytes) -> str:
 class Listed:
     """One version of the table.
 
-    Attributes:
-        entries: hash (hexadecimal) -> its row.
+    `entries`: hash (hexadecimal) -> its row.
     """
 
     entries: Mapping[str, Mapping[str, object]] = field(default_factory=dict)

@@ -1,7 +1,5 @@
 """Small tables of the project's own state, read and written by the driver with Arrow."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,11 +7,11 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.descriptions import COMMENT
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import Table, table_id
 
 
 def schema_of(**described: tuple[pa.DataType, str]) -> pa.Schema:
@@ -27,11 +25,7 @@ class SystemTable:
 
     Guarantee: rows are committed to the version they were planned from, or not at all.
 
-    Attributes:
-        table: the table, existing or not.
-        schema: its columns.
-        description: Delta's description of a new table.
-        counter: `txn` with the number of commits.
+    `description`: Delta's description of a new table. `counter`: `txn` with the number of commits.
     """
 
     table: Table
@@ -63,17 +57,13 @@ class SystemTable:
     ) -> None:
         """Append rows, or replace all rows by them; a table that does not exist is created.
 
-        Args:
-            handle: the version that the rows were planned from; None: there was no table.
-            rows: rows of `schema`.
-            replace: remove the rows of `handle`.
-            advance: further `txn` -> value.
-            info: further information of the commit.
+        `handle`: the version that the rows were planned from; None: there was no table. `replace`: remove the rows of `handle`.
+        `advance`, `info`: further ones of the commit.
 
         Raises:
             ConflictError: a concurrent writer committed since `handle`.
         """
-        before = handle.transaction_version(self.counter) if handle is not None else None
+        before = txn(handle, self.counter)
         writer = StagedWriter(self.table, self.schema)
         writer.write(rows)
         commit(
@@ -83,7 +73,7 @@ class SystemTable:
                 writer.close(),
                 expected={self.counter: before},
                 advance={self.counter: (before or 0) + 1, **(advance or {})},
-                table_id=str(handle.metadata().id) if handle is not None else None,
+                table_id=table_id(handle),
                 replace=replace,
                 info=info or {},
                 description=self.description,

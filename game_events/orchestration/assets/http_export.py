@@ -10,13 +10,11 @@ from game_events.config.settings import Settings
 from game_events.orchestration.jobs.places import check_place
 from game_events.orchestration.keys import EXPORTS, OWNERS, REPORT, Keys
 from game_events.orchestration.resources import LakehouseResource
-from game_events.orchestration.runs.errors import errors_decide
 from game_events.orchestration.runs.tags import REASON
-from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http.changes import OnReplaced
-from game_events.sinks.http.dead_letters import replay_dead_letters
+from game_events.sinks.http.failed_chunks import replay_failed_chunks
 from game_events.sinks.http.run import export_rows
 
 #: Not one name for both: no two nodes of Dagster may share one, and the job is a node, too.
@@ -46,7 +44,22 @@ def build_rest(settings: Settings, keys: Keys) -> RestParts:
     """Asset, job and sensor, if the setting names a receiver."""
     if settings.rest_url is None:
         return RestParts()
-    return RestParts([_asset(settings, keys)], [_job(keys)], [_sensor(keys)])
+    job = dg.define_asset_job(
+        JOB,
+        dg.AssetSelection.assets(keys.rest),
+        description="Sends what is new to the HTTP receiver. The same as `game-events rest run`.",
+        executor_def=dg.in_process_executor,
+    )
+    # In a run of its own, so that a slow receiver holds up no table.
+    sensor = dg.AutomationConditionSensorDefinition(
+        "rest_automation",
+        target=dg.AssetSelection.assets(keys.rest),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        minimum_interval_seconds=15,
+        run_tags={REASON: "there are new rows to export"},
+        description="Exports rows over HTTP when the layer before has new ones, whoever brought them.",
+    )
+    return RestParts([_asset(settings, keys)], [job], [sensor])
 
 
 def _asset(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
@@ -61,7 +74,7 @@ def _asset(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
                 deps=[dg.AssetDep(upstream, partition_mapping=dg.AllPartitionMapping())],
                 automation_condition=_follows(upstream),
                 description=f"New rows of {settings.rest_source}, POSTed to an HTTP receiver by Spark's workers: at least "
-                "once, under idempotency keys that stay the same. What is refused becomes a dead letter.",
+                "once, under idempotency keys that stay the same. A chunk that is refused has failed, and waits for a replay.",
                 group_name=EXPORTS,
                 kinds={"spark", "deltalake", "rest"},
                 owners=OWNERS,
@@ -72,12 +85,11 @@ def _asset(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
     def rest_export(
         context: dg.AssetExecutionContext, config: ExportConfig, lakehouse: LakehouseResource
     ) -> Iterator[dg.MaterializeResult[None]]:
-        pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
-        with errors_decide(context, pipeline.settings), recorded(pipeline, report, JOB, context.retry_number):
+        with lakehouse.recorded(context, JOB) as (pipeline, report):
             if config.files is not None:
                 check_place(pipeline.settings, config.files)
             if config.replay:
-                replay_dead_letters(pipeline, config.replay_statuses)
+                replay_failed_chunks(pipeline, config.replay_statuses)
             on_replaced = OnReplaced(pipeline.settings.rest_on_replaced, frozenset(config.resend), frozenset(config.go_on))
             export_rows(pipeline, report, on_replaced, config.files)
         yield dg.MaterializeResult(keys.rest, metadata=_metadata(report))
@@ -88,28 +100,6 @@ def _asset(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
             raise dg.Failure(f"nothing was sent of {what}: {why}", metadata=whole, allow_retries=False)
 
     return rest_export
-
-
-def _job(keys: Keys) -> Any:  # noqa: ANN401 - Dagster's type of it is not public
-    """The job that the command line starts."""
-    return dg.define_asset_job(
-        JOB,
-        dg.AssetSelection.assets(keys.rest),
-        description="Sends what is new to the HTTP receiver. The same as `game-events rest run`.",
-        executor_def=dg.in_process_executor,
-    )
-
-
-def _sensor(keys: Keys) -> dg.AutomationConditionSensorDefinition:
-    """Starts the export when there is something new; in a run of its own, so that a slow receiver holds up no table."""
-    return dg.AutomationConditionSensorDefinition(
-        "rest_automation",
-        target=dg.AssetSelection.assets(keys.rest),
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        minimum_interval_seconds=15,
-        run_tags={REASON: "there are new rows to export"},
-        description="Exports rows over HTTP when the layer before has new ones, whoever brought them.",
-    )
 
 
 def _follows(upstream: dg.AssetKey) -> dg.AutomationCondition[Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import dagster as dg
 
@@ -15,7 +16,6 @@ from game_events.orchestration.events.metadata import table_metadata
 from game_events.orchestration.jobs.config import RefreshConfig
 from game_events.orchestration.keys import BY_PATTERN, DEFAULT, OWNERS, Keys, schema_key, source_key
 from game_events.orchestration.resources import LakehouseResource
-from game_events.orchestration.runs.errors import errors_decide
 from game_events.orchestration.runs.tags import ALL_LAYERS, CARRIES
 from game_events.orchestration.sensors.automation import carry_condition
 from game_events.pipeline.bronze.load import load_bronze
@@ -24,12 +24,13 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import player_agg
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
-from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh_downstream
 from game_events.pipeline.silver.admission import new_games
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.sources.kafka.source import subject_of
+
+SPARK_TABLE = {"spark", "deltalake"}
 
 
 def build_tables(
@@ -47,35 +48,35 @@ def build_tables(
     ]
 
 
+def _table_spec(key: dg.AssetKey, layer: str, description: str, **more: Any) -> dg.AssetSpec:  # noqa: ANN401 - Dagster's own
+    options = {"group_name": layer, "kinds": {*SPARK_TABLE, layer}, "owners": OWNERS} | more
+    return dg.AssetSpec(key, description=description, **options)
+
+
 def _bronze(sources: Sequence[dg.AssetKey], keys: Keys) -> dg.AssetsDefinition:
     @dg.multi_asset(
         name=keys.bronze.path[-1],
         specs=[
-            dg.AssetSpec(
+            _table_spec(
                 keys.bronze,
+                "bronze",
+                "Every decodable record of the source, once: columns decoded by its writer's schema, Kafka metadata, schema "
+                "id, raw value. Append-only.",
                 deps=list(sources),
-                description="Every decodable record of the source, once: columns decoded by its writer's schema, Kafka "
-                "metadata, schema id, raw value. Append-only.",
-                group_name="bronze",
-                kinds={"spark", "deltalake", "bronze"},
-                owners=OWNERS,
             ),
-            dg.AssetSpec(
+            _table_spec(
                 keys.quarantine,
+                "bronze",
+                "Every other record, once, with the reason: written in the same pass as bronze.",
                 deps=list(sources),
-                description="Every other record, once, with the reason: written in the same pass as bronze.",
-                group_name="bronze",
-                kinds={"spark", "deltalake"},
-                owners=OWNERS,
+                kinds=SPARK_TABLE,
                 skippable=True,
             ),
         ],
         pool="bronze",
     )
     def bronze_events(context: dg.AssetExecutionContext, lakehouse: LakehouseResource) -> Iterator[dg.MaterializeResult[None]]:
-        pipeline = lakehouse.pipeline(context.run.run_id)
-        report = RunReport()
-        with errors_decide(context, pipeline.settings), recorded(pipeline, report, keys.bronze.path[-1], context.retry_number):
+        with lakehouse.recorded(context, keys.bronze.path[-1]) as (pipeline, report):
             load_bronze(pipeline, report)
             names = new_games(pipeline)
         if names:
@@ -91,14 +92,12 @@ def _bronze(sources: Sequence[dg.AssetKey], keys: Keys) -> dg.AssetsDefinition:
 
 def _silver(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
     words = settings.names
-    spec = dg.AssetSpec(
+    spec = _table_spec(
         keys.silver,
-        deps=[keys.bronze],
-        description=f"One append-only table for each {words.entity} with its rows of bronze; all requested {words.entities} in "
+        "silver",
+        f"One append-only table for each {words.entity} with its rows of bronze; all requested {words.entities} in "
         "one Spark job.",
-        group_name="silver",
-        kinds={"spark", "deltalake", "silver"},
-        owners=OWNERS,
+        deps=[keys.bronze],
     )
     return game_asset(
         spec, "silver", "silver", keys, lambda p, report, games, full: refresh_silver(p, report, games, full=full)
@@ -106,14 +105,11 @@ def _silver(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
 
 
 def _gold(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
-    spec = dg.AssetSpec(
+    spec = _table_spec(
         keys.gold,
+        "gold",
+        f"One table for each {settings.names.entity}. {player_agg(settings).description}. Equal to a full recompute, always.",
         deps=[keys.silver],
-        description=f"One table for each {settings.names.entity}. {player_agg(settings).description}. Equal to a full "
-        "recompute, always.",
-        group_name="gold",
-        kinds={"spark", "deltalake", "gold"},
-        owners=OWNERS,
     )
     return game_asset(spec, "gold", "gold", keys, lambda p, report, games, full: refresh_gold(p, report, games, full=full))
 
@@ -122,15 +118,13 @@ def _unified(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
     @dg.multi_asset(
         name=keys.unified.path[-1],
         specs=[
-            dg.AssetSpec(
+            _table_spec(
                 keys.unified,
+                "gold",
+                f"All {settings.names.entities}' aggregates in one table, for dashboards. A run of it that automation starts "
+                "brings silver and gold up to date first.",
                 deps=[dg.AssetDep(keys.gold, partition_mapping=dg.AllPartitionMapping())],
                 automation_condition=carry_condition(keys),
-                description=f"All {settings.names.entities}' aggregates in one table, for dashboards. A run of it that "
-                "automation starts brings silver and gold up to date first.",
-                group_name="gold",
-                kinds={"spark", "deltalake", "gold"},
-                owners=OWNERS,
             )
         ],
         pool="gold",
@@ -139,8 +133,7 @@ def _unified(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
         context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
     ) -> Iterator[AssetEvent]:
         """Bring the unified table up to the games' gold tables."""
-        report, pipeline = RunReport(), lakehouse.pipeline(context.run.run_id)
-        with errors_decide(context, pipeline.settings), recorded(pipeline, report, keys.unified.path[-1], context.retry_number):
+        with lakehouse.recorded(context, keys.unified.path[-1]) as (pipeline, report):
             if context.run.tags.get(CARRIES) == ALL_LAYERS:
                 refresh_downstream(pipeline, report)
                 check_after_run(pipeline, report)
@@ -168,14 +161,12 @@ def _asset(aggregate: GoldAggregate, keys: Keys) -> dg.AssetsDefinition:
     only = f" Games: {', '.join(sorted(aggregate.games))}." if aggregate.games else ""
     often = f" At most once in {aggregate.interval_s:g} s." if aggregate.interval_s else ""
 
-    spec = dg.AssetSpec(
+    spec = _table_spec(
         keys.layer(aggregate.layer),
+        "gold",
+        f"{aggregate.description}\n\nDeclared in {aggregate.where}; {aggregate.mode}.{only}{often}",
         deps=[keys.silver],
-        description=f"{aggregate.description}\n\nDeclared in {aggregate.where}; {aggregate.mode}.{only}{often}",
         metadata={"definition": aggregate.definition, "declared_in": aggregate.where},
-        group_name="gold",
-        kinds={"spark", "deltalake", "gold"},
-        owners=OWNERS,
     )
 
     def refresh(pipeline: Pipeline, report: RunReport, games: frozenset[str], full: bool) -> None:

@@ -10,9 +10,7 @@ from game_events.orchestration.events.materializations import AssetEvent, partit
 from game_events.orchestration.jobs.config import RefreshConfig
 from game_events.orchestration.keys import Keys
 from game_events.orchestration.resources import LakehouseResource
-from game_events.orchestration.runs.errors import errors_decide
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 
 #: Brings the tables of some games up to date, or (the last argument) replaces them.
@@ -20,15 +18,7 @@ Refresh = Callable[[Pipeline, RunReport, frozenset[str], bool], None]
 
 
 def game_asset(spec: dg.AssetSpec, pool: str, layer: str, keys: Keys, refresh: Refresh) -> dg.AssetsDefinition:
-    """An asset with games as its partitions.
-
-    Args:
-        spec: the asset.
-        pool: runs with the same pool wait for each other.
-        layer: the report's entries of its tables.
-        keys: what the assets are called.
-        refresh: what materializing some games means; the job `refresh` does all games that have news.
-    """
+    """An asset with games as its partitions; `layer`: its tables' entries in the report, `refresh`: materializes some games."""
     name = spec.key.path[-1]
 
     with warnings.catch_warnings():
@@ -45,8 +35,7 @@ def game_asset(spec: dg.AssetSpec, pool: str, layer: str, keys: Keys, refresh: R
         def tables_of_games(
             context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
         ) -> Iterator[AssetEvent]:
-            report, pipeline = RunReport(), lakehouse.pipeline(context.run.run_id)
-            with errors_decide(context, pipeline.settings), recorded(pipeline, report, name, context.retry_number):
+            with lakehouse.recorded(context, name) as (pipeline, report):
                 refresh(pipeline, report, frozenset(context.partition_keys), config.full_refresh)
             yield from rule_evaluations(report, keys)
             yield from partition_events(context, report, spec.key, layer, keys)

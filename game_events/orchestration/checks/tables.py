@@ -3,18 +3,14 @@
 Run by themselves from the UI and by the job `checks`; the cheap ones by every run that changed something.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import dagster as dg
 
 from game_events.orchestration.keys import DEFAULT, FAILED_GAMES, Keys
 from game_events.orchestration.resources import LakehouseResource
-from game_events.orchestration.runs.errors import errors_decide
 from game_events.pipeline.checks.registry import CHECKS, TableCheck
-from game_events.pipeline.observability.event_log import recorded
-from game_events.pipeline.reporting.check_result import CheckResult
-from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.steps import CheckResult
 
 
 def build_checks(keys: Keys = DEFAULT) -> list[dg.AssetChecksDefinition]:
@@ -48,9 +44,7 @@ def _asset_check(check: TableCheck, keys: Keys) -> dg.AssetChecksDefinition:
         blocking=check.blocking,
     )
     def evaluate(context: dg.AssetCheckExecutionContext, lakehouse: LakehouseResource) -> dg.AssetCheckResult:
-        pipeline, report = lakehouse.pipeline(context.run.run_id), RunReport()
-        name = f"check {check.name}"
-        with errors_decide(context, pipeline.settings), recorded(pipeline, report, name, context.retry_number, lineage=False):
+        with lakehouse.recorded(context, f"check {check.name}", lineage=False) as (pipeline, report):
             found = check.run(pipeline)
             report.add_checks(found)
         return check_result(check_evaluation(found, keys))
@@ -64,7 +58,7 @@ def check_evaluation(found: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckE
         asset_key=keys.by_layer[found.layer],
         check_name=found.name,
         passed=found.passed,
-        metadata=metadata(found),
+        metadata=dict(found.counts) | ({FAILED_GAMES: list(found.games)} if found.games else {}),
         severity=dg.AssetCheckSeverity.ERROR if found.wrong_rows else dg.AssetCheckSeverity.WARN,
         description=found.summary,
     )
@@ -80,8 +74,3 @@ def check_result(found: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
         severity=found.severity,
         description=found.description,
     )
-
-
-def metadata(found: CheckResult) -> Mapping[str, Any]:
-    """The counts, numbers as numbers: the UI plots them; and the games that it failed for."""
-    return dict(found.counts) | ({FAILED_GAMES: list(found.games)} if found.games else {})

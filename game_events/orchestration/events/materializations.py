@@ -1,7 +1,5 @@
 """A run's report as Dagster events: one materialization for each table that changed, one check result for each check."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import dagster as dg

@@ -1,8 +1,6 @@
 """A run's report as Dagster metadata; nothing is computed here."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -13,6 +11,7 @@ from game_events.orchestration.keys import DEFAULT, LAYER_KEYS, Keys
 from game_events.pipeline.reporting.latency import Histogram
 from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.reporting.tables import TableReport
+from game_events.sources.core.source import Split
 
 
 def table_metadata(entry: TableReport, report: RunResult, keys: Keys = DEFAULT) -> dict[str, Any]:
@@ -54,20 +53,24 @@ def table_metadata(entry: TableReport, report: RunResult, keys: Keys = DEFAULT) 
 
 def read_metadata(report: RunResult) -> Mapping[str, Any]:
     """What was read from Kafka."""
-    offsets = [
-        dg.TableRecord({"topic": p.topic, "partition": p.partition, "from": start, "to": end, "lag": report.lag.get(p, 0)})
-        for p, (start, end) in sorted(report.offsets.items())
-    ]
-    columns = [dg.TableColumn("topic", type="string")]
-    columns += [dg.TableColumn(c, type="int") for c in ("partition", "from", "to", "lag")]
     return {
-        "offsets": dg.MetadataValue.table(offsets, schema=dg.TableSchema(columns)),
+        "offsets": partition_table(
+            ("from", "to", "lag"), {p: (*ends, report.lag.get(p, 0)) for p, ends in sorted(report.offsets.items())}
+        ),
         "lag": sum(report.lag.values()),
         "rejected_rows": sum(report.rejected.values()),
         "schema_ids": sorted(report.schema_ids, key=ordered),
         "batches": report.batches,
         **latency_metadata(report.latency),
     }
+
+
+def partition_table(names: Sequence[str], numbers: Mapping[Split, Sequence[int]]) -> dg.TableMetadataValue:
+    """Numbers of partitions, a column for each name."""
+    columns = ("topic", "partition", *names)
+    rows = [dg.TableRecord(dict(zip(columns, (p.topic, p.partition, *found), strict=True))) for p, found in numbers.items()]
+    kinds = [dg.TableColumn(column, type="string" if column == "topic" else "int") for column in columns]
+    return dg.MetadataValue.table(rows, schema=dg.TableSchema(kinds))
 
 
 def latency_metadata(latency: Mapping[str, Histogram]) -> Mapping[str, float]:

@@ -8,10 +8,7 @@ from game_events.orchestration.jobs.config import job_of
 from game_events.orchestration.jobs.places import check_place
 from game_events.orchestration.keys import REPORT
 from game_events.orchestration.resources import LakehouseResource
-from game_events.orchestration.runs.errors import errors_decide
-from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.record_archive import archive as write_archive
-from game_events.pipeline.reporting.report import RunReport
 
 OP = "archive_raw_records"
 
@@ -33,8 +30,7 @@ def archive_raw_records(
     context: dg.OpExecutionContext, config: ArchiveConfig, lakehouse: LakehouseResource
 ) -> Iterator[dg.Output[None]]:
     """What the files source reads back, without broker and registry."""
-    pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
-    with errors_decide(context, pipeline.settings), recorded(pipeline, report, "archive", context.retry_number):
+    with lakehouse.recorded(context, "archive") as (pipeline, report):
         check_place(pipeline.settings, config.to)
         write_archive(pipeline, report, config.to)
     metadata: dict[str, dg.MetadataValue] = {REPORT: dg.MetadataValue.json(report.to_dict())}

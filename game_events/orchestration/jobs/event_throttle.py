@@ -1,7 +1,5 @@
 """Cycles' reports -> at most one event a minute for each table: Dagster's storage and its automation work event by event."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

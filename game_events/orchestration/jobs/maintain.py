@@ -8,10 +8,7 @@ import dagster as dg
 from game_events.orchestration.jobs.config import job_of
 from game_events.orchestration.keys import REPORT
 from game_events.orchestration.resources import LakehouseResource
-from game_events.orchestration.runs.errors import errors_decide
 from game_events.pipeline.maintenance.run import maintain as maintain_tables
-from game_events.pipeline.observability.event_log import recorded
-from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.steps import TableMaintenance
 
 OP = "look_after_tables"
@@ -37,8 +34,7 @@ def look_after_tables(
     context: dg.OpExecutionContext, config: MaintenanceConfig, lakehouse: LakehouseResource
 ) -> Iterator[dg.Output[None]]:
     """All tables, or some; a table that fails alone fails the run after the others are done."""
-    pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
-    with errors_decide(context, pipeline.settings), recorded(pipeline, report, "maintain", context.retry_number):
+    with lakehouse.recorded(context, "maintain") as (pipeline, report):
         maintain_tables(pipeline, report, config.tables, dry_run=config.dry_run)
     tables = report.maintenance.values()
     failed = [entry for entry in tables if entry.error]

@@ -4,8 +4,6 @@ Whoever may use Dagster's UI may start a job with any configuration, and has no 
 store. So a job takes only places that the settings name. A command takes any: its user could do the same without it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from posixpath import normpath
 

@@ -17,10 +17,9 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode as redecode_bronze
-from game_events.pipeline.reprocessing.replay import replay_selection
+from game_events.pipeline.reprocessing.selection import replay_selection
 from game_events.pipeline.runs.refresh import refresh as refresh_all
-from game_events.pipeline.runs.refresh import refresh_downstream
-from game_events.pipeline.runs.replay import replay_and_refresh
+from game_events.pipeline.runs.refresh import refresh_downstream, replay_and_refresh
 
 
 class ReplayConfig(dg.Config):
@@ -45,17 +44,14 @@ class RedecodeConfig(dg.Config):
 )
 def refresh_all_layers(context: dg.OpExecutionContext, config: RunConfig, lakehouse: LakehouseResource) -> Iterator[OpEvent]:
     """One run of the whole pipeline; a game that fails alone fails the run after the others' results are kept."""
-    pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
     if config.full_refresh:
         context.instance.add_run_tags(context.run_id, {ROW_CHANGING_TAG: "true"})
 
-    def work() -> Mapping[str, object]:
-        with recorded(pipeline, report, "refresh", context.retry_number):
-            refresh_all(pipeline, report, config.selection(pipeline), ignore_intervals=config.ignore_intervals)
-            check_after_run(pipeline, report)
+    def work(pipeline: Pipeline, report: RunReport) -> Mapping[str, object]:
+        refresh_all(pipeline, report, config.selection(pipeline), ignore_intervals=config.ignore_intervals)
         return {}
 
-    yield from _run(context, pipeline, report, work)
+    yield from _run(context, lakehouse, "refresh", work)
 
 
 @dg.op(
@@ -69,15 +65,12 @@ def replay_quarantined_rows(
     context: dg.OpExecutionContext, config: ReplayConfig, lakehouse: LakehouseResource
 ) -> Iterator[OpEvent]:
     """After a schema was registered, decoding learned something new, or a rule changed."""
-    pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
 
-    def work() -> Mapping[str, object]:
-        with recorded(pipeline, report, "replay", context.retry_number):
-            done = replay_and_refresh(pipeline, report, replay_selection(config.reasons, config.schema_ids))
-            check_after_run(pipeline, report)
+    def work(pipeline: Pipeline, report: RunReport) -> Mapping[str, object]:
+        done = replay_and_refresh(pipeline, report, replay_selection(config.reasons, config.schema_ids))
         return {"replayed_rows": done.rows, "left_by_reason": dict(done.left)}
 
-    yield from _run(context, pipeline, report, work)
+    yield from _run(context, lakehouse, "replay", work)
 
 
 @dg.op(
@@ -90,14 +83,11 @@ def redecode_bronze_events(
     context: dg.OpExecutionContext, config: RedecodeConfig, lakehouse: LakehouseResource
 ) -> Iterator[OpEvent]:
     """After decoding learned something new."""
-    pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
 
-    def work() -> Mapping[str, object]:
-        with recorded(pipeline, report, "redecode", context.retry_number):
-            done = redecode_bronze(pipeline, report)
-            if config.refresh_silver_and_gold:
-                refresh_downstream(pipeline, report, full=True)
-            check_after_run(pipeline, report)
+    def work(pipeline: Pipeline, report: RunReport) -> Mapping[str, object]:
+        done = redecode_bronze(pipeline, report)
+        if config.refresh_silver_and_gold:
+            refresh_downstream(pipeline, report, full=True)
         return {
             "redecoded_rows": done.rows,
             "kept_by_reason": dict(done.kept),
@@ -105,17 +95,23 @@ def redecode_bronze_events(
             "undecoded_by_type": dict(done.other_types),
         }
 
-    yield from _run(context, pipeline, report, work)
+    yield from _run(context, lakehouse, "redecode", work)
 
 
 def _run(
-    context: dg.OpExecutionContext, pipeline: Pipeline, report: RunReport, work: Callable[[], Mapping[str, object]]
+    context: dg.OpExecutionContext,
+    lakehouse: LakehouseResource,
+    name: str,
+    work: Callable[[Pipeline, RunReport], Mapping[str, object]],
 ) -> Iterator[OpEvent]:
-    """Do the work and report it as events; then fail, if it stopped or a table failed."""
+    """Do the work, make the checks, and report both as events; then fail, if the work stopped or a table failed."""
+    pipeline, report = lakehouse.pipeline(context.run_id), RunReport()
     keys = Keys.of(pipeline.settings)
     with errors_decide(context, pipeline.settings):
         try:
-            more = work()
+            with recorded(pipeline, report, name, context.retry_number):
+                more = work(pipeline, report)
+                check_after_run(pipeline, report)
         except Exception:
             # What was committed before the error stays, so it is reported; a retry reports only what it adds.
             yield from report_events(context, report, keys)

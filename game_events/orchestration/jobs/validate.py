@@ -7,27 +7,13 @@ import dagster as dg
 from game_events.orchestration.jobs.config import RunConfig, job_of
 from game_events.orchestration.resources import LakehouseResource
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.runs.preflight import PreflightResult, environment_checks, run_checks, run_plan_checks
+from game_events.pipeline.runs.preflight import PreflightResult, run_plan_checks
 from game_events.pipeline.runs.selection import selection_of
-from game_events.pipeline.runs.state_checks import sql_checks
+from game_events.pipeline.runs.state_checks import validation
 
 
-def validation(
-    pipeline: Pipeline,
-    load: Callable[[], dg.Definitions],
-    select: Collection[str] = (),
-    games: Collection[str] = (),
-    full_refresh: Collection[str] = (),
-) -> list[PreflightResult]:
-    """Everything a run needs, and what it would do; nothing is changed.
-
-    Args:
-        pipeline: the parts; Spark is used only if there are rules.
-        load: gives the definitions that Dagster loads.
-        select: what the run would be asked to bring up to date (`selection_of`).
-        games: of which games.
-        full_refresh: what it would be asked to replace.
-    """
+def dry_run(pipeline: Pipeline, load: Callable[[], dg.Definitions], **asked: Collection[str]) -> list[PreflightResult]:
+    """Everything a run needs, and what it would do if `asked` (as `selection_of`); `load` gives Dagster's definitions."""
 
     def graph() -> str:
         definitions = load()
@@ -35,18 +21,11 @@ def validation(
         found = definitions.resolve_asset_graph()
         return f"{len(found.get_all_asset_keys())} assets, {len(found.asset_check_keys)} checks"
 
-    # Spark starts only if there are rules to analyze.
-    checks = environment_checks(pipeline.settings) | sql_checks(pipeline) | {"graph": graph}
-    checks |= run_plan_checks(pipeline, lambda: selection_of(pipeline, select, games, full_refresh))
-    return run_checks(checks, pipeline.settings, {"plan": ("kafka", "tables")})
+    return validation(pipeline, {"graph": graph} | run_plan_checks(pipeline, lambda: selection_of(pipeline, **asked)))
 
 
 def build_validate(load: Callable[[], dg.Definitions]) -> dg.JobDefinition:
-    """The job `validate`.
-
-    Args:
-        load: gives the definitions; called by the run, as the job is one of their parts.
-    """
+    """The job `validate`; its run calls `load` for the definitions, as the job is one of their parts."""
 
     @dg.op(
         name="check_everything",
@@ -57,7 +36,7 @@ def build_validate(load: Callable[[], dg.Definitions]) -> dg.JobDefinition:
         context: dg.OpExecutionContext, config: RunConfig, lakehouse: LakehouseResource
     ) -> Iterator[dg.Output[None]]:
         pipeline = lakehouse.pipeline(context.run_id)
-        found = validation(pipeline, load, config.select, config.games, config.full_refresh)
+        found = dry_run(pipeline, load, select=config.select, games=config.games, full_refresh=config.full_refresh)
         whole = {"checks": dg.MetadataValue.json([c.to_dict() for c in found])}
         failed = [c for c in found if not c.ok]
         if failed:

@@ -5,8 +5,6 @@ killed, or one that was killed with `game-events up`, would stay "started" and k
 `run_monitoring` asks the launcher, and the default one does not know the state of a started run's worker).
 """
 
-from __future__ import annotations
-
 import logging
 
 import dagster as dg
@@ -29,18 +27,14 @@ UNFINISHED = [*WORKING, DagsterRunStatus.QUEUED]
 LIMIT = 200
 
 
-def is_dead(instance: DagsterInstance, run: DagsterRun) -> bool:
-    """Whether a run is unfinished although its process has ended."""
-    return run.status in WORKING and worker_is_gone(instance, run)
-
-
 def end_dead_runs(instance: DagsterInstance) -> list[DagsterRun]:
     """Mark runs of this machine without a living process as failed (those being canceled: as canceled).
 
     Returns:
         the runs, as they were before.
     """
-    dead = [run for run in instance.get_runs(RunsFilter(statuses=WORKING), limit=LIMIT) if is_dead(instance, run)]
+    working = instance.get_runs(RunsFilter(statuses=WORKING), limit=LIMIT)
+    dead = [run for run in working if worker_is_gone(instance, run)]
     for run in dead:
         now = instance.get_run_by_id(run.run_id)
         if now is None or now.is_finished:

@@ -1,7 +1,5 @@
 """Error classes -> retry, or failure with the error's own text instead of a traceback."""
 
-from __future__ import annotations
-
 import logging
 import random
 from collections.abc import Iterator
@@ -17,9 +15,9 @@ from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.masking import mask, masked_traceback
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError, TransientError
-from game_events.lakehouse.storage.errors import storage_named
 from game_events.spark.connect import is_session_lost, lost
 from game_events.spark.crashed_workers import crash, is_crash
+from game_events.spark.storage_errors import storage_named
 
 #: No wait between two attempts is longer.
 MAX_DELAY_S = 300.0

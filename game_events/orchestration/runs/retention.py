@@ -4,8 +4,6 @@ What they did stays in the table `event_log`. A run stays as long as it has the 
 partitions: without it Dagster would take them for never materialized, and automation would make them again.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -48,7 +46,9 @@ def drop_old_runs(instance: DagsterInstance, keep_h: float) -> int:
             if _searched_just_now(instance):
                 return 0
             needed = _with_newest_events(instance)
-        needed |= _newest_of_each_job(instance, {run.job_name for run in page})
+        # Whether continuous mode is on, for one, is read from its newest run.
+        jobs = {run.job_name for run in page}
+        needed |= {run.run_id for job in jobs for run in instance.get_runs(RunsFilter(job_name=job), limit=1)}
         dropped += [run.run_id for run in page if run.run_id not in needed]
         if len(dropped) >= AT_ONCE:
             break
@@ -94,11 +94,6 @@ def _with_newest_events(instance: DagsterInstance) -> set[str]:
             wanted = AssetRecordsFilter(key, storage_ids=ids[start : start + IDS_AT_ONCE])
             found.update(r.run_id for r in instance.fetch_materializations(wanted, limit=IDS_AT_ONCE).records)
     return found
-
-
-def _newest_of_each_job(instance: DagsterInstance, jobs: set[str]) -> set[str]:
-    """Whether continuous mode is on, for one, is read from its newest run."""
-    return {run.run_id for job in jobs for run in instance.get_runs(RunsFilter(job_name=job), limit=1)}
 
 
 def _delete_file(instance: DagsterInstance, run_id: str) -> None:

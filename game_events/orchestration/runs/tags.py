@@ -1,7 +1,5 @@
 """Tags of runs: what a run does by itself, why it was started, what sends its alerts (its process: `process_tag.py`)."""
 
-from __future__ import annotations
-
 from itertools import count
 
 from dagster import DagsterInstance, RunsFilter

@@ -12,12 +12,11 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from pydantic import Field
 
 from game_events.config.settings import Settings, load_settings
-from game_events.errors import GameEventsError
 from game_events.orchestration.keys import JOB as CONTINUOUS_JOB
-from game_events.orchestration.runs.alerts import CheckMemory, alert_of_check, alert_of_run, history, turns
+from game_events.orchestration.runs.alerts import alert_of_run
+from game_events.orchestration.runs.check_alerts import CheckMemory, alert_of_check, history, turns
 from game_events.orchestration.runs.tags import OWN_ALERTS
-from game_events.orchestration.sensors.cursor import Cursor
-from game_events.orchestration.sensors.masked import masked
+from game_events.orchestration.sensors.ticks import Cursor, masked
 from game_events.pipeline.observability.alerts import send
 
 #: Failed runs read in one tick, besides those already sent, and alerts sent in one: each may take 10 s, and Dagster ends
@@ -78,8 +77,7 @@ def send_check_alerts(
         records = history(instance, key)
         if memory is None:
             # Seen for the first time: evaluations from before the first tick are not reported, later changes of the result are.
-            old = [r for r in records if r.at < cursor.born]
-            memory = CheckMemory.of(settings, old[-1]) if old else CheckMemory()
+            memory = CheckMemory.after(settings, [r for r in records if r.at < cursor.born])
         new = [r for r in records if r.at > memory.seen]
         for record in turns(settings, new, memory):
             run = instance.get_run_by_id(record.run_id) if record.run_id else None
@@ -88,9 +86,9 @@ def send_check_alerts(
                 if not left or not send(settings, alert_of_check(settings, record, run.job_name if run else None, memory)):
                     return 0
                 left -= 1
-            memory = CheckMemory.of(settings, record)
+            memory = CheckMemory.after(settings, [record])
             cursor.checks[name] = memory
-        cursor.checks[name] = CheckMemory.of(settings, new[-1]) if new else memory
+        cursor.checks[name] = CheckMemory.after(settings, new) if new else memory
     return left
 
 
@@ -103,10 +101,7 @@ def send_check_alerts(
 @masked
 def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
     """Read what has happened since the last tick; what could not be sent is sent by the next."""
-    try:
-        settings = load_settings()
-    except GameEventsError as error:
-        return dg.SkipReason(str(error))
+    settings = load_settings()
     if settings.alert_webhook_url is None:
         context.update_cursor("")
         return dg.SkipReason("GAME_EVENTS_ALERT_WEBHOOK_URL is not set: no alerts are sent")

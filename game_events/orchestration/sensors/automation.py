@@ -27,17 +27,13 @@ def carry_condition(keys: Keys = DEFAULT) -> Condition:
     by_hand = condition.newly_updated() & ~by_carrier
 
     def any_of(wanted: Condition) -> Condition:
-        return _any_of(wanted, keys)
+        """True if it is for any layer above."""
+        bronze, silver, gold = (condition.asset_matches(key, wanted) for key in (keys.bronze, keys.silver, keys.gold))
+        return bronze | silver | gold
 
     blocked = condition.any_checks_match(condition.check_failed(), blocking_only=True)
     carried = condition.newly_requested() | (condition.newly_updated() & by_carrier)
     return any_of(by_hand).since(carried) & ~any_of(condition.in_progress()) & ~condition.in_progress() & ~any_of(blocked)
-
-
-def _any_of(wanted: Condition, keys: Keys) -> Condition:
-    """True if it is for any layer above."""
-    bronze, silver, gold = (dg.AutomationCondition.asset_matches(key, wanted) for key in (keys.bronze, keys.silver, keys.gold))
-    return bronze | silver | gold
 
 
 automation = dg.AutomationConditionSensorDefinition(

@@ -17,7 +17,7 @@ from dagster import DagsterRunStatus, RunsFilter
 from game_events.orchestration.keys import JOB
 from game_events.orchestration.runs.dead_runs import UNFINISHED, end_dead_runs
 from game_events.orchestration.runs.tags import ENDED_BY_ITSELF, HANDED_OVER
-from game_events.orchestration.sensors.masked import masked
+from game_events.orchestration.sensors.ticks import masked
 
 #: Seconds to wait after a failure, doubled with each further one, up to the greatest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10, 600

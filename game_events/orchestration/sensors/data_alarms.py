@@ -10,19 +10,16 @@ from datetime import UTC, datetime
 import dagster as dg
 from dagster import DagsterInstance
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 from pydantic import Field
 
 from game_events.config.settings import load_settings
-from game_events.errors import GameEventsError
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.keys import JOB as CONTINUOUS_JOB
 from game_events.orchestration.keys import Keys
 from game_events.orchestration.runs.alerts import alert_of_loss
 from game_events.orchestration.runs.tags import OWN_ALERTS
-from game_events.orchestration.sensors.cursor import Cursor
-from game_events.orchestration.sensors.masked import masked
+from game_events.orchestration.sensors.ticks import Cursor, masked
 from game_events.pipeline.checks.freshness import fresh, last_records
 from game_events.pipeline.checks.gaps import LOST, Loss, losses
 from game_events.pipeline.checks.volume import volume
@@ -124,11 +121,7 @@ def _sends_itself(instance: DagsterInstance, run_id: str | None) -> bool:
 def data_alarms(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
     """Check once; without a bronze there is nothing to check."""
     watch = Watch.read(context.cursor)
-    try:
-        pipeline = Pipeline(load_settings(), no_spark)
-        found, watch = check(pipeline, watch, time.time(), context.instance)
-    except (GameEventsError, DeltaError, OSError) as error:
-        return dg.SkipReason(str(error))
+    found, watch = check(Pipeline(load_settings(), no_spark), watch, time.time(), context.instance)
     if found:
         return dg.SensorResult(asset_events=found, cursor=watch.model_dump_json())
     context.update_cursor(watch.model_dump_json())

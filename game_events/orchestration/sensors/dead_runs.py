@@ -6,7 +6,7 @@ from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError
 from game_events.orchestration.runs.dead_runs import end_dead_runs
 from game_events.orchestration.runs.retention import drop_old_runs
-from game_events.orchestration.sensors.masked import masked
+from game_events.orchestration.sensors.ticks import masked
 
 
 @dg.sensor(

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import dagster as dg
 from dagster import DagsterInstance, DagsterRun
-from deltalake.exceptions import DeltaError
 
 from game_events.config.settings import Settings, load_settings
-from game_events.errors import GameEventsError
+from game_events.orchestration.events.metadata import partition_table
 from game_events.orchestration.keys import DEFAULT, Keys, source_key
 from game_events.orchestration.runs.dead_runs import unfinished_runs
 from game_events.orchestration.runs.tags import REASON, unused_run_key
 from game_events.orchestration.sensors.lag_decision import EVENT_EVERY_S, Memory, decide
-from game_events.orchestration.sensors.masked import masked
+from game_events.orchestration.sensors.ticks import masked
 from game_events.pipeline.observability.alerts import Alert, send
 from game_events.pipeline.observability.lag import PipelineLag, digest, read_lag
 from game_events.sources.core.source import Split
@@ -47,27 +46,14 @@ def lag_event(settings: Settings, lag: PipelineLag, memory: Memory, now: float) 
 
 def _event(lag: PipelineLag, key: dg.AssetKey, partitions: Sequence[Split]) -> dg.AssetObservation:
     """With a pattern one event is about several topics."""
-    rows = [
-        dg.TableRecord(
-            {
-                "topic": p.topic,
-                "partition": p.partition,
-                "bronze": lag.next[p],
-                "end": lag.seen.latest[p],
-                "lag": lag.lag[p],
-            }
-        )
-        for p in partitions
-    ]
-    columns = [dg.TableColumn("topic", type="string")]
-    columns += [dg.TableColumn(c, type="int") for c in ("partition", "bronze", "end", "lag")]
+    numbers = {p: (lag.next[p], lag.seen.latest[p], lag.lag[p]) for p in partitions}
     return dg.AssetObservation(
         key,
         metadata={
             "lag": sum(lag.lag[p] for p in partitions),
             "partitions": len(partitions),
             "topic_id": ", ".join(dict.fromkeys(p.topic_id for p in partitions)),
-            "offsets": dg.MetadataValue.table(rows, schema=dg.TableSchema(columns)),
+            "offsets": partition_table(("bronze", "end", "lag"), numbers),
         },
     )
 
@@ -85,11 +71,8 @@ def kafka_lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipR
     """Ask the broker and the tables' logs."""
     memory = Memory.read(context.cursor)
     now = time.time()
-    try:
-        settings = load_settings()
-        lag = read_lag(settings, TIMEOUT_S)
-    except (GameEventsError, DeltaError, OSError) as error:
-        return dg.SkipReason(str(error))
+    settings = load_settings()
+    lag = read_lag(settings, TIMEOUT_S)
     events, memory = lag_event(settings, lag, memory, now)
     memory = alert_on_lag(settings, lag, memory)
     writer = writer_of_bronze(context.instance, Keys.of(settings))

@@ -1,10 +1,8 @@
 """When the sensor `kafka_lag` starts a run: a decision over plain values, without Dagster or a broker."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from game_events.orchestration.sensors.cursor import Cursor
+from game_events.orchestration.sensors.ticks import Cursor
 from game_events.pipeline.observability.lag import PipelineLag
 
 #: Seconds before a run without progress is retried, doubled each time, and the longest ones.
@@ -38,13 +36,7 @@ class Memory(Cursor):
 
 @dataclass(frozen=True)
 class LagDecision:
-    """Whether to ask for a run.
-
-    Attributes:
-        why: why, or why not, in words.
-        run_key: of the request; None: no run.
-        memory: the next cursor.
-    """
+    """Whether to ask for a run (its key; None: no run), why or why not, and the next cursor."""
 
     why: str
     run_key: str | None

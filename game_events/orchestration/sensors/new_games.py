@@ -1,16 +1,13 @@
 """The sensor that makes partitions of games which the lakehouse knows and this Dagster instance does not."""
 
 import dagster as dg
-from dagster import DagsterInstance
-from deltalake.exceptions import DeltaError
 
 from game_events.config.settings import Settings, load_settings
-from game_events.errors import GameEventsError
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse, is_game
-from game_events.orchestration.keys import DEFAULT, Keys
-from game_events.orchestration.sensors.masked import masked
+from game_events.orchestration.keys import Keys
+from game_events.orchestration.sensors.ticks import masked
 
 
 def games_of(settings: Settings) -> tuple[set[str], set[str]]:
@@ -36,11 +33,6 @@ def to_add(settings: Settings, known: set[str], admitted: set[str], tables: set[
     return sorted(sure) + sorted(g for g in tables - known - sure if allowed(g))[:room]
 
 
-def partitions(instance: DagsterInstance, keys: Keys = DEFAULT) -> set[str]:
-    """The games that are partitions."""
-    return set(instance.get_dynamic_partitions(str(keys.partitions.name)))
-
-
 @dg.sensor(
     name="new_games",
     description="Games with tables made elsewhere (another Dagster instance, a restored lakehouse) become partitions.",
@@ -50,13 +42,10 @@ def partitions(instance: DagsterInstance, keys: Keys = DEFAULT) -> set[str]:
 @masked
 def new_games(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
     """Compare the lakehouse with the partitions; nothing is ever removed."""
-    try:
-        settings = load_settings()
-        admitted, tables = games_of(settings)
-    except (GameEventsError, DeltaError, OSError) as error:
-        return dg.SkipReason(str(error))
+    settings = load_settings()
+    admitted, tables = games_of(settings)
     keys = Keys.of(settings)
-    names = to_add(settings, partitions(context.instance, keys), admitted, tables)
+    names = to_add(settings, set(context.instance.get_dynamic_partitions(str(keys.partitions.name))), admitted, tables)
     if not names:
         return dg.SkipReason("every game of the lakehouse is a partition")
     context.log.info("new_games=%s", ",".join(names))

@@ -6,15 +6,14 @@ from itertools import pairwise
 from typing import Any
 
 import dagster as dg
-from deltalake.exceptions import DeltaError
 
 from game_events.config.settings import load_settings
 from game_events.decoding.core.kept_columns import kept_columns
-from game_events.errors import DataError, GameEventsError
+from game_events.errors import DataError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.orchestration.keys import schema_key
 from game_events.orchestration.runs.tags import REASON, unused_run_key
-from game_events.orchestration.sensors.masked import masked
+from game_events.orchestration.sensors.ticks import masked
 from game_events.pipeline.schemas.history import SchemaHistory, as_markdown
 from game_events.schema_registry import SchemaRegistry, SubjectVersion
 from game_events.sources.factory import subjects
@@ -37,11 +36,6 @@ def read_cursor(cursor: str | None, subjects: Sequence[str]) -> Cursor:
     if found and not any(isinstance(versions, dict) for versions in found.values()):
         found = {subjects[0]: found} if subjects else {}
     return {name: {int(number): i for number, i in versions.items()} for name, versions in found.items()}
-
-
-def new_versions(seen: Mapping[int, int], versions: list[SubjectVersion]) -> list[SubjectVersion]:
-    """Those of a subject that were not seen; a number with another schema (a recreated registry) is new."""
-    return [v for v in versions if seen.get(v.version) != v.schema_id]
 
 
 def changes_by_version(history: SchemaHistory, versions: list[SubjectVersion], new: list[SubjectVersion]) -> dict[int, str]:
@@ -70,26 +64,24 @@ def changes_by_version(history: SchemaHistory, versions: list[SubjectVersion], n
 def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
     """Ask the registry once for each subject."""
     events, new_texts, keys = [], [], []
-    try:
-        settings = load_settings()
-        names = subjects(settings, TIMEOUT_S)
-        seen = read_cursor(context.cursor, names)
-        registry = SchemaRegistry(settings)
-        for subject in names:
-            if subject in seen and registry.newest(subject) == max(seen[subject].items(), default=None):
-                continue
-            versions = registry.versions(subject)
-            new = new_versions(seen.get(subject, {}), versions)
-            seen[subject] = {v.version: v.schema_id for v in versions}
-            if new:
-                changes = changes_by_version(
-                    SchemaHistory(registry, Lakehouse.of(settings), subject, kept_columns(settings)), versions, new
-                )
-                events.append(_event(schema_key(settings, subject), new, changes, registry.url))
-                new_texts.append(f"{subject} version {new[-1].version}")
-                keys.append(f"{subject}-{'-'.join(str(v.schema_id) for v in new)}-{new[-1].version}")
-    except (GameEventsError, DeltaError, OSError) as error:
-        return dg.SkipReason(str(error))
+    settings = load_settings()
+    names = subjects(settings, TIMEOUT_S)
+    seen = read_cursor(context.cursor, names)
+    registry = SchemaRegistry(settings)
+    for subject in names:
+        if subject in seen and registry.newest(subject) == max(seen[subject].items(), default=None):
+            continue
+        versions = registry.versions(subject)
+        # A number with another schema (a recreated registry) is new.
+        new = [v for v in versions if seen.get(subject, {}).get(v.version) != v.schema_id]
+        seen[subject] = {v.version: v.schema_id for v in versions}
+        if new:
+            changes = changes_by_version(
+                SchemaHistory(registry, Lakehouse.of(settings), subject, kept_columns(settings)), versions, new
+            )
+            events.append(_event(schema_key(settings, subject), new, changes, registry.url))
+            new_texts.append(f"{subject} version {new[-1].version}")
+            keys.append(f"{subject}-{'-'.join(str(v.schema_id) for v in new)}-{new[-1].version}")
     cursor = json.dumps({subject: seen[subject] for subject in names})
     if not events:
         context.update_cursor(cursor)

@@ -4,8 +4,6 @@ Guarantee: the run stops, or it continues and reports the gap, by a setting. Wit
 has them in its information, and fails unless bronze's offset is still the start of the gap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from game_events.config.settings import SETTING, Settings

@@ -1,11 +1,10 @@
 """A decode job: what its workers return, and the loop that repeats it until every type it meets was planned for."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from operator import add, or_
 from typing import ClassVar
 
 from pyspark.sql import DataFrame
@@ -18,13 +17,14 @@ from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.latency import Arrivals
+from game_events.pipeline.reporting.merging import Summed, add_counts, by_key, extend, merged
 from game_events.sources.core.source import Offsets
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class StageResult:
+class StageResult(Summed):
     """What workers return of a micro-batch, or of stored rows.
 
     Attributes:
@@ -39,39 +39,17 @@ class StageResult:
         undecoded: rows of message types that are not selected; they are in bronze's files.
     """
 
-    bronze: list[StagedFile] = field(default_factory=list)
-    quarantine: list[StagedFile] = field(default_factory=list)
-    types: set[TypeKey] = field(default_factory=set)
-    unknown: set[TypeKey] = field(default_factory=set)
-    reasons: Counter[str] = field(default_factory=Counter)
-    arrivals: Arrivals = field(default_factory=Counter)
-    suppressed: int = 0
-    suppressed_records: list[tuple[str, int, int, int]] = field(default_factory=list)
-    schemas: list[RegistrySchema] = field(default_factory=list)
-    origins: Offsets = field(default_factory=dict)
-    undecoded: Counter[TypeKey] = field(default_factory=Counter)
-
-    @classmethod
-    def sum(cls, results: Iterable[StageResult]) -> StageResult:
-        """The results of all workers together."""
-        total = cls()
-        for result in results:
-            total.add(result)
-        return total
-
-    def add(self, other: StageResult) -> None:
-        """Add what another worker, or the workers of another micro-batch, returned."""
-        self.bronze += other.bronze
-        self.quarantine += other.quarantine
-        self.types |= other.types
-        self.unknown |= other.unknown
-        self.reasons += other.reasons
-        self.arrivals += other.arrivals
-        self.suppressed += other.suppressed
-        self.suppressed_records += other.suppressed_records
-        self.schemas += other.schemas
-        self.origins |= {split: max(end, self.origins.get(split, 0)) for split, end in other.origins.items()}
-        self.undecoded += other.undecoded
+    bronze: list[StagedFile] = merged(extend, list)
+    quarantine: list[StagedFile] = merged(extend, list)
+    types: set[TypeKey] = merged(or_, set)
+    unknown: set[TypeKey] = merged(or_, set)
+    reasons: Counter[str] = merged(add_counts, Counter)
+    arrivals: Arrivals = merged(add_counts, Counter)
+    suppressed: int = merged(add, int)
+    suppressed_records: list[tuple[str, int, int, int]] = merged(extend, list)
+    schemas: list[RegistrySchema] = merged(extend, list)
+    origins: Offsets = merged(by_key(max), dict)
+    undecoded: Counter[TypeKey] = merged(add_counts, Counter)
 
     def discard(self, bronze: Table, quarantine: Table | None) -> None:
         """Delete the files; none of them is in a commit."""
@@ -84,9 +62,7 @@ class StageResult:
 class DecodeJob(WorkerJob[StageResult]):
     """A worker job that decodes rows and writes them to files.
 
-    Attributes:
-        bronze, quarantine: tables of the files; None: undecodable rows are not written to quarantine.
-        plan: how to decode.
+    `bronze`, `quarantine`: tables of the files; None: undecodable rows are not written to quarantine.
     """
 
     result: ClassVar[type] = StageResult
@@ -103,18 +79,13 @@ def run_decode_job(
     Files of earlier attempts are deleted; so are files of a plan with types that did not occur and that changed columns, as the
     commit gives the table the columns of the types that occurred.
 
-    Args:
-        pipeline: the parts.
-        job: the workers' job; it gets the plan.
-        rows: what the job reads; evaluated in each attempt.
-        columns: the column map so far.
-        wanted: types to plan for at once; those that this process met are added.
+    `wanted`: types to plan for at once; those that this process met are added.
 
     Raises:
         TransientError: a type's schema is not archived and the registry does not answer.
     """
     catalog = pipeline.catalog
-    planned = set(wanted) | catalog.met | {(schema_id, ()) for schema_id in catalog.unknown_ids()}
+    planned = set(wanted) | catalog.met_types() | {(schema_id, ()) for schema_id in catalog.unknown_ids()}
     room, rest = catalog.max_unknown_ids, None
     while True:
         job = replace(job, plan=catalog.plan(columns, planned, rest))
@@ -122,8 +93,6 @@ def run_decode_job(
         catalog.offer(staged.schemas)
         new = staged.unknown - planned
         if not new and _same_columns(job.plan.columns, catalog.message_columns(columns, staged.types)):
-            # An unknown type may be registered before the next micro-batch, which asks again.
-            catalog.met = {key for key in catalog.met if catalog.has(key[0])}
             return staged
         staged.discard(job.bronze, job.quarantine)
         asked, missed = catalog.look_up(new, room)
@@ -133,7 +102,6 @@ def run_decode_job(
             rest = f"the registry was not asked: it does not know more than {catalog.max_unknown_ids:,} ids of one micro-batch"
             rest += " (GAME_EVENTS_MAX_UNKNOWN_IDS)"
         planned = planned | asked if new else {*staged.types, *staged.undecoded}
-        catalog.met |= asked
 
 
 def _same_columns(planned: ColumnMap, occurred: ColumnMap) -> bool:

@@ -1,18 +1,19 @@
-"""Records that go to quarantine without being decoded: too large ones, and ones that crash a worker.
+"""Records that go to quarantine without being decoded: too large ones, and ones that crash a worker, which are searched here.
 
 Large records are cut in the JVM: no worker, no Arrow batch and no file ever holds one whole.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from game_events.decoding.core.reasons import KEPT_BYTES, Reason, too_large
-from game_events.lakehouse.event_columns import no_headers
-from game_events.sources.core.source import Split
+from game_events.lakehouse.event_expressions import no_headers
+from game_events.sources.core.source import MicroBatch, Offsets, Split
+from game_events.spark.crashed_workers import DEATHS_ALONE, NOTHING_COMMITTED, WorkerCrashError
 
 #: Columns with a record's reason and detail for quarantine; NULL: it is to be decoded.
 WHY = ("reason", "detail")
@@ -23,10 +24,7 @@ Deadly = Mapping[tuple[Split, int], str]
 def mark_excluded(records: DataFrame, most: int, deadly: Deadly) -> DataFrame:
     """A source's records with the columns `WHY`; of those that are too large only the first bytes.
 
-    Args:
-        records: columns `RAW_COLUMNS`.
-        most: bytes of value, key and headers together that a record may have.
-        deadly: records that crash a worker.
+    `records` has `RAW_COLUMNS`; `most`: bytes of value, key and headers together; `deadly`: records that crash a worker.
     """
     value, key, headers = (F.col(name) for name in ("value", "key", "headers"))
     in_headers = _bytes_of(headers)
@@ -57,3 +55,59 @@ def _bytes_of(headers: Column) -> Column:
     """Bytes of a record's headers, as one text: Spark compiles that, and does not compile a function for each header."""
     texts = F.concat(headers["key"], headers["value"].cast("array<string>"))
     return F.when(F.size(headers) > 0, F.octet_length(F.array_join(texts, ""))).otherwise(0)
+
+
+#: Jobs that may crash for a micro-batch: one record of two million costs 25 of them, each some seconds.
+MAX_DEATHS = 60
+
+
+def deadly_records(part: MicroBatch, error: WorkerCrashError, attempt: Callable[[MicroBatch], None]) -> Deadly:
+    """Find the records of a crashed micro-batch that each crash a worker by themselves, twice.
+
+    `error`: the crash; `attempt`: decodes a part of the micro-batch and keeps nothing.
+
+    Raises:
+        WorkerCrashError: `error`: nothing of the micro-batch can be decoded, so its records are not the cause; or workers crash
+            over too many.
+    """
+    found: dict[tuple[Split, int], str] = {}
+    waiting, alone = deque(_halves(part)), Counter[tuple[Split, int]]()
+    crashes, decoded = 1, 0
+    while waiting:
+        some = waiting.popleft()
+        try:
+            attempt(some)
+            decoded += some.records
+        except WorkerCrashError as died:
+            crashes += 1
+            if crashes >= MAX_DEATHS:
+                raise error from None
+            if some.records > 1:
+                waiting.extend(_halves(some))
+                continue
+            ((split, offset),) = some.start.items()
+            alone[split, offset] += 1
+            if alone[split, offset] < DEATHS_ALONE:
+                waiting.append(some)
+            else:
+                found[split, offset] = (
+                    f"{str(died).removesuffix(NOTHING_COMMITTED)}; it happened {DEATHS_ALONE} times with no other record"
+                )
+    if not decoded:
+        raise error
+    return found
+
+
+def _halves(part: MicroBatch) -> list[MicroBatch]:
+    """The first half of a micro-batch's offsets, split by split, and the second."""
+    room = (part.records + 1) // 2
+    middle: Offsets = {}
+    for split, start in part.start.items():
+        middle[split] = min(part.end[split], start + room)
+        room -= middle[split] - start
+    return [found for found in (_between(part, part.start, middle), _between(part, middle, part.end)) if found.start]
+
+
+def _between(part: MicroBatch, start: Offsets, end: Offsets) -> MicroBatch:
+    splits = [split for split in part.start if start[split] < end[split]]
+    return replace(part, start={p: start[p] for p in splits}, end={p: end[p] for p in splits}, gaps=())

@@ -6,8 +6,6 @@ Records that the source has lost are lost: a full refresh is refused until a set
 do not name at the moment, or that an archive does not have, stay: their offsets stay, too, so no run would read them again.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,11 +19,12 @@ from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.restore_check import refuse_restored
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_files, spark_schema
+from game_events.lakehouse.commits.transactions import Txn, counter, txns
+from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.data.table_writer import FileStage
-from game_events.lakehouse.event_columns import HEADERS, bronze_schema, column_map, travelling
+from game_events.lakehouse.event_columns import HEADERS, bronze_schema, column_map
+from game_events.lakehouse.event_expressions import travelling
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.full_refresh_guard import Expired, count_expired, refuse_unless_allowed, source_to_read
@@ -34,13 +33,15 @@ from game_events.pipeline.bronze.staging import stage_micro_batch
 from game_events.pipeline.bronze.truncated_log import epochs_noted, epochs_unknown
 from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.full_refresh import ResetList, finish_reset, forget, is_finished, keep, not_read, sweep
+from game_events.pipeline.quarantine.full_refresh import finish_reset, is_finished, sweep
+from game_events.pipeline.quarantine.refresh_list import ResetList, forget, keep
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
 from game_events.pipeline.state.archive_origin import archive_noted, ends_of_origins
 from game_events.pipeline.state.commit_info import batch_info, kept_info
 from game_events.pipeline.state.offsets import identity
+from game_events.pipeline.state.row_conditions import not_read
 from game_events.sources.core.micro_batch import plan_micro_batch
 from game_events.sources.core.source import FILES, Offsets, SourceSnapshot
 
@@ -77,9 +78,9 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
         raise ConflictError(f"{pipeline.bronze.name}: a concurrent run is at work on it. Nothing was changed: run again")
     now = source_to_read(pipeline)
     # All micro-batches are one batch, as they are one commit.
-    batch = int(bronze.transaction_version(Txn.BATCH) or 0) + 1
+    batch = counter(bronze, Txn.BATCH) + 1
     # Names the list of quarantine's files: each of two concurrent full refreshes has its own list.
-    ticket = max(int(bronze.transaction_version(Txn.FULL_REFRESH) or 0) + 1, time.time_ns() // 1000)
+    ticket = max(counter(bronze, Txn.FULL_REFRESH) + 1, time.time_ns() // 1000)
     staged = _Staged(column_map(bronze))
     try:
         expired = _stage(pipeline, bronze, now, batch, ticket, staged)
@@ -140,7 +141,7 @@ def _keep_others(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, ba
     """Copy rows of topics that are not read as rows of the new batch: later layers take them again with it."""
     schema = pa.schema(bronze.schema())
     others = not_read({*now.latest, *staged.found.origins})
-    rows = read_files(pipeline.spark, bronze.file_uris(), spark_schema(bronze.schema())).where(others)
+    rows = read_table(pipeline.spark, bronze).where(others)
     rows = rows.withColumn("_batch", F.lit(batch).cast("long")).select(travelling(schema.names))
     files = FileStage(pipeline.bronze, schema, HEADERS).write(rows)
     staged.found.bronze += files
@@ -163,7 +164,7 @@ def _commit(
             pipeline.bronze,
             documented(pipeline, bronze_schema(staged.columns), staged.columns, staged.found.types),
             staged.found.bronze,
-            expected={app: bronze.transaction_version(app) for app in compared},
+            expected=txns(bronze, compared),
             advance={p.app: at for p, at in to.items()}
             | identity(to)
             | epochs_unknown(split for split in to if split not in staged.end)

@@ -1,19 +1,18 @@
 """Protection of bronze from a full refresh: refused, with what would be lost, until a setting allows it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from pyspark.sql import functions as F
 
 from game_events.errors import ConfigurationError, TransientError
-from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
+from game_events.lakehouse.data.snapshot import row_count
+from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.event_columns import COORDINATES
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table
 from game_events.pipeline.bronze.starting_offsets import all_there_is
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.full_refresh import not_read, since
+from game_events.pipeline.state.row_conditions import not_read, since
 from game_events.sources.core.source import FILES, KAFKA, MicroBatch, Offsets, SourceSnapshot
 from game_events.sources.files.source import FileSource
 
@@ -75,11 +74,8 @@ def refuse_unless_allowed(pipeline: Pipeline) -> None:
 def count_expired(pipeline: Pipeline, now: SourceSnapshot, origins: Offsets | None = None) -> Expired:
     """Count what the source does not have any more; one Spark job over three columns of each table.
 
-    Args:
-        pipeline: the parts.
-        now: the source as it is read.
-        origins: splits of the records of its files: split -> end; None: they were not read yet, so the contents of an archive
-            are unknown, and every row that is not of one of its files counts as lost.
+    `origins`: splits of the records of its files: split -> end; None: they were not read yet, so the contents of an archive are
+    unknown, and every row that is not of one of its files counts as lost.
     """
     (held, expired, staying), (undecodable, undecodable_expired, undecodable_staying) = (
         _counts(pipeline, table, now, origins) for table in (pipeline.bronze, pipeline.quarantine)
@@ -93,7 +89,7 @@ def _counts(pipeline: Pipeline, table: Table, now: SourceSnapshot, origins: Offs
     handle = table.open()
     if handle is None or not row_count(handle):
         return 0, 0, 0
-    rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
+    rows = read_table(pipeline.spark, handle)
     if table is pipeline.quarantine:
         rows = rows.where(F.col("layer") == Layer.BRONZE)
     stays = not_read({*now.latest, *(origins or ())})

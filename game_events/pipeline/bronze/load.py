@@ -5,8 +5,6 @@ concurrent run; those of erased data subjects are in neither, and counted. Each 
 it read, and fails unless these offsets are still the start of its micro-batch.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,13 +19,8 @@ from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.retry import CONFLICT_ATTEMPTS
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.event_columns import (
-    OWN_COLUMNS,
-    QUARANTINE_COLUMNS,
-    bronze_schema,
-    column_map,
-)
+from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema, column_map
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.pipeline.bronze.data_loss import loss_messages, went_meanwhile
@@ -52,17 +45,13 @@ from game_events.sources.files.source import FileSource
 from game_events.sources.kafka.source import KafkaSource
 
 
-def load_bronze(pipeline: Pipeline, report: RunReport, until: SourceSnapshot | None = None, slices: int | None = None) -> int:
+def load_bronze(
+    pipeline: Pipeline, report: RunReport, until: SourceSnapshot | None = None, max_commits: int | None = None
+) -> int:
     """Read the source up to the offsets seen now (or given) into bronze, in micro-batches.
 
-    Args:
-        pipeline: the parts.
-        report: gets what was read.
-        until: the source as of a moment ago; None: it is asked.
-        slices: stop after so many commits; what is left is the report's lag.
-
-    Returns:
-        the highest batch of bronze afterwards; 0 if it is empty.
+    `until`: the source as of a moment ago; None: it is asked. `max_commits`: stop after so many commits; what is left is the
+    report's lag. Returns the highest batch of bronze afterwards; 0 if it is empty.
     """
     began = time.monotonic()
     target = until or pipeline.source.snapshot()
@@ -82,7 +71,7 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: SourceSnapshot | N
         target = replace(target, latest=plan.until)
         if not _load_micro_batch(pipeline, *tables, plan, report, last_attempt=failures + 1 >= CONFLICT_ATTEMPTS):
             failures += 1
-        elif plan.micro_batch is None or (slices is not None and len(report.batches) >= slices):
+        elif plan.micro_batch is None or (max_commits is not None and len(report.batches) >= max_commits):
             break
     report.add(BronzeResult(lag=plan.lag))
     if pipeline.settings.consumer_group is not None:
@@ -90,7 +79,7 @@ def load_bronze(pipeline: Pipeline, report: RunReport, until: SourceSnapshot | N
     if isinstance(pipeline.source, FileSource):
         report.add_files(pipeline.source.counts)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
-    return max([int(tables[0].transaction_version(Txn.BATCH) or 0), *report.batches])
+    return max([counter(tables[0], Txn.BATCH), *report.batches])
 
 
 def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
@@ -160,7 +149,7 @@ def _commit_micro_batch(
     report: RunReport,
 ) -> None:
     """Decode a micro-batch in the workers, then commit quarantine, then bronze: from the versions that were checked."""
-    batch = int(bronze.transaction_version(Txn.BATCH) or 0) + 1
+    batch = counter(bronze, Txn.BATCH) + 1
     decided = decided_on(pipeline.quarantine, quarantine, part)
     staged = stage_micro_batch(pipeline, bronze, column_map(bronze), part, batch, decided)
     failpoints.reach("bronze_staged")
@@ -201,7 +190,7 @@ def _bronze_commit(
         advance |= {split.app: at for split, at in after.items()} | identity(after) | epochs_unknown(after)
     advance |= {Txn.BATCH: batch, Txn.QUARANTINE_BEGUN: begun or 0, Txn.QUARANTINE_DONE: begun or 0}
     if quarantined:
-        advance[Txn.RECORDS_QUARANTINED] = int(bronze.transaction_version(Txn.RECORDS_QUARANTINED) or 0) + quarantined
+        advance[Txn.RECORDS_QUARANTINED] = counter(bronze, Txn.RECORDS_QUARANTINED) + quarantined
     read = {split: (part.start[split], end) for split, end in part.end.items()}
     info = batch_info(batch, rows, quarantined, read, part.gaps, staged.suppressed, plan.now.latest)
     return Commit(

@@ -20,11 +20,8 @@ from game_events.sources.kafka.source import KafkaSource
 class OffsetPlan:
     """The next micro-batch of the source, and the state it was planned from.
 
-    Attributes:
-        now: the source.
-        reached: split -> next offset, by bronze's transactions.
-        until: split -> where the run stops.
-        micro_batch: what to read, with gaps that the setting allows to skip; None: there is nothing to read and no gap.
+    `reached`: split -> next offset, by bronze's transactions. `until`: split -> where the run stops. `micro_batch`: what to
+    read, with gaps that the setting allows to skip; None: there is nothing to read and no gap.
     """
 
     now: SourceSnapshot
@@ -38,12 +35,8 @@ class OffsetPlan:
     ) -> OffsetPlan:
         """Plan from a version of bronze.
 
-        Args:
-            pipeline: the parts.
-            bronze: the version.
-            now: the source, as of a moment ago.
-            until: split -> where the run stops; the source's end for splits that are not in it.
-            limit: offsets of the micro-batch at most; None: the source's limit.
+        `until`: split -> where the run stops; the source's end for splits that are not in it. `limit`: offsets of the
+        micro-batch at most; None: the source's limit.
 
         Raises:
             DataError: offsets are gone that bronze has not read, and the setting says `stop`; or a topic lost its newest

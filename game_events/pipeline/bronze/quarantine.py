@@ -6,8 +6,6 @@ fail. A run that plans after it, while the announced micro-batch is not in bronz
 work: it makes an announcement and a commit to quarantine of its own, even without a row, so both commits of the other run fail.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -16,13 +14,13 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.errors import ConflictError, GameEventsError
-from game_events.lakehouse.commits.commit import Commit, Landed, commit
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.commit import Commit, Landed, commit, without_rows
+from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import Table, table_id, version_of
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.state.offsets import next_offsets
@@ -36,10 +34,7 @@ Decided = Mapping[tuple[str, int], frozenset[int]]
 def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) -> Decided:
     """Records of the micro-batch that quarantine holds already: only after a crash between its commit and bronze's.
 
-    Args:
-        table: quarantine.
-        quarantine: its newest version, opened after the version of bronze that the micro-batch is planned from.
-        part: the micro-batch.
+    `quarantine` was opened after the version of bronze that the micro-batch is planned from.
     """
     until = next_offsets(quarantine, part.end)
     ahead = [p for p in part.end if until.get(p, 0) > part.start[p]]
@@ -74,22 +69,13 @@ def announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: S
     Raises:
         ConflictError: a concurrent run was first, or an erasure ran since `bronze` was opened; the files are deleted.
     """
-    before = {app: bronze.transaction_version(app) for app in (Txn.BATCH, Txn.QUARANTINE_BEGUN, *(p.app for p in part.end))}
-    number = int(before[Txn.QUARANTINE_BEGUN] or 0) + 1
-    plan = Commit(
-        pipeline.bronze,
-        pa.schema(bronze.schema()),
-        [],
-        expected=before | erasure_fence(bronze),
-        # With the batch as it is: a concurrent commit with a new batch (a replay, a full refresh) excludes this one.
-        advance={Txn.QUARANTINE_BEGUN: number, Txn.BATCH: int(before[Txn.BATCH] or 0)},
-        table_id=str(bronze.metadata().id),
-        seen=bronze.version(),
-        owns_map=True,
-        info={"run_id": pipeline.run_id},
-    )
+    before = txns(bronze, (Txn.BATCH, Txn.QUARANTINE_BEGUN, *(p.app for p in part.end)))
+    number = counter(bronze, Txn.QUARANTINE_BEGUN) + 1
+    # With the batch as it is: a concurrent commit with a new batch (a replay, a full refresh) excludes this one.
+    advance: dict[str, int] = {Txn.QUARANTINE_BEGUN: number, Txn.BATCH: counter(bronze, Txn.BATCH)}
     try:
-        commit(plan)
+        info, expected = {"run_id": pipeline.run_id}, before | erasure_fence(bronze)
+        commit(without_rows(pipeline.bronze, bronze, info, expected, advance))
     except GameEventsError:
         staged.discard(pipeline.bronze, pipeline.quarantine)
         raise
@@ -103,15 +89,15 @@ def commit_undecodable(pipeline: Pipeline, quarantine: DeltaTable | None, part: 
         ConflictError: a concurrent run's micro-batch was first; the files of both tables are deleted.
     """
     until = next_offsets(quarantine, part.end)
-    count = quarantine.transaction_version(Txn.MICRO_BATCHES) if quarantine is not None else None
+    app = Txn.MICRO_BATCHES
     plan = Commit(
         pipeline.quarantine,
         QUARANTINE_COLUMNS,
         staged.quarantine,
-        expected={p.app: until.get(p) for p in part.end} | {Txn.MICRO_BATCHES: count},
-        advance={p.app: max(end, until.get(p, 0)) for p, end in part.end.items()} | {Txn.MICRO_BATCHES: (count or 0) + 1},
-        table_id=str(quarantine.metadata().id) if quarantine is not None else None,
-        seen=quarantine.version() if quarantine is not None else None,
+        expected={p.app: until.get(p) for p in part.end} | {app: txn(quarantine, app)},
+        advance={p.app: max(end, until.get(p, 0)) for p, end in part.end.items()} | {app: counter(quarantine, app) + 1},
+        table_id=table_id(quarantine),
+        seen=version_of(quarantine),
         info={"run_id": pipeline.run_id},
         description=QUARANTINE_DESCRIPTION,
     )

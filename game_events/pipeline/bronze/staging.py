@@ -1,7 +1,5 @@
 """Staging of one micro-batch: its records are decoded by Spark's workers and written to files; nothing is committed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from deltalake import DeltaTable
@@ -10,10 +8,10 @@ from pyspark.sql import DataFrame
 from game_events.decoding.batch_decoder import DecodePlan, TypeKey
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.errors import ConflictError
-from game_events.lakehouse.event_columns import FIRST_MESSAGE, source_columns
+from game_events.lakehouse.event_columns import FIRST_MESSAGE
+from game_events.lakehouse.event_expressions import source_columns
 from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
-from game_events.pipeline.bronze.excluded_records import WHY, Deadly, mark_excluded
-from game_events.pipeline.bronze.isolation import deadly_records
+from game_events.pipeline.bronze.excluded_records import WHY, Deadly, deadly_records, mark_excluded
 from game_events.pipeline.bronze.quarantine import Decided
 from game_events.pipeline.bronze.worker import BronzeTask
 from game_events.pipeline.context import Pipeline
@@ -34,13 +32,8 @@ def stage_micro_batch(
 ) -> StageResult:
     """Decode a micro-batch and write its files.
 
-    Args:
-        pipeline: the parts.
-        bronze: the version with the `erasures` that the commit compares; the list of erased data subjects is read after it.
-        columns: the column map so far.
-        part: the micro-batch.
-        batch: the number its rows get.
-        decided: records that are left out, as quarantine holds them.
+    `bronze`: the version with the `erasures` that the commit compares; the list of erased data subjects is read after it.
+    `batch`: the number of its rows. `decided`: records that are left out, as quarantine holds them.
 
     Raises:
         ConflictError: a topic was recreated meanwhile; the files are deleted.
@@ -89,9 +82,7 @@ class _Attempt:
     def run(self, part: MicroBatch, deadly: Deadly | None = None) -> StageResult:
         """Decode a part; raises WorkerCrashError.
 
-        Args:
-            part: the part.
-            deadly: records that are quarantined without being decoded.
+        `deadly`: records that are quarantined without being decoded.
         """
         ranges = named([f"{split} {part.start[split]} to {end - 1}" for split, end in sorted(part.end.items())])
         with kafka_arrow_batches(self.pipeline.spark), crashes_explained(f" over {ranges}"):

@@ -1,7 +1,5 @@
 """First offsets of a new bronze."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from game_events.errors import ConfigurationError

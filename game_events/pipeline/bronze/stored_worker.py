@@ -1,12 +1,9 @@
 """Spark's workers for stored raw values: decoded again into bronze's columns."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,7 +20,7 @@ from game_events.lakehouse.event_columns import (
     none_if_empty,
 )
 from game_events.pipeline.bronze.decode_job import DecodeJob, StageResult
-from game_events.pipeline.suppression.worker import Suppression, Suppressor
+from game_events.pipeline.suppression.worker import Mask, Suppression, Suppressor
 
 
 @dataclass(frozen=True)
@@ -58,18 +55,14 @@ class StoredTask(DecodeJob):
             result.unknown |= decoded.unknown
             if result.unknown:
                 continue  # the driver plans again: continue only to find all of them
+            if suppressor is not None:
+                undecodable, note = partial(_undecodable, batch, suppressor), partial(_note_records, result, rows)
+                decoded = suppressor.without_erased(decoded, undecodable, note, rejected=False)
             for at, schema_id, columns in decoded.good:
-                if suppressor is not None and (gone := suppressor.decoded(columns)).any():
-                    result.suppressed_records += _records(rows, at[gone])
-                    at, columns = at[~gone], columns.filter(pa.array(~gone))  # noqa: PLW2901
                 own = self._own(rows, at, schema_id, keep_raw=self.keep_raw)
                 by_name = own | {name: columns.column(name) for name in columns.column_names}
                 writer.write(arranged(by_name, schema, len(at)))
-            erased = _undecodable(batch, suppressor) if decoded.undecoded and suppressor is not None else None
             for at, key in decoded.undecoded:
-                if erased is not None and (gone := erased[at]).any():
-                    result.suppressed_records += _records(rows, at[gone])
-                    at = at[~gone]  # noqa: PLW2901
                 result.undecoded[key] += len(at)
                 writer.write(arranged(self._own(rows, at, key[0], keep_raw=True), schema, len(at)))
             for rejected in decoded.rejected:
@@ -93,13 +86,13 @@ class StoredTask(DecodeJob):
         return own
 
 
-def _records(rows: pa.Table, at: Rows) -> Iterator[tuple[str, int, int, int]]:
-    """Which records these rows are (`RECORD`)."""
+def _note_records(result: StageResult, rows: pa.Table, at: Rows) -> None:
+    """Note which records these rows are (`RECORD`)."""
     taken = rows.take(pa.array(at))
-    return zip(*(taken.column(name).to_pylist() for name in RECORD), strict=True)
+    result.suppressed_records += zip(*(taken.column(name).to_pylist() for name in RECORD), strict=True)
 
 
-def _undecodable(batch: pa.RecordBatch, suppressor: Suppressor) -> npt.NDArray[np.bool_]:
+def _undecodable(batch: pa.RecordBatch, suppressor: Suppressor) -> Mask:
     """Mask of the rows of erased data subjects that are recognised without decoding."""
     record = {name: batch.column(f"_kafka_{name}") for name in ("key", "partition", "offset")}
     return suppressor.undecodable(pa.RecordBatch.from_pydict(record), pc.fill_null(batch.column("_kafka_topic_id"), ""))

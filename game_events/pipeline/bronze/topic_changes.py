@@ -3,8 +3,6 @@
 Guarantee: a new topic is read from its first offset; a deleted one is a gap like any other, never silent.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,11 +46,7 @@ class Changes:
 def changes(settings: Settings, handle: DeltaTable, now: SourceSnapshot, reached: Offsets) -> Changes:
     """Compare the source's topics with those that bronze knows; at most a small file is read.
 
-    Args:
-        settings: names or pattern of the topics.
-        handle: bronze.
-        now: the source as it is.
-        reached: split -> next offset, by bronze's transactions.
+    `reached`: split -> next offset, by bronze's transactions.
     """
     read = {_topic_of(split) for split in reached}
     new = {topic: splits for topic, splits in _by_topic(now).items() if topic not in read}

@@ -8,8 +8,6 @@ since, the epoch of the last record before bronze's offset is read once.
 Guarantee: such a loss stops the run, where the broker returns epochs and has kept its own count of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from deltalake import DeltaTable
@@ -37,12 +35,6 @@ def epochs_unknown(splits: Iterable[Split]) -> dict[str, int]:
 
 def refuse_cut_log(source: KafkaSource, bronze: DeltaTable, now: SourceSnapshot, reached: Offsets) -> None:
     """Stop before records are skipped that have offsets of lost ones; the broker is asked only if a leader has changed.
-
-    Args:
-        source: the topics.
-        bronze: its newest version.
-        now: the source.
-        reached: split -> next offset of bronze.
 
     Raises:
         DataError: a partition's log was cut below bronze's offset, and is longer by now.

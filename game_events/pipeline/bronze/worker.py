@@ -1,13 +1,10 @@
 """Spark's workers for bronze: records -> Parquet files of bronze and of quarantine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -138,7 +135,13 @@ class _Stage:
         return self._decoder.decode(rows.column("value"), rows.column("headers"))
 
     def _write(self, batch: pa.RecordBatch, decoded: DecodedBatch) -> None:
-        decoded = decoded if self._suppressor is None else self._without_erased(batch, decoded, self._suppressor)
+        if (suppressor := self._suppressor) is not None:
+            decoded = suppressor.without_erased(
+                decoded,
+                lambda: suppressor.undecodable(batch, self._column(batch, "topic_id", len(batch))),
+                self._count_erased,
+                rejected=True,
+            )
         for rows, schema_id, columns in decoded.good:
             own = self._own(batch, rows, schema_id, raw=self._task.keep_raw)
             by_name = own | {name: columns.column(name) for name in columns.column_names}
@@ -151,30 +154,8 @@ class _Stage:
             self._bad.write(self._quarantined(batch, rejected))
             self._result.reasons[rejected.reason] += len(rejected.rows)
 
-    def _without_erased(self, batch: pa.RecordBatch, decoded: DecodedBatch, suppressor: Suppressor) -> DecodedBatch:
-        """The rows without those of erased data subjects, which are counted; undecoded rows are recognised by key or offset."""
-        kept = DecodedBatch()
-        for rows, schema_id, columns in decoded.good:
-            keep = self._count_erased(suppressor.decoded(columns))
-            if keep.any():
-                kept.good.append((rows[keep], schema_id, columns if keep.all() else columns.filter(pa.array(keep))))
-        if not (decoded.rejected or decoded.undecoded):
-            return kept
-        erased = suppressor.undecodable(batch, self._column(batch, "topic_id", len(batch)))
-        for item in decoded.rejected:
-            left = item.rows[self._count_erased(erased[item.rows])]
-            if len(left):
-                kept.rejected.append(replace(item, rows=left))
-        for rows, key in decoded.undecoded:
-            left = rows[self._count_erased(erased[rows])]
-            if len(left):
-                kept.undecoded.append((left, key))
-        return kept
-
-    def _count_erased(self, erased: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Count the rows of a mask; the mask of all others."""
-        self._result.suppressed += int(erased.sum())
-        return ~erased
+    def _count_erased(self, rows: Rows) -> None:
+        self._result.suppressed += len(rows)
 
     def _own(self, batch: pa.RecordBatch, rows: Rows, schema_id: SchemaId | None, *, raw: bool) -> dict[str, pa.Array]:
         count = len(rows)

@@ -1,20 +1,17 @@
 """Check that bronze is fresh, and if not, whether the pipeline lags or the producers send nothing."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.errors import GameEventsError
 from game_events.lakehouse.commits.delta_log import TableLog
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import Table, add_actions
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.check_result import CheckResult
+from game_events.pipeline.reporting.steps import CheckResult
 from game_events.pipeline.state.commit_info import bronze_commit
 from game_events.pipeline.state.offsets import next_offsets
 
@@ -27,10 +24,8 @@ HISTORY = 50
 class LastRecords:
     """When bronze's last commit of records was made.
 
-    Attributes:
-        time: time of the commit.
-        exact: False: it may be older, as the commits before `time` are not in the log any more.
-        none_yet: no commit had records: `time` is that of the table's creation.
+    `exact`: False: it may be older, as the commits before `time` are not in the log any more. `none_yet`: no commit had
+    records: `time` is that of the table's creation.
     """
 
     time: datetime
@@ -100,7 +95,7 @@ def last_records(bronze: Table, version: int) -> LastRecords | None:
 
 def _newest_record(handle: DeltaTable) -> datetime | None:
     """The latest Kafka timestamp, by the files' statistics."""
-    actions = pa.table(handle.get_add_actions(flatten=True))
+    actions = add_actions(handle, flatten=True)
     if "max._kafka_timestamp" not in actions.column_names or not actions.num_rows:
         return None
     newest: datetime | None = pc.max(actions.column("max._kafka_timestamp")).as_py()

@@ -1,7 +1,5 @@
 """Check for records that expired or were deleted before bronze read them, by the gaps that its commits record."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -11,7 +9,7 @@ from game_events.errors import first_few
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.check_result import CheckResult
+from game_events.pipeline.reporting.steps import CheckResult
 from game_events.pipeline.state.commit_info import bronze_commit
 from game_events.sources.core.source import Gap
 
@@ -25,9 +23,7 @@ def offsets_lost(pipeline: Pipeline, recent: int | None = None) -> CheckResult:
 
     With GAME_EVENTS_ON_DATA_LOSS=record_gap runs skip them: the tables are right, but records are lost.
 
-    Args:
-        pipeline: the pipeline.
-        recent: check this number of the newest commits; None: all of Delta's log.
+    `recent`: check this number of the newest commits; None: all of Delta's log.
     """
     handle = pipeline.bronze.open()
     if handle is None:
@@ -54,9 +50,7 @@ def gaps_in_words(gaps: Sequence[Gap]) -> str:
 class Loss:
     """Gaps that a commit of bronze skipped.
 
-    Attributes:
-        gaps: what is lost.
-        run_id: the run that committed it, if known.
+    `gaps`: what is lost. `run_id`: the run that committed it, if known.
     """
 
     gaps: tuple[Gap, ...]
@@ -72,11 +66,7 @@ class Loss:
 def losses(bronze: Table, version: int, above: int, since_ms: int = 0) -> Iterator[Loss]:
     """Losses of a range of versions, the newest first.
 
-    Args:
-        bronze: the table.
-        version: the last version.
-        above: the version before the first one.
-        since_ms: oldest time of a commit, in milliseconds since 1970.
+    They are the versions after `above`, with commits not older than `since_ms` (milliseconds since 1970).
     """
     for info in TableLog(bronze).infos(version, above):
         if int(info.get("timestamp") or 0) < since_ms:

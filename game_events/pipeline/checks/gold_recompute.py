@@ -1,7 +1,5 @@
 """Check that gold of some games equals a recompute from their silver tables, and the unified table's rows equal gold."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,14 +11,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
 
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
-from game_events.lakehouse.commits.parallel import for_games
-from game_events.lakehouse.data.snapshot import files_with, game_of_file, read_files, spark_schema
+from game_events.lakehouse.commits.parallel import opened
+from game_events.lakehouse.data.snapshot import files_with
+from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_schema
 from game_events.lakehouse.tables import UNIFIED
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import expressions, is_current, player_agg
 from game_events.pipeline.gold.null_values import known_or_meant
-from game_events.pipeline.gold.unified import gold_app
-from game_events.pipeline.reporting.check_result import CheckResult
+from game_events.pipeline.gold.unified_plan import COPIES, game_of, gold_app
+from game_events.pipeline.reporting.steps import CheckResult
 from game_events.spark.schemas import merged_columns, quoted
 
 RECOMPUTED = "gold_equals_recompute"
@@ -35,11 +34,7 @@ _SOURCES = ("silver", "gold", "unified")
 class _Tables:
     """What is compared.
 
-    Attributes:
-        silver, gold: game -> table.
-        taken: game -> last bronze batch that its gold contains.
-        unified: the unified table.
-        current: games with all of gold's rows in `unified`.
+    `taken`: game -> last bronze batch that its gold contains. `current`: games with all of gold's rows in `unified`.
     """
 
     silver: Mapping[str, DeltaTable]
@@ -84,14 +79,14 @@ def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
     known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games if bronze is not None else {}
     chosen = sorted(known, key=lambda game: hashlib.sha256(f"{pipeline.run_id}:{game}".encode()).digest())[:sample_games]
     unified = pipeline.lakehouse.table(UNIFIED).open()
-    gold = for_games(chosen, lambda game: pipeline.lakehouse.gold(game).open())
-    silver = for_games(chosen, lambda game: pipeline.lakehouse.silver(game).open())
+    gold = opened(chosen, pipeline.lakehouse.gold)
+    silver = opened(chosen, pipeline.lakehouse.silver)
     aggregate = player_agg(pipeline.settings)
-    pairs = {game: (made, source) for game in chosen if (made := gold[game]) and (source := silver[game])}
+    pairs = {game: (made, silver[game]) for game, made in gold.items() if game in silver}
     # Where the setting has other columns by now, gold is pending too.
     batches = {g: made.transaction_version(silver_app(s)) for g, (made, s) in pairs.items() if is_current(made, aggregate)}
     taken = {game: batch for game, batch in batches.items() if batch is not None}
-    if unified is not None and not is_current(unified, aggregate):
+    if unified is not None and not (is_current(unified, aggregate) and unified.metadata().partition_columns):
         unified = None
     current = [game for game in taken if unified is not None and _holds(unified, pairs[game][0])]
     return _Tables({g: pairs[g][1] for g in taken}, {g: pairs[g][0] for g in taken}, taken, unified, current)
@@ -118,9 +113,10 @@ def _all_rows(pipeline: Pipeline, tables: _Tables) -> DataFrame:
         held.select(*columns, F.lit("gold").alias("_source"))
     )
     if tables.unified is not None and tables.current:
-        every = read_files(spark, files_with(tables.unified), spark_schema(tables.unified.schema()))
-        mine = every.where(F.col(settings.entity_column).isin(*tables.current))
-        mine = mine.withColumnRenamed(settings.entity_column, "_game")
+        uris = [uri for uri in files_with(tables.unified) if game_of(uri) in tables.current]
+        schema = spark_schema(tables.unified.schema())
+        mine = read_files(spark, uris, StructType([f for f in schema.fields if f.name != settings.entity_column]))
+        mine = mine.withColumn("_game", game_of_file(uris, COPIES))
         rows = rows.unionByName(mine.select(*columns, F.lit("unified").alias("_source")))
     return rows
 

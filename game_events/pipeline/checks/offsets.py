@@ -1,9 +1,6 @@
 """Checks that no offset was skipped or read twice: by bronze's commits, and by the coordinates of its rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,18 +12,18 @@ from pyspark.sql import functions as F
 from game_events.errors import first_few
 from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.incarnations import incarnation
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
+from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.lakehouse.data.snapshot import row_count
+from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.event_columns import COORDINATES
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import Table, add_actions
+from game_events.pipeline.checks.offset_ranges import batch_faults, offsets_read, range_faults
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.replay_marks import is_noted
-from game_events.pipeline.reporting.check_result import CheckResult
+from game_events.pipeline.reporting.steps import CheckResult
 from game_events.pipeline.state.commit_info import BronzeCommit, bronze_commit, erased_rows
-from game_events.sources.core.source import FILES, KAFKA, Split
-from game_events.sources.files.offsets import FILE_ROWS
 
 CONTINUOUS, UNIQUE = "offsets_continuous", "offsets_unique"
 #: Newest commits that are checked after each run: a small file each, read in milliseconds.
@@ -38,9 +35,7 @@ SHOWN = 5
 def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckResult:
     """Check that bronze's commits read consecutive offset ranges and that the table holds the rows that they committed.
 
-    Args:
-        pipeline: the pipeline.
-        recent: check this number of the newest commits, and not whether files exist; None: all of Delta's log.
+    `recent`: check this number of the newest commits, and not whether files exist; None: all of Delta's log.
     """
     handle = pipeline.bronze.open()
     if handle is None:
@@ -48,16 +43,16 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
     history = handle.history(recent)
     erased = erased_rows(history)
     # Not of the history: commits newer than the handle, and those before a full refresh, which reads their offsets again.
-    first, newest = incarnation(handle), int(handle.transaction_version(Txn.BATCH) or 0)
-    found = (bronze_commit(entry) for entry in history)
-    commits = sorted((c for c in found if c is not None and first <= c.batch <= newest), key=lambda c: c.batch)
-    faults = [*_batches(commits, newest), *_ranges(handle, commits), *_rows(handle, commits, erased)]
+    first, newest = incarnation(handle), counter(handle, Txn.BATCH)
+    found = filter(None, map(bronze_commit, history))
+    commits = sorted((c for c in found if first <= c.batch <= newest), key=lambda c: c.batch)
+    faults = [*batch_faults(commits, newest), *range_faults(handle, commits), *_rows(handle, commits, erased)]
     if recent is None and (missing := missing_files(pipeline.bronze, handle)):
         faults.append(f"{len(missing)} files of the table are missing, among them {missing[0]}")
-    read, unit = _offsets_read(commits)
+    (read, unit), oldest = offsets_read(commits), next((c.batch for c in commits), None)
     counts = {
         "commits": len(commits),
-        "from_batch": commits[0].batch if commits else 0,
+        "from_batch": oldest or 0,
         "offsets_read": read,
         "rows_committed": sum(c.rows for c in commits),
         "quarantined_rows": sum(c.quarantined for c in commits),
@@ -65,51 +60,10 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
         "erased_rows": sum(erased.values()),
         "faults": len(faults),
     }
-    whole = bool(commits) and commits[0].batch == first
-    since = "the table's first" if whole else f"batch {counts['from_batch']}, older ones were not checked"
+    since = "the table's first" if oldest == first else f"batch {counts['from_batch']}, older ones were not checked"
     good = f"{len(commits):,} commits since {since}: {read:,} {unit} without a gap, no row missing"
     summary = first_few(faults, SHOWN) or good
     return CheckResult(CONTINUOUS, "bronze", not faults, summary, counts, wrong_rows=True, version=handle.version())
-
-
-def _offsets_read(commits: Sequence[BronzeCommit]) -> tuple[int, str]:
-    """Number of offsets, or of source files, and the word for it."""
-    ranges = [item for c in commits for item in (c.offsets or {}).items()]
-    files = any(split.kind == FILES for split, _ in ranges)
-    read = sum((end - start) // (FILE_ROWS if split.kind == FILES else 1) for split, (start, end) in ranges)
-    return read, "files" if files else "offsets"
-
-
-def _batches(commits: Sequence[BronzeCommit], newest: int) -> list[str]:
-    """Faults in the batch numbers: they must be consecutive and end at the table's."""
-    faults = [f"batch {b.batch} follows batch {a.batch}" for a, b in pairwise(commits) if b.batch != a.batch + 1]
-    if commits and commits[-1].batch != newest:
-        faults.append(f"the newest commit is batch {commits[-1].batch}, the table's transaction says {newest}")
-    return faults
-
-
-def _ranges(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
-    """Faults in the offset ranges: each split's must meet, end at the table's next offset, and hold all records."""
-    faults = []
-    # A gap that a commit records is no fault of the table: the check `offsets_lost` shows it.
-    recorded = {(g.topic, g.topic_id, g.partition, g.start, g.end) for c in commits for g in c.gaps}
-    reached: dict[Split, int] = {}
-    for commit in commits:
-        ranges = commit.offsets or {}
-        offsets = sum(end - start for start, end in ranges.values())
-        records = commit.rows - commit.kept + commit.quarantined + commit.suppressed
-        if commit.offsets is not None and records > offsets and all(split.kind == KAFKA for split in ranges):
-            faults.append(f"batch {commit.batch} has {records} records of {offsets} offsets")
-        for split, (start, end) in ranges.items():
-            last = reached.get(split, start)
-            if start != last and (*split[:3], last, start) not in recorded:
-                what = "were left out" if start > last else "were read twice"
-                faults.append(f"{split}: offsets {min(start, last)} to {max(start, last)} {what} before batch {commit.batch}")
-            reached[split] = end
-    for split, last in reached.items():
-        if (held := handle.transaction_version(split.app)) != last:
-            faults.append(f"{split}: the commits end at {last}, the table's transaction says {held}")
-    return faults
 
 
 def _rows(handle: DeltaTable, commits: Sequence[BronzeCommit], erased: Mapping[int, int]) -> list[str]:
@@ -117,7 +71,7 @@ def _rows(handle: DeltaTable, commits: Sequence[BronzeCommit], erased: Mapping[i
     data = [c for c in commits if c.batch > 0]
     if not data:
         return []
-    actions = pa.table(handle.get_add_actions(flatten=True))
+    actions = add_actions(handle, flatten=True)
     if "min._batch" not in actions.column_names:
         return ["the files have no statistics of `_batch`: who wrote them?"] if actions.num_rows else []
     first = data[0].batch
@@ -168,7 +122,7 @@ def offsets_unique(pipeline: Pipeline) -> CheckResult:
     )
     counts = {
         "bronze_rows": row_count(bronze),
-        "quarantine_rows": row_count(quarantine) if quarantine is not None else 0,
+        "quarantine_rows": row_count(quarantine),
         "coordinates_doubled": int(wrong["n"]),
         "doubled_in_bronze": int(wrong["bronze"]),
         "doubled_in_quarantine": int(wrong["quarantine"]),
@@ -185,13 +139,13 @@ def offsets_unique(pipeline: Pipeline) -> CheckResult:
 def _coordinates(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None) -> DataFrame:
     """Coordinates of both tables' rows, with `b` and `q` (1: from bronze, from quarantine) and `alone` (0: may be in both)."""
     zero, one = F.lit(0), F.lit(1)
-    rows = read_files(pipeline.spark, bronze.file_uris(), spark_schema(bronze.schema()))
+    rows = read_table(pipeline.spark, bronze)
     if quarantine is None:
         return rows.select(*COORDINATES, one.alias("b"), zero.alias("q"), one.alias("alone"))
     # The rows of a replay that crashed between its two commits are in both tables until the next run marks them.
-    open_replay = -1 if is_noted(bronze, quarantine) else int(bronze.transaction_version(Txn.REPLAY) or 0)
+    open_replay = -1 if is_noted(bronze, quarantine) else counter(bronze, Txn.REPLAY)
     alone = (F.col("_batch") != open_replay).cast("int").alias("alone")
-    held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
+    held = read_table(pipeline.spark, quarantine)
     held = held.where(F.col("layer") == Layer.BRONZE)
     marked = "replayed_table" in held.columns
     replayed = F.col("replayed_table").eqNullSafe(str(bronze.metadata().id)) if marked else F.lit(False)

@@ -1,7 +1,5 @@
 """Reconciliation: bronze rows = silver rows + dropped + quarantined + unrouted + pending, in all and for each game."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,9 +8,10 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.parallel import for_games
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
+from game_events.lakehouse.commits.parallel import for_games, opened
+from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.lakehouse.data.snapshot import row_count
+from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.event_columns import COORDINATES, has_decoded_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality.decisions import Decisions
@@ -22,10 +21,8 @@ from game_events.pipeline.quality.decisions import Decisions
 class GameCounts:
     """Row counts of one game, up to the last bronze batch in its silver table.
 
-    Attributes:
-        bronze, silver: rows of the layers.
-        dropped, quarantined: rejected rows, by silver's counters.
-        held: rejected rows that are in quarantine.
+    `bronze`, `silver`: rows of the layers. `dropped`, `quarantined`: rejected rows, by silver's counters. `held`: rejected rows
+    that are in quarantine.
     """
 
     bronze: int
@@ -124,15 +121,12 @@ def reconcile(pipeline: Pipeline) -> Reconciliation:
     """
     before = pipeline.bronze.open()
     if before is None or not row_count(before):
-        empty = pipeline.quarantine.open()
-        return Reconciliation(quarantine=row_count(empty) if empty is not None else 0)
+        return Reconciliation(quarantine=row_count(pipeline.quarantine.open()))
     identity = BronzeIdentity.of(before)
     games = pipeline.progress.read(identity.key).games
-    opened = for_games(games, lambda game: pipeline.lakehouse.silver(game).open())
-    tables = {game: table for game, table in opened.items() if table is not None}
+    tables = opened(games, pipeline.lakehouse.silver)
     handle = pipeline.bronze.open() or before
     quarantine = pipeline.quarantine.open()
-    quarantine_rows = row_count(quarantine) if quarantine is not None else 0
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     counted = _count(pipeline, handle, Decisions(pipeline.quarantine, quarantine, identity.key), taken)
     unrouted = counted.pop(None, (0, 0, 0))[0]
@@ -142,7 +136,7 @@ def reconcile(pipeline: Pipeline) -> Reconciliation:
     return Reconciliation(
         row_count(handle),
         sum(c.silver for c in compared.values()),
-        quarantine_rows,
+        row_count(quarantine),
         unrouted,
         sum(pending for _, pending, _ in counted.values()),
         sum(c.dropped for c in compared.values()),
@@ -157,7 +151,7 @@ def _count(
 ) -> dict[str | None, tuple[int, int, int]]:
     """Game (None: no silver table) -> rows of bronze, pending ones of them, and not pending ones in quarantine."""
     entity = pipeline.settings.entity_column
-    rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
+    rows = read_table(pipeline.spark, handle)
     # An idle game's silver has an older batch than others and is complete all the same: only rows above it are pending.
     limits = pipeline.spark.createDataFrame(
         pa.table({"_game": list(taken), "_taken": pa.array(taken.values(), pa.int64())}), "_game string, _taken bigint"
@@ -186,5 +180,5 @@ def _count(
 
 
 def _game_counts(silver: DeltaTable, rows: int, pending: int, held: int) -> GameCounts:
-    dropped, quarantined = (int(silver.transaction_version(app) or 0) for app in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED))
+    dropped, quarantined = (counter(silver, app) for app in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED))
     return GameCounts(rows - pending, row_count(silver), dropped, quarantined, held)

@@ -1,7 +1,5 @@
 """The list of table checks, for Dagster's asset checks and for the end of a run."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 from collections.abc import Callable
@@ -24,8 +22,8 @@ from game_events.pipeline.checks.volume import VOLUME, volume
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.null_values import KNOWN, keys_and_times_known
 from game_events.pipeline.metastore import REGISTERED, tables_registered
-from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.steps import CheckResult
 
 CONSERVED = "rows_conserved"
 log = logging.getLogger(__name__)
@@ -35,12 +33,8 @@ log = logging.getLogger(__name__)
 class TableCheck:
     """One check.
 
-    Attributes:
-        name: name of the check.
-        layer: layer of the asset that the check belongs to.
-        run: the full check.
-        in_run: a cheap form for the end of each run that changed a table; None: only on request.
-        blocking: a failure means wrong rows, from which nothing should be computed.
+    `layer`: layer of the asset that the check belongs to. `in_run`: a cheap form for the end of each run that changed a table;
+    None: only on request. `blocking`: a failure means wrong rows, from which nothing should be computed.
     """
 
     name: str

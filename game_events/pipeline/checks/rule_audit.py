@@ -1,7 +1,5 @@
 """Count the violations of rules over all rows: one Spark job for each layer, nothing is written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -11,8 +9,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from game_events.lakehouse.commits.parallel import for_games
-from game_events.lakehouse.data.snapshot import files_with, game_of_file, read_files, row_count, spark_schema
+from game_events.lakehouse.commits.parallel import for_games, opened
+from game_events.lakehouse.commits.transactions import counter
+from game_events.lakehouse.data.snapshot import files_with, row_count
+from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_schema
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import player_agg_columns
@@ -47,15 +47,15 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
     found: Found = {}
     silver = [r for r in chosen if r.layer == "silver"]
     if silver:
-        tables = _tables(for_games(games, lambda game: pipeline.lakehouse.silver(game).open()))
+        tables = opened(games, pipeline.lakehouse.silver)
         if tables:
             rows, entity = _rows_taken(source, tables), pipeline.settings.entity_column
             found |= _count(pipeline, silver, rows, source.columns, entity, tables)
     gold = [r for r in chosen if r.layer == "gold"]
     if gold:
-        tables = _tables(for_games(games, lambda game: pipeline.lakehouse.gold(game).open()))
+        tables = opened(games, pipeline.lakehouse.gold)
         columns = player_agg_columns(pipeline.spark, pipeline.settings, source.columns)
-        uris = _files(tables)
+        uris = [uri for uris in for_games(tables, lambda game: files_with(tables[game])).values() for uri in uris]
         game = game_of_file(uris, pipeline.lakehouse.called.gold_path())
         rows = read_files(pipeline.spark, uris, columns).withColumn("_game", game)
         found |= _count(pipeline, gold, rows, columns, "_game", tables)
@@ -64,20 +64,12 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
 
 def _rows_taken(source: SilverInput, tables: Mapping[str, DeltaTable]) -> DataFrame:
     """Bronze's rows of each game, up to the last batch in its silver table."""
-    taken = {game: int(handle.transaction_version(source.bronze.app) or 0) for game, handle in tables.items()}
+    taken = {game: counter(handle, source.bronze.app) for game, handle in tables.items()}
     bounds = pa.table({"_game": pa.array(taken, pa.string()), "_to": pa.array(taken.values(), pa.int64())})
     spark = source.pipeline.spark
     rows = read_files(spark, files_with(source.handle), spark_schema(source.handle.schema()))
     of_game = F.col(source.pipeline.settings.entity_column) == F.col("_game")
     return rows.join(F.broadcast(spark.createDataFrame(bounds)), of_game).where(F.col("_batch") <= F.col("_to"))
-
-
-def _tables(opened: Mapping[str, DeltaTable | None]) -> dict[str, DeltaTable]:
-    return {game: table for game, table in opened.items() if table is not None}
-
-
-def _files(tables: Mapping[str, DeltaTable]) -> list[str]:
-    return [uri for uris in for_games(tables, lambda game: files_with(tables[game])).values() for uri in uris]
 
 
 def _count(

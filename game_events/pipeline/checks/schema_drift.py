@@ -1,19 +1,17 @@
 """Check for changes of bronze's columns since the last check."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from game_events.decoding.core.column_map import type_name
+from game_events.decoding.core.column_types import type_name
 from game_events.errors import first_few
 from game_events.lakehouse.data.snapshot import row_count
 from game_events.lakehouse.system_tables.event_log import read_events
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.check_result import CheckResult
+from game_events.pipeline.reporting.steps import CheckResult
 
 DRIFT = "schema_drift"
 #: Newest event log files with checks that are searched for the last check: one of each triggered run that changed a table,

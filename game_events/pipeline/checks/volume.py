@@ -1,7 +1,5 @@
 """Check that the games send as many rows as usual: the last day against the days before, by the event log."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from statistics import median
@@ -10,7 +8,7 @@ from game_events.errors import first_few
 from game_events.lakehouse.duckdb_connection import query
 from game_events.lakehouse.system_tables.event_log import read_events
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.check_result import CheckResult
+from game_events.pipeline.reporting.steps import CheckResult
 
 VOLUME = "volume"
 #: Days of 24 hours before now; the last one is compared with the others.
@@ -49,12 +47,7 @@ class Unusual:
 
 
 def volume(pipeline: Pipeline, now: datetime | None = None) -> CheckResult:
-    """Check that each game's rows of the last 24 hours are near the median of its days before.
-
-    Args:
-        pipeline: the pipeline.
-        now: end of the last day.
-    """
+    """Check that each game's rows of the last 24 hours are near the median of its days before."""
     now = now or datetime.now(UTC)
     events = read_events(pipeline.lakehouse, now - timedelta(days=HISTORY_DAYS + 1), columns=_READ)
     totals: dict[str, dict[int, int]] = {}
@@ -87,8 +80,7 @@ def volume(pipeline: Pipeline, now: datetime | None = None) -> CheckResult:
 def daily_rows(totals: dict[int, int]) -> tuple[int, list[int]]:
     """Rows of the last day, and of the days before it, from the totals at the end of some days.
 
-    Args:
-        totals: days back -> rows of the table at the end of that day; the first one is the starting value.
+    `totals`: days back -> rows of the table at the end of that day; the first one is the starting value.
     """
     oldest = max(totals)
     rows, before = [], totals[oldest]

@@ -4,8 +4,6 @@ Guarantee: the same as of a triggered run. Commits are compare-and-set, so a loo
 tables, and the next run continues from them. An idle loop starts no Spark job and commits nothing.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading
@@ -24,7 +22,6 @@ from tenacity import RetryCallState, Retrying, sleep_using_event, stop_when_even
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.masking import without_secrets
 from game_events.errors import TransientError
-from game_events.lakehouse.storage.errors import storage_named
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.maintenance.incremental import IncrementalMaintenance
 from game_events.pipeline.reporting.latency import Histogram
@@ -34,6 +31,7 @@ from game_events.pipeline.runs.refresh import cycle
 from game_events.sources.core.source import Offsets, SourceSnapshot
 from game_events.spark.connect import close_session, is_session_lost
 from game_events.spark.crashed_workers import WorkerCrashError
+from game_events.spark.storage_errors import storage_named
 
 log = logging.getLogger(__name__)
 _progress = logging.getLogger(PROGRESS_LOGGER)
@@ -72,13 +70,11 @@ class LoopReport:
     """One continuous run.
 
     Attributes:
-        total: result of all cycles.
         state: starting, running, idle, paused (other work first), waiting (for a broker, registry or storage), stopped.
         why: what it is paused or waiting for.
         cycles: cycles that committed something.
         looks: polls of the topic that found no records.
         retries: attempts that failed and were repeated.
-        cycle_s: time of a cycle.
         memory: MiB by part.
         handed_over: it ended at its time limit, and another run continues.
     """
@@ -144,13 +140,11 @@ class Loop:
     """One continuous run.
 
     Attributes:
-        pipeline: the parts.
         stop: ends the loop after the current step.
         wait_for: called before each cycle: other work that goes first, as text, or None.
         on_cycle: called in the loop's thread with the report of each cycle that committed something.
         duration_s: time limit; gold is refreshed at the end.
         hand_over_s: time limit after which another run continues (`report.handed_over`).
-        report: state and results so far.
     """
 
     pipeline: Pipeline
@@ -250,7 +244,7 @@ class Loop:
                 if clock - self._tables_at >= LOOK_AT_TABLES_S:
                     find_lost_tables(self.pipeline, report)
                     self._tables_at = clock
-                cycle(self.pipeline, report, until=now, slices=1, gold=gold, go_on=lambda: not self.stop.is_set())
+                cycle(self.pipeline, report, until=now, max_commits=1, gold=gold, go_on=lambda: not self.stop.is_set())
             self._read = None if any(report.lag.values()) else now.latest
             # An aggregate with an interval may be due long after the last record.
             self._gold_owed = bool(report.postponed) if gold else owed or bool(report.of("silver"))

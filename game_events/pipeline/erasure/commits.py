@@ -1,76 +1,33 @@
 """Commits of an erasure: files of quarantine, bronze and silver are replaced by copies without the data subjects' rows."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, commit, paths
-from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures
-from game_events.lakehouse.commits.parallel import commit_games, for_games
+from game_events.lakehouse.commits.commit import commit, paths
+from game_events.lakehouse.commits.parallel import opened
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import RECORD
-from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.suppressed import add_records
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, silver_name
-from game_events.pipeline.context import Pipeline, note
-from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, scan_files
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, silver_name
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, scan_files, without
+from game_events.pipeline.erasure.silver import commit_silver
 from game_events.pipeline.erasure.state import ErasureState
 from game_events.pipeline.erasure.subjects import RECORDS, DataSubjects, by_game_and_batch
-from game_events.pipeline.state.commit_info import ERASED_BY_BATCH, ERASED_ROWS
-
-
-def without(
-    table: Table,
-    handle: DeltaTable,
-    hits: Sequence[ScannedFile],
-    run_id: str,
-    *,
-    expected: Mapping[str, int | None] | None = None,
-    advance: Mapping[str, int] | None = None,
-    info: Mapping[str, str] | None = None,
-) -> Commit:
-    """The commit that replaces scanned files by their copies, and increments the table's `erasures`.
-
-    Args:
-        table: the table.
-        handle: its version.
-        hits: files with rows to erase.
-        run_id: id of the run.
-        expected: further `txn` -> value to compare.
-        advance: further `txn` -> new value.
-        info: further commit information.
-    """
-    rows = sum(found.rows for found in hits)
-    return Commit(
-        table,
-        pa.schema([]),  # no file has a column that the table lacks
-        [file for found in hits for file in found.files],
-        expected={Txn.ERASURES: handle.transaction_version(Txn.ERASURES), **(expected or {})},
-        advance={Txn.ERASURES: erasures(handle) + 1, **(advance or {})},
-        table_id=str(handle.metadata().id),
-        rewritten=frozenset(found.path for found in hits),
-        info={"erasure": "rows of erased data subjects", ERASED_ROWS: str(rows), "run_id": run_id, **(info or {})},
-    )
+from game_events.pipeline.state.commit_info import ERASED_BY_BATCH
 
 
 def erase_from_quarantine(pipeline: Pipeline, records: Sequence[tuple[str, int, int, int]]) -> int:
     """Erase records of quarantine that were attributed to erased data subjects later.
 
-    Args:
-        pipeline: the pipeline.
-        records: (topic id, partition, offset, batch) of each.
-
-    Returns:
-        number of erased rows.
+    `records`: (topic id, partition, offset, batch) of each. Returns the number of erased rows.
 
     Raises:
         ConflictError: every attempt was lost to concurrent writers; nothing was done.
@@ -104,8 +61,9 @@ def erase_events(state: ErasureState) -> bool:
     hits = state.scan({BRONZE: bronze})
     state.add_records(hits.get(BRONZE, []))
     games = pipeline.lakehouse.games()
-    opened = {silver_name(g): h for g, h in for_games(games, lambda g: pipeline.lakehouse.silver(g).open()).items()}
-    tables = {name: h for name, h in {**opened, QUARANTINE: pipeline.quarantine.open()}.items() if h is not None}
+    tables = {silver_name(game): handle for game, handle in opened(games, pipeline.lakehouse.silver).items()}
+    if (quarantine := pipeline.quarantine.open()) is not None:
+        tables[QUARANTINE] = quarantine
     pipeline.on_progress(f"erasure: quarantine and {len(games)} {pipeline.settings.names.entities}")
     hits |= state.scan(tables)
     if state.result.dry_run:
@@ -126,7 +84,7 @@ def erase_events(state: ErasureState) -> bool:
         return True
     failpoints.reach("forget_bronze_committed")
     if todo:
-        _commit_silver(state, bronze, todo, hits)
+        commit_silver(state, bronze, todo, hits)
         failpoints.reach("forget_silver_committed")
     return True
 
@@ -159,66 +117,3 @@ def _commit_bronze(state: ErasureState, hits: list[ScannedFile], bronze: DeltaTa
     if after is None:
         raise ConflictError(f"{state.pipeline.bronze.name} was removed during an erasure")
     return after
-
-
-def _commit_silver(state: ErasureState, bronze: DeltaTable, games: set[str], hits: dict[str, list[ScannedFile]]) -> None:
-    pipeline, identity = state.pipeline, BronzeIdentity.of(bronze)
-    # Before any commit: after a crash the next run refreshes gold and the unified table from silver.
-    why = note(pipeline, "a gamer was erased from its silver table")
-    pipeline.progress.update(identity.key, lambda now: now.pending_downstream(games, why))
-    plans = {g: partial(_silver_plan, state, bronze, g, hits.setdefault(silver_name(g), [])) for g in sorted(games)}
-    outcome = commit_games(plans, "forget_game_committed", pipeline.settings)
-    for game in outcome.landed:
-        state.erased(silver_name(game), hits[silver_name(game)])
-        state.settled[game] = identity.taken(pipeline.lakehouse.silver(game).open()) or 0
-    state.touched |= outcome.landed.keys()
-    for game, error in outcome.failed.items():
-        table = pipeline.lakehouse.silver(game)
-        state.report.add_failed(Layer.SILVER, table, error, game)
-    if outcome.failed:
-        raise ConflictError(f"{len(outcome.failed)} silver tables cannot be written; run `game-events forget` again")
-
-
-def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[ScannedFile]) -> Commit | None:
-    """One game's commit to the newest version; files that were added since the scan are scanned here."""
-    table, identity = state.pipeline.lakehouse.silver(game), BronzeIdentity.of(bronze)
-    handle = table.open()
-    if handle is None:
-        return None
-    known = state.clean[table.key] | {found.path for found in hits}
-    task = EraseTask({table.key: table}, state.subjects, rewrite=True)
-    for found in (task.scan(table.key, path) for path in paths(handle) if path not in known):
-        if found.rows:
-            hits.append(found)
-        else:
-            state.clean[table.key].add(found.path)
-    advance = {identity.erased_app: erasures(bronze)}
-    if (taken := handle.transaction_version(identity.app)) is not None:
-        # Unchanged: Delta rejects one of two concurrent commits that name the same transaction.
-        advance[identity.app] = taken
-    counters = (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)
-    if state.done_before is None or not identity.erased(handle) >= state.done_before > 0 or hits:
-        advance |= _counters(state, handle, identity.taken(handle) or 0, game, sum(found.rows for found in hits))
-    expected = {app: handle.transaction_version(app) for app in (identity.app, Txn.INCARNATION, *counters)}
-    return without(table, handle, hits, state.pipeline.run_id, expected=expected, advance=advance)
-
-
-def _counters(state: ErasureState, handle: DeltaTable, taken: int, game: str, erased: int) -> dict[str, int]:
-    """Silver's counters of rejected rows after the erasure, so that bronze = silver + dropped + quarantined still holds."""
-    # The counters never had rows of a bronze that was replaced since.
-    since = max(state.settled.get(game, 0), state.subjects.oldest_batch - 1)
-
-    def of_game(records: pa.Table) -> int:
-        counts = by_game_and_batch(records).items()
-        return sum(n for (name, batch), n in counts if name == game and batch is not None and since < batch <= taken)
-
-    held = of_game(state.held_now())
-    # A transformation may have changed the number of rows.
-    transformed = state.pipeline.extensions.transformed(game)
-    dropped = 0 if transformed else of_game(state.subjects.records) - erased - held
-    found: dict[str, int] = {}
-    for app, rows in ((Txn.ROWS_DROPPED, dropped), (Txn.ROWS_QUARANTINED, held)):
-        value = handle.transaction_version(app)
-        if value is not None and rows > 0:
-            found[app] = max(0, value - rows)
-    return found

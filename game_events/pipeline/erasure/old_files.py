@@ -6,8 +6,6 @@ Guarantee: killed at any point, the same `game-events forget --vacuum` finishes 
 tables are found, are deleted last. Concurrent runs and maintenance may write and delete files.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +23,7 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, game_of_silv
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, scan_files
 from game_events.pipeline.erasure.subjects import DataSubjects
-from game_events.pipeline.reporting.erasure_result import Erasure
+from game_events.pipeline.reporting.steps import Erasure
 
 #: Age of an uncommitted file, in seconds, from which on no run is about to commit it.
 STAGED_S = 3_600

@@ -4,11 +4,10 @@ Guarantee: an id that is found is erased as by `game-events forget`. Of an id th
 undecodable records may remain.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +15,8 @@ import pyarrow.parquet as pq
 
 from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import paths
-from game_events.lakehouse.data.staging import file_system, report
+from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.system_tables.suppressed import read_suppressed
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, SUPPRESSED, Table, has_persons, is_person
 from game_events.pipeline.context import Pipeline
@@ -32,13 +32,8 @@ from game_events.pipeline.suppression.worker import Suppression, Suppressor, as_
 def resume(pipeline: Pipeline, report: RunReport, *, dry_run: bool = False) -> DataSubjects:
     """Finish the unfinished erasure of the suppression list.
 
-    Args:
-        pipeline: the pipeline.
-        report: gets the result (`erasure`), with the number of ids that are in no row (`lost_ids`).
-        dry_run: count only.
-
-    Returns:
-        data subjects and records for `remove_old_files`.
+    `report` gets the result (`erasure`), with the number of ids that are in no row (`lost_ids`). Returns data subjects and
+    records for `remove_old_files`.
 
     Raises:
         DataError: no erasure is unfinished; or as `forget`.
@@ -66,25 +61,30 @@ def _ids_of(pipeline: Pipeline, suppression: Suppression) -> frozenset[str]:
         handle = table.open()
         if handle is not None and (name in (BRONZE, QUARANTINE) or has_persons(handle, suppression.column)):
             files += [(name, path) for path in (*paths(handle), *replaced_files(table, handle))]
-    return frozenset(run_task(pipeline, RecoverTask(tables, suppression), files))
+    return frozenset().union(*(found.ids for found in run_task(pipeline, RecoverTask(tables, suppression), files)))
 
 
 @dataclass(frozen=True)
-class RecoverTask:
-    """Finds ids in a worker; picklable. The key is part of the function, so that no plan or log shows it.
+class FoundIds:
+    """Result of one task."""
 
-    Attributes:
-        tables: name -> table.
-        suppression: the column with ids, the key, and the hashes to find.
+    ids: set[str]
+
+
+@dataclass(frozen=True)
+class RecoverTask(WorkerJob[FoundIds]):
+    """Finds ids in files, given as rows (table, path); picklable. The key is part of the job, so that no plan or log shows it.
+
+    `suppression`: the column with ids, the key, and the hashes to find.
     """
 
+    result: ClassVar[type] = FoundIds
     tables: dict[str, Table]
     suppression: Suppression
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`: consumes (table, path), yields one id per row (`REPORT_SCHEMA`)."""
-        found = {text for table, path in named(batches) for text in self.find(table, path)}
-        yield report(("id", text) for text in sorted(found))
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> FoundIds:
+        """Search the files."""
+        return FoundIds({text for table, path in named(batches) for text in self.find(table, path)})
 
     def find(self, name: str, path: str) -> set[str]:
         """Ids in one file; empty if maintenance has deleted it."""

@@ -5,8 +5,6 @@ commit: quarantine's before bronze's (by which they are found), silver's after i
 command, run again, finishes an erasure after a crash. Offsets, batch numbers and low watermarks do not change.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +17,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures, oldest_batch
 from game_events.lakehouse.commits.retry import retry_on_conflict
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.suppressed import HASH_CHARS, add_suppressed, finish_suppressed, read_suppressed
@@ -34,7 +32,8 @@ from game_events.lakehouse.tables import (
     has_persons,
 )
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.commits import erase_events, without
+from game_events.pipeline.erasure.commits import erase_events
+from game_events.pipeline.erasure.scan import without
 from game_events.pipeline.erasure.state import ErasureState, find_erased_rows
 from game_events.pipeline.erasure.subjects import DataSubjects
 from game_events.pipeline.gold.refresh import refresh_gold, refresh_own_gold
@@ -42,9 +41,9 @@ from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.quarantine.full_refresh import finish_reset
 from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.quarantine.replay_marks import note_replay
-from game_events.pipeline.reporting.erasure_result import Erasure
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.steps import Erasure
 from game_events.pipeline.suppression.driver import hashes_of, required_key
 
 #: Scans of the tables, for files that concurrent writers added or rewrote.
@@ -63,15 +62,8 @@ def forget(
 ) -> DataSubjects:
     """Erase data subjects.
 
-    Args:
-        pipeline: the pipeline.
-        report: gets the result (`erasure`) and the refreshed gold tables.
-        ids: ids of the data subjects, as texts.
-        dry_run: count only.
-        hashes: keyed hashes of all data subjects, if not every id is known.
-
-    Returns:
-        data subjects and records for `remove_old_files`.
+    `report` gets the result (`erasure`) and the refreshed gold tables. `hashes`: keyed hashes of all data subjects, if not
+    every id is known. Returns data subjects and records for `remove_old_files`.
 
     Raises:
         ConfigurationError: there is no key, or another one than that of the suppression list.
@@ -142,7 +134,7 @@ def _repeat(state: ErasureState, erase: Callable[[ErasureState], bool]) -> None:
 
 def _require_id_column(pipeline: Pipeline, bronze: DeltaTable) -> None:
     """Refuse a wrong setting, with which no row would be found."""
-    if not int(bronze.transaction_version(Txn.BATCH) or 0) or not has_decoded_columns(bronze):
+    if not counter(bronze, Txn.BATCH) or not has_decoded_columns(bronze):
         return
     if not has_persons(bronze, pipeline.settings.key_column):
         raise ConfigurationError(

@@ -4,31 +4,32 @@ One Spark job scans files of any number of tables, one per row; only the columns
 pickled function, so that no plan or log shows them.
 """
 
-from __future__ import annotations
-
-import base64
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
-from game_events.lakehouse.data.staging import REPORT_SCHEMA, StagedFile, StagedWriter, file_system, report
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_DEAD_LETTERS, Table
+from game_events.lakehouse.commits.commit import Commit
+from game_events.lakehouse.commits.transactions import Txn, counter, txn
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system
+from game_events.lakehouse.data.worker_job import Result, WorkerJob
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_FAILED_CHUNKS, Table, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.subjects import ANSWER, BYTES, RECORDS, DataSubjects
+from game_events.pipeline.state.commit_info import ERASED_ROWS
 
 #: Files up to which the driver scans them itself: a Spark job costs more.
 FILES_IN_DRIVER = 4
 #: Tasks of the job.
 TASKS = 64
-#: For `mapInArrow`: (table, path) -> `REPORT_SCHEMA`.
-FileTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _Mask = npt.NDArray[np.bool_]
+_NO_MORE: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ScannedFile:
         unsearchable: remaining rows that cannot be attributed to a data subject.
         by_bytes: those of `records` that were found by their undecoded columns alone; bronze only.
         unreadable: not a complete Parquet file: it is being written, or its run was killed.
-        answers: remaining dead letters that lose the receiver's answer, as it may have an id.
+        answers: remaining rows of failed chunks that lose the receiver's answer, as it may have an id.
     """
 
     table: str
@@ -61,38 +62,31 @@ class ScannedFile:
         """Whether the file has anything to erase."""
         return self.rows > 0 or self.answers > 0
 
-    def to_json(self) -> str:
-        """Encode for a worker's report."""
-        packed = {"records": _packed(self.records), "by_bytes": _packed(self.by_bytes)}
-        return json.dumps(vars(self) | packed | {"files": [f.to_json() for f in self.files]})
 
-    @classmethod
-    def from_json(cls, text: str) -> ScannedFile:
-        """The inverse of `to_json`."""
-        body = json.loads(text)
-        unpacked = {"records": _unpacked(body["records"]), "by_bytes": _unpacked(body["by_bytes"])}
-        return cls(**body | unpacked | {"files": [StagedFile.from_json(f) for f in body["files"]]})
+@dataclass(frozen=True)
+class ScannedFiles:
+    """Results of one task."""
+
+    files: list[ScannedFile]
 
 
 @dataclass(frozen=True)
-class EraseTask:
-    """Scans files in a worker; picklable.
+class EraseTask(WorkerJob[ScannedFiles]):
+    """Scans files, given as rows (table, path); picklable.
 
-    Attributes:
-        tables: name -> table.
-        subjects: the data subjects.
-        rewrite: stage a copy of each file with matches.
-        old: the current version does not have the files: one may be deleted meanwhile, or incomplete.
+    `rewrite`: stage a copy of each file with matches. `old`: the current version does not have the files: one may be deleted
+    meanwhile, or incomplete.
     """
 
+    result: ClassVar[type] = ScannedFiles
     tables: Mapping[str, Table]
     subjects: DataSubjects
     rewrite: bool
     old: bool = False
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`: consumes (table, path), yields the report (`REPORT_SCHEMA`)."""
-        yield report(("file", self.scan(table, path).to_json()) for table, path in named(batches))
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> ScannedFiles:
+        """Scan the files."""
+        return ScannedFiles([self.scan(table, path) for table, path in named(batches)])
 
     def scan(self, name: str, path: str) -> ScannedFile:
         """Scan one file, with one row group in memory at a time.
@@ -117,7 +111,7 @@ class EraseTask:
             answers = self._answers(name, file, masks)
             if not rows and not any(mask.any() for mask in answers):
                 return ScannedFile(name, path, unsearchable=unsearchable)
-            files = _without(self.tables[name], file, masks, answers) if self.rewrite else []
+            files = _without(self.tables[name], path, file, masks, answers) if self.rewrite else []
         records, by_bytes = (pa.concat_tables([group[n] for group in groups]) for n in (1, 2))
         cleared = sum(int(mask.sum()) for mask in answers)
         return ScannedFile(name, path, rows, files, records, unsearchable, by_bytes=by_bytes, answers=cleared)
@@ -148,8 +142,8 @@ class EraseTask:
         return pa.Table.from_arrays(arrays, schema=RECORDS)
 
     def _answers(self, name: str, file: pq.ParquetFile, masks: Sequence[_Mask]) -> list[_Mask]:
-        """By row group, the remaining dead letters that lose their answer; a call's rows may be in several groups."""
-        if name != REST_DEAD_LETTERS or not masks:
+        """By row group, the remaining rows of failed chunks that lose the answer; a call's rows may be in several groups."""
+        if name != REST_FAILED_CHUNKS or not masks:
             return []
         found = self.subjects.answered(file.read(["key", ANSWER]), np.concatenate(masks))
         return np.split(found, np.cumsum([len(mask) for mask in masks])[:-1])
@@ -161,26 +155,15 @@ def named(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, str]]:
         yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
 
 
-def _packed(records: pa.Table) -> str:
-    if not records.num_rows:
-        return ""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, RECORDS) as writer:
-        writer.write_table(records)
-    return base64.b64encode(sink.getvalue()).decode()
-
-
-def _unpacked(text: str) -> pa.Table:
-    return pa.ipc.open_stream(base64.b64decode(text)).read_all() if text else RECORDS.empty_table()
-
-
-def _without(table: Table, file: pq.ParquetFile, masks: Sequence[_Mask], answers: Sequence[_Mask]) -> list[StagedFile]:
+def _without(
+    table: Table, path: str, file: pq.ParquetFile, masks: Sequence[_Mask], answers: Sequence[_Mask]
+) -> list[StagedFile]:
     """Stage a file's remaining rows, in the table's types: another engine's file may have others (INT96 times)."""
     handle = table.open()
     types = {f.name: f.type for f in pa.schema(handle.schema())} if handle is not None else {}
     own = file.schema_arrow.remove_metadata()
     schema = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in own])
-    writer = StagedWriter(table, schema)
+    writer = StagedWriter(table, schema, folder=path[: path.rfind("/") + 1])
     for group, mask in enumerate(masks):
         if not mask.all():
             rows = file.read_row_group(group).replace_schema_metadata(None).cast(schema)
@@ -194,13 +177,39 @@ def _without(table: Table, file: pq.ParquetFile, masks: Sequence[_Mask], answers
 
 def scan_files(pipeline: Pipeline, task: EraseTask, files: Sequence[tuple[str, str]]) -> list[ScannedFile]:
     """Scan files, given as (table, path)."""
-    return [ScannedFile.from_json(body) for body in run_task(pipeline, task, files)]
+    return [file for found in run_task(pipeline, task, files) for file in found.files]
 
 
-def run_task(pipeline: Pipeline, task: FileTask, files: Sequence[tuple[str, str]]) -> list[str]:
-    """Bodies of a task's report on files: by one Spark job, or without Spark if the files are few."""
-    named_files = pa.table({"table": [t for t, _ in files], "path": [p for _, p in files]})
+def run_task(pipeline: Pipeline, task: WorkerJob[Result], files: Sequence[tuple[str, str]]) -> list[Result]:
+    """Results of a job over files, given as (table, path): by Spark, or without it if the files are few."""
+    rows = pa.table({"table": [t for t, _ in files], "path": [p for _, p in files]})
     if len(files) <= FILES_IN_DRIVER:
-        return [body for batch in task(named_files.to_batches()) for body in batch.column("body").to_pylist()]
-    rows = pipeline.spark.createDataFrame(named_files).repartition(min(len(files), TASKS))
-    return [line["body"] for line in rows.mapInArrow(task, REPORT_SCHEMA).collect()]
+        return [task.stage(rows.to_batches())]
+    return task.collect(pipeline.spark.createDataFrame(rows).repartition(min(len(files), TASKS)))
+
+
+def without(
+    table: Table,
+    handle: DeltaTable,
+    hits: Sequence[ScannedFile],
+    run_id: str,
+    *,
+    expected: Mapping[str, int | None] = _NO_MORE,
+    advance: Mapping[str, int] = _NO_MORE,
+    info: Mapping[str, str] = _NO_MORE,
+) -> Commit:
+    """The commit that replaces scanned files by their copies, and increments the table's `erasures`.
+
+    `hits`: files with rows to erase. `expected`, `advance`, `info`: further ones than those of each erasure.
+    """
+    rows = sum(found.rows for found in hits)
+    return Commit(
+        table,
+        pa.schema([]),  # no file has a column that the table lacks
+        [file for found in hits for file in found.files],
+        expected={Txn.ERASURES: txn(handle, Txn.ERASURES), **expected},
+        advance={Txn.ERASURES: counter(handle, Txn.ERASURES) + 1, **advance},
+        table_id=table_id(handle),
+        rewritten=frozenset(found.path for found in hits),
+        info={"erasure": "rows of erased data subjects", ERASED_ROWS: str(rows), "run_id": run_id, **info},
+    )

@@ -1,7 +1,5 @@
 """State of one erasure: its data subjects, the scanned files, and rows that an interrupted attempt has erased."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,8 +15,8 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.old_files import replaced_files
 from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, scan_files
 from game_events.pipeline.erasure.subjects import RECORDS, DataSubjects
-from game_events.pipeline.reporting.erasure_result import Erasure
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.steps import Erasure
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_DEAD_LETTERS, is_person
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_FAILED_CHUNKS, is_person
 from game_events.pipeline.suppression.worker import as_texts
 
 #: Shorter ids are not searched in undecodable bytes: they would match other subjects' records by chance.
@@ -23,7 +23,7 @@ MIN_SEARCHED_BYTES = 4
 BYTES = ("_kafka_key", "_raw_value")
 #: Records that are Python objects at the same time.
 _ROWS_AT_ONCE = 10_000
-#: Column of dead letters: the receiver's answer.
+#: Column of failed chunks: the receiver's answer.
 ANSWER = "answer"
 #: JSON's escapes (RFC 8259, section 7); characters beyond U+FFFF are two of them.
 _ESCAPE = re.compile(rb"(?:\\u[0-9a-fA-F]{4})+|\\.", re.DOTALL)
@@ -93,7 +93,7 @@ class DataSubjects:
         wanted = {*RECORDS.names, self.entity}
         if table == QUARANTINE:
             wanted |= {"layer", "replayed_table", "replayed_batch", *BYTES}
-        if table == REST_DEAD_LETTERS:
+        if table == REST_FAILED_CHUNKS:
             wanted |= {"key", ANSWER}
         return [n for n in names if n in wanted or is_person(n, self.key)]
 
@@ -135,20 +135,15 @@ class DataSubjects:
                 done += 1
         return found
 
-    def answered(self, dead_letters: pa.Table, erased: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Mask of the remaining dead letters with an answer that has an id, or is to a call with erased rows.
-
-        Args:
-            dead_letters: columns `key` and `ANSWER`.
-            erased: mask of the data subjects' rows.
-        """
-        calls = pc.unique(dead_letters.column("key").filter(pa.array(erased)))
-        found = pc.is_in(dead_letters.column("key"), value_set=calls).to_numpy()
-        answers = dead_letters.column(ANSWER).combine_chunks().dictionary_encode()
+    def answered(self, failed: pa.Table, erased: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Mask of the remaining rows of failed chunks with an answer that has an id, or is to a call with erased rows."""
+        calls = pc.unique(failed.column("key").filter(pa.array(erased)))
+        found = pc.is_in(failed.column("key"), value_set=calls).to_numpy()
+        answers = failed.column(ANSWER).combine_chunks().dictionary_encode()
         naming = [_in_either_form(self.names, answer.encode()) for answer in answers.dictionary.to_pylist()]
         which = pc.fill_null(answers.indices, len(naming)).to_numpy(zero_copy_only=False)
         found = found | np.array([*naming, False])[which]
-        return np.asarray(found & ~erased & pc.is_valid(dead_letters.column(ANSWER)).to_numpy(), dtype=bool)
+        return np.asarray(found & ~erased & pc.is_valid(failed.column(ANSWER)).to_numpy(), dtype=bool)
 
     def nameless(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
         """Mask of bronze's rows without a key and a game: their message type is not decoded."""

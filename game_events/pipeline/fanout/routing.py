@@ -1,7 +1,5 @@
 """Routing of rows to games, and admission of new games."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from game_events.config.settings import Settings

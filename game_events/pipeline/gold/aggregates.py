@@ -1,7 +1,5 @@
 """Gold aggregates: the built-in one and custom ones, each with its own progress and interval."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time
@@ -18,7 +16,7 @@ from game_events.config.gold_columns import expression, measures
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, first_line
 from game_events.extending import BUILT_IN, PLAYER_AGG, GoldAggregate, count, max_of, min_of
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, txn
 from game_events.lakehouse.descriptions import COMMENT
 from game_events.lakehouse.system_columns import AGGREGATE
 from game_events.lakehouse.system_tables.progress import Mark, Progress
@@ -129,7 +127,7 @@ def definition_app(aggregate: str) -> str:
 
 def declared_in(table: DeltaTable | None, aggregate: GoldAggregate) -> int | None:
     """The definition in a table; None: the built-in default."""
-    return table.transaction_version(definition_app(aggregate.name)) if table is not None else None
+    return txn(table, definition_app(aggregate.name))
 
 
 def definition_for(table: DeltaTable | None, aggregate: GoldAggregate) -> int | None:

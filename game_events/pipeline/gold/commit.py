@@ -1,7 +1,5 @@
 """Commits of gold: one for each game, which replaces the aggregate that the game's plan was made from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 
@@ -9,9 +7,10 @@ from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import Commit
 from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.parallel import Committed, commit_games
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.data.staging import discard
+from game_events.lakehouse.tables import table_id
 from game_events.pipeline.gold.aggregates import definition_app
 from game_events.pipeline.gold.execute import Staged
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
@@ -38,7 +37,7 @@ def _commit(run: GoldRun, plan: GamePlan, staged: Staged) -> Commit:
                 f"may not expect that: rename the columns, or refresh {aggregate.asset} fully"
             )
     # Two runs may have planned from the same batch of a silver table with rows replaced in between: one of them commits.
-    commits = gold.transaction_version(Txn.COMMITS) if gold is not None else None
+    commits = txn(gold, Txn.COMMITS)
     expected: dict[str, int | None] = {plan.app: plan.taken, Txn.COMMITS: commits}
     advance = {plan.app: plan.batch, Txn.COMMITS: (commits or 0) + 1}
     if plan.definition is not None:
@@ -51,9 +50,13 @@ def _commit(run: GoldRun, plan: GamePlan, staged: Staged) -> Commit:
         files,
         expected=expected,
         advance=advance,
-        table_id=str(gold.metadata().id) if gold is not None else None,
-        replace=gold is not None,
+        table_id=table_id(gold),
+        # A restore leaves every `txn` as it is; a full refresh is right after any.
+        seen=None if plan.full or gold is None else gold.version(),
+        replace=plan.full and gold is not None,
         reshape=plan.full,  # all rows are new: columns may go
+        # Without a new row of this game its files stay.
+        rewritten=frozenset(plan.old.paths if files else ()),
         info={BATCH_INFO: str(plan.batch), "run_id": run.pipeline.run_id}
         | ({"definition": aggregate.definition} if aggregate.definition else {}),
         description=f"{run.pipeline.settings.names.entity.capitalize()} {plan.game}: {aggregate.description}"[:1_000],

@@ -1,7 +1,5 @@
 """Execution of gold's plans: one Spark job aggregates the rows of all games and writes each game's files. Commits nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -18,11 +16,13 @@ from pyspark.sql.types import StructType
 
 from game_events.errors import QUOTED, ExtensionError
 from game_events.extending import COLUMN_PATTERN, GoldAggregate
-from game_events.lakehouse.data.snapshot import game_of_file, read_files, spark_schema
+from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
+from game_events.pipeline.fanout.job import stage
+from game_events.pipeline.fanout.old_rows import OldRows
+from game_events.pipeline.fanout.worker import FanOut, FanOutResult
 from game_events.pipeline.gold.aggregates import commented, has_shipped_columns
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
 from game_events.pipeline.quality.expressions import RuleColumns
@@ -37,10 +37,8 @@ from game_events.spark.schemas import arrow_schema, merged_columns, quoted
 #: The column that names the game while rows of several games are in one plan.
 GAME = "_game"
 _NAME, _FROM = "_limit_game", "_limit_batch"
-#: Rows, new and old together, up to which one task aggregates all games: a shuffle costs some 100 ms for any number of rows.
-SMALL_ROWS = 250_000
-#: Rows of silver for each task that writes, and tasks at most.
-TASK_ROWS, MAX_TASKS = 250_000, 8
+#: Rows of silver, and old rows of gold, for each task. One task needs no shuffle, which costs some 100 ms.
+TASK_ROWS, TASK_OLD_ROWS = 250_000, 2_000_000
 
 
 @dataclass(frozen=True)
@@ -62,19 +60,19 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan], known: StructType) -> S
         WorkerCrashError: a worker's process ended.
     """
     pipeline, aggregate = run.pipeline, run.aggregate
-    count = sum(plan.new.rows for plan in plans.values())
-    small = count + sum(plan.old.rows for plan in plans.values()) <= SMALL_ROWS
-    rows, schema = _aggregated(pipeline, aggregate, plans, known, small=small)
+    new, old = (sum(found.rows for found in files) for files in zip(*((p.new, p.old) for p in plans.values()), strict=True))
+    tasks = min(len(plans), 1 + new // TASK_ROWS + old // TASK_OLD_ROWS)
+    rows, schema, kept = _aggregated(run, plans, known, tasks, few=new <= TASK_ROWS)
     # Custom aggregates have no rules.
     rules = RuleColumns.of(pipeline.rules if run.built_in else (), "gold", GAME)
     split = RuleSplit(rules.rules, tuple(rules.names)) if rules.rules else None
     require_valid(pipeline.spark, rules.rules, spark_schema(Schema.from_arrow(schema)))
-    task = FanOut(pipeline.lakehouse, Layer.GOLD, GAME, schema, aggregate=aggregate.name, split=split)
-    # Each game's rows go to one task: one file, which needs no compaction.
-    rows = rows if small else rows.repartition(max(1, min(MAX_TASKS, count // TASK_ROWS)), GAME)
+    task = FanOut(pipeline.lakehouse, Layer.GOLD, GAME, schema, aggregate=aggregate.name, split=split, old=kept)
+    # One file for each game, which needs no compaction.
+    rows = _by_game(rows, tasks)
     try:
         with null_on_error(pipeline.spark) if rules.rules else nullcontext():
-            result = stage(rows.select("*", *rules.violated()) if rules.rules else rows, task, 1, 1)
+            result = stage(rows.select("*", *rules.violated()) if rules.rules else rows, task)
     except (PySparkException, Py4JJavaError) as error:
         if is_crash(error):
             batches = f"batches up to {max(plan.batch for plan in plans.values())} of {pipeline.bronze.name}"
@@ -91,9 +89,10 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan], known: StructType) -> S
 
 
 def _aggregated(
-    pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, GamePlan], known: StructType, *, small: bool
-) -> tuple[DataFrame, pa.Schema]:
-    """The aggregate's new rows with `_game`, and its columns; `small`: in one task, so that grouping needs no shuffle."""
+    run: GoldRun, plans: Mapping[str, GamePlan], known: StructType, tasks: int, *, few: bool
+) -> tuple[DataFrame, pa.Schema, OldRows | None]:
+    """The aggregate's rows that change, with `_game`; its columns; the rows of gold to keep. `few`: one task reads silver."""
+    pipeline, aggregate = run.pipeline, run.aggregate
     spark, entity = pipeline.spark, pipeline.settings.entity_column
     columns, clashes = _columns(plan.silver for plan in plans.values())
     columns = StructType([*columns.fields, *(f for f in known.fields if f.name not in {*columns.names, *clashes})])
@@ -103,11 +102,12 @@ def _aggregated(
         bounds = F.broadcast(spark.createDataFrame(limits))
         silver = silver.join(bounds, F.col(quoted(entity)) == F.col(_NAME)).where(F.col("_batch") > F.col(_FROM))
         silver = silver.drop(_NAME, _FROM)
-    silver = _together(silver.withColumn(GAME, F.col(quoted(entity))), small)
+    silver = silver.withColumn(GAME, F.col(quoted(entity)))
+    silver = silver.coalesce(1) if few else silver
     try:
         if aggregate.mode == "recompute":
-            return _recomputed(aggregate, silver)
-        return _merged(pipeline, aggregate, plans, silver, small=small)
+            return *_recomputed(aggregate, silver), None
+        return _merged(pipeline, aggregate, plans, silver, tasks)
     except ExtensionError:
         raise
     except Exception as error:
@@ -122,30 +122,27 @@ def _aggregated(
 
 
 def _merged(
-    pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, GamePlan], silver: DataFrame, *, small: bool
-) -> tuple[DataFrame, pa.Schema]:
-    """New rows aggregated and merged with those of the gold tables."""
+    pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, GamePlan], silver: DataFrame, tasks: int
+) -> tuple[DataFrame, pa.Schema, OldRows | None]:
+    """New rows aggregated, and merged with the rows of gold that have the same keys; all other rows of gold are kept."""
     keys = [F.col(quoted(k)) for k in aggregate.keys]
     measures = aggregate.measures.items()
-    fresh = silver.groupBy(GAME, *keys).agg(*(F.expr(m.sql).alias(column) for column, m in measures))
-    schema = arrow_schema(fresh.drop(GAME), aggregate)
-    uris = [uri for plan in plans.values() for uri in plan.old.files]
-    if not uris:
-        return fresh, schema
-    stored, _ = _columns(plan.gold for plan in plans.values() if plan.gold is not None and plan.old.files)
-    # A struct may have gained members since.
-    wider, _ = merged_columns([stored, fresh.drop(GAME).schema])
-    stored = StructType([wider[f.name] if f.name in wider.names else f for f in stored.fields])
-    game = game_of_file(uris, pipeline.lakehouse.called.gold_path(aggregate.name)).alias(GAME)
-    old = read_files(pipeline.spark, uris, stored).select(game, *(F.col(quoted(c)) for c in schema.names))
-    types = {f.name: f.dataType for f in fresh.schema.fields}
-    whole = _together(fresh.unionByName(old), small).groupBy(GAME, *keys)
+    new = silver.groupBy(GAME, *keys).agg(*(F.expr(m.sql).alias(column) for column, m in measures))
+    schema = arrow_schema(new.drop(GAME), aggregate)
+    files = {game: plan.old.paths for game, plan in plans.items() if plan.old.files}
+    if not files:
+        return new, schema, None
+    old = OldRows(pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files)
+    types = {f.name: f.dataType for f in new.schema.fields}
+    both = _by_game(new, tasks).mapInArrow(old.with_old, new.schema).groupBy(GAME, *keys)
     # A sum of decimals would get more digits with every merge.
-    return whole.agg(*(F.expr(m.merged(column)).cast(types[column]).alias(column) for column, m in measures)), schema
+    merged = both.agg(*(F.expr(m.merged(column)).cast(types[column]).alias(column) for column, m in measures))
+    return merged, schema, old
 
 
-def _together(rows: DataFrame, small: bool) -> DataFrame:
-    return rows.coalesce(1) if small else rows
+def _by_game(rows: DataFrame, tasks: int) -> DataFrame:
+    """The rows with all those of a game in one of so many tasks."""
+    return rows.repartition(tasks, GAME) if tasks > 1 else rows.coalesce(1)
 
 
 def _columns(tables: Iterable[DeltaTable]) -> tuple[StructType, dict[str, list[str]]]:

@@ -1,7 +1,5 @@
 """Detection of games without any key, or without any time, in their gold rows: reported, never silently NULL."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Mapping
 
@@ -11,14 +9,15 @@ from deltalake import DeltaTable
 from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
 
 from game_events.config.settings import Settings
-from game_events.decoding.core.column_map import kind_of
+from game_events.decoding.core.column_types import kind_of
 from game_events.decoding.core.kept_columns import Kept, is_of_any_kind, kept_columns
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.commits.parallel import opened
 from game_events.lakehouse.data.staging import StagedFile
+from game_events.lakehouse.tables import add_actions
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import FIRST, has_shipped_columns, player_agg
-from game_events.pipeline.reporting.check_result import CheckResult
+from game_events.pipeline.reporting.steps import CheckResult
 
 KNOWN = "keys_and_times_known"
 _TYPES: dict[str, DataType] = {"string": StringType(), "timestamp": TimestampType()}
@@ -84,8 +83,8 @@ def keys_and_times_known(pipeline: Pipeline) -> CheckResult:
     columns = list(looked_at(pipeline.settings))
     unknown = {
         game: missing
-        for game, handle in for_games(sorted(known), lambda game: pipeline.lakehouse.gold(game).open()).items()
-        if handle is not None and (missing := _all_null(handle, columns))
+        for game, handle in opened(sorted(known), pipeline.lakehouse.gold).items()
+        if (missing := _all_null(handle, columns))
     }
     wrong += [f"{game}: {', '.join(missing)} NULL in every row" for game, missing in list(unknown.items())[:SHOWN]]
     wrong += [f"and {len(unknown) - SHOWN} more"] if len(unknown) > SHOWN else []
@@ -94,7 +93,7 @@ def keys_and_times_known(pipeline: Pipeline) -> CheckResult:
 
 
 def _all_null(handle: DeltaTable, columns: Collection[str]) -> list[str]:
-    actions = pa.table(handle.get_add_actions(flatten=True))
+    actions = add_actions(handle, flatten=True)
     rows = pc.sum(actions.column("num_records")).as_py() or 0
     nulls = {c: f"null_count.{c}" for c in columns if f"null_count.{c}" in actions.column_names}
     return [c for c, name in nulls.items() if rows and pc.sum(actions.column(name)).as_py() == rows]

@@ -4,12 +4,11 @@ A refresh is `plan_games` (tables' logs), `execute.execute` (one Spark job, writ
 from one step to the next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from deltalake import DeltaTable
+from deltalake.schema import PrimitiveType
 from pyspark.sql.types import StructType
 
 from game_events.errors import DataError, GameEventsError
@@ -17,7 +16,9 @@ from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.data.snapshot import FileSelection, selection, spark_schema
+from game_events.lakehouse.commits.transactions import txn
+from game_events.lakehouse.data.snapshot import FileSelection, selection
+from game_events.lakehouse.data.spark_files import spark_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import declared_in, definition_for, has_shipped_columns
 from game_events.pipeline.gold.null_values import known_or_meant
@@ -48,7 +49,7 @@ class GamePlan:
         full: all rows of silver are aggregated; else new rows, which are merged with those of `old`.
         declared, definition: the definition in the gold table now, and after the commit.
         above: silver rows of later bronze batches are new.
-        new, old: the files of silver with new rows, and the files of gold to merge with.
+        new, old: the files of silver with new rows, and the files of gold with the rows to merge them with.
     """
 
     game: str
@@ -87,7 +88,7 @@ def _plan(run: GoldRun, known: StructType, game: str, gold: DeltaTable | None, s
     if silver is None or batch is None:
         return None
     aggregate, app = run.aggregate, silver_app(silver)
-    taken = gold.transaction_version(app) if gold is not None else None
+    taken = txn(gold, app)
     declared, definition = declared_in(gold, aggregate), definition_for(gold, aggregate)
     if gold is not None and definition is not None and declared is None and not run.built_in:
         raise DataError(
@@ -97,9 +98,11 @@ def _plan(run: GoldRun, known: StructType, game: str, gold: DeltaTable | None, s
     if taken == batch and not again:
         return None
     _require_columns(run, {f.name for f in silver.schema().fields} | set(known.names))
-    full = again or aggregate.mode == "recompute"
+    # Arrow does not compare structs: the workers could not find such a key in the old files.
+    nested = {f.name for f in silver.schema().fields if not isinstance(f.type, PrimitiveType)}
+    full = again or aggregate.mode == "recompute" or not nested.isdisjoint(aggregate.keys)
     above = 0 if full else int(taken or 0)
-    old = FileSelection([], 0, True) if gold is None or full else selection(gold)
+    old = FileSelection([], [], 0, True) if gold is None or full else selection(gold)
     new = selection(silver, "_batch", above)
     return GamePlan(game, silver, gold, app, taken, batch, full, declared, definition, above, new, old)
 

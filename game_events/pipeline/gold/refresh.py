@@ -6,8 +6,6 @@ is not possible, all rows are aggregated), and replace it in one commit, which s
 that was planned from.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping
 from functools import partial

@@ -1,50 +1,41 @@
 """Unified gold table: `gold_{game}_player_agg` of all games -> `gold_unified_player_agg`, one table for dashboards.
 
-Guarantee: its rows of a game are that game's gold at one version; a refresh of several games is one commit. Only gold tables of
-games that may have changed are opened; rows of the other games are carried over from the table itself.
+Guarantee: its rows of a game are that game's gold at one version; a refresh of several games is one commit. Its files are
+copies of gold's files, partitioned by game: only files of gold that changed are copied, and no row is read.
 """
 
-from __future__ import annotations
-
-import json
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema
-from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
-from game_events.errors import ConflictError, GameEventsError
-from game_events.extending import GoldAggregate
+from game_events.errors import ConflictError, DataError, GameEventsError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games
-from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.retry import retry_on_conflict
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with, game_of_file, read_files, spark_schema
-from game_events.lakehouse.data.staging import StagedFile
-from game_events.lakehouse.data.table_writer import FileStage
+from game_events.lakehouse.commits.transactions import Txn, txn
+from game_events.lakehouse.data.file_copies import copy_file
+from game_events.lakehouse.data.snapshot import BATCH_INFO
+from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
-from game_events.lakehouse.tables import UNIFIED, game_of_gold
+from game_events.lakehouse.tables import UNIFIED, table_id, version_of
 from game_events.pipeline.context import Pipeline, note
-from game_events.pipeline.gold.aggregates import definition_app, definition_for, is_current, player_agg
+from game_events.pipeline.gold.aggregates import definition_app, definition_for, player_agg
+from game_events.pipeline.gold.unified_plan import (
+    ComparedGame,
+    UnifiedPlan,
+    gold_app,
+    is_partitioned,
+    plan_unified,
+    unified_columns,
+)
 from game_events.pipeline.reporting.report import RunReport
-from game_events.spark.crashed_workers import crashes_explained
-from game_events.spark.schemas import merged_columns
-
-
-def gold_app(gold_id: str) -> str:
-    """Name of the `txn` with the version of a gold table in the unified table."""
-    return Txn.GOLD.of(gold_id)
-
-
-#: Games in a filter at most; more are joined, which costs a Spark job.
-NAMED_GAMES = 200
 
 
 def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False) -> None:
@@ -83,118 +74,91 @@ def _progress(seen: Progress, unread: dict[str, str], now: Progress) -> Progress
 
 @retry_on_conflict(GAME_ATTEMPTS)
 def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bool) -> dict[str, str]:
-    """Plan, stage and commit, if any game changed.
+    """Plan, copy and commit, if any game changed.
 
     Returns:
-        game with unreadable gold -> reason. Its old rows stay, unless the whole table is written: then they are missing until
+        game with unreadable gold -> reason. Its old rows stay, unless the whole table is replaced: then they are missing until
         its gold can be read.
     """
-    table, aggregate = pipeline.lakehouse.table(UNIFIED), player_agg(pipeline.settings)
-    handle = table.open()
-    # A new or restored table, or one with other columns, has no rows to carry over.
-    reshaped = handle is not None and not is_current(handle, aggregate)
-    full = full or handle is None or reshaped or restored(handle)
-    changed, unread = _changed(pipeline, state, aggregate, None if full else handle)
-    if not changed:
-        return unread
-    pipeline.on_progress(f"{table.name}: {len(changed)} {pipeline.settings.names.entities}")
-    kept = handle if handle is not None and not full and files_with(handle) else None
-    schema = _columns(changed.values(), kept, pipeline.settings.entity_column)
-    files = _stage(pipeline, changed, kept, schema)
+    plan = plan_unified(pipeline, state, full=full)
+    if plan.is_empty:
+        return plan.unread
+    table, batch = pipeline.lakehouse.table(UNIFIED), state.floor(Layer.GOLD)
+    pipeline.on_progress(f"{table.name}: {len(plan.games)} {pipeline.settings.names.entities}")
+    schema = unified_columns(plan, pipeline.settings.entity_column)
+    files, failed = _copied(pipeline, plan.games, schema)
     failpoints.reach("unified_staged")
-    versions = {gold_app(str(gold.metadata().id)): gold.version() for gold in changed.values()}
-    if (definition := definition_for(handle, aggregate)) is not None:
+    plan = replace(plan, games={game: found for game, found in plan.games.items() if game not in failed})
+    if not plan.is_empty:
+        landed = commit(_commit_plan(pipeline, plan, schema, files, batch))
+        report.add_landed(Layer.UNIFIED, table, landed, schema, batch, new=plan.unified is None)
+        if plan.unified is not None and not is_partitioned(pipeline, plan.unified):
+            raise ConflictError(f"{table.name} was partitioned, which may have replaced a concurrent commit: compare again")
+    return plan.unread | failed
+
+
+def _copied(
+    pipeline: Pipeline, games: Mapping[str, ComparedGame], schema: pa.Schema
+) -> tuple[list[StagedFile], dict[str, str]]:
+    """Copies of the missing files of gold; game without copies -> reason.
+
+    Raises:
+        ConflictError: gold was replaced meanwhile.
+    """
+    results = for_games(games, lambda name: _copied_game(pipeline, name, games[name], schema))
+    files = [file for result in results.values() if isinstance(result, list) for file in result]
+    for result in results.values():
+        if isinstance(result, ConflictError):
+            discard(pipeline.lakehouse.table(UNIFIED), files)
+            raise result
+    return files, {name: str(error) for name, error in results.items() if isinstance(error, GameEventsError)}
+
+
+def _copied_game(pipeline: Pipeline, name: str, game: ComparedGame, schema: pa.Schema) -> list[StagedFile] | GameEventsError:
+    lakehouse, files = pipeline.lakehouse, list[StagedFile]()
+    gold, unified = lakehouse.gold(name), lakehouse.table(UNIFIED)
+    other = changed_types(game.gold, schema)
+    if other:
+        return DataError(f"{gold.name} has other types than the table of all games: {'; '.join(other)}. Refresh gold fully")
+    try:
+        for path in game.missing:
+            files.append(copy_file(lakehouse, gold, path, unified, f"{schema.names[0]}={name}"))
+    except FileNotFoundError:
+        discard(unified, files)
+        try:
+            now = gold.open()
+        except GameEventsError as second:
+            return second
+        if (table_id(now), version_of(now)) != (table_id(game.gold), game.gold.version()):
+            return ConflictError(f"{gold.name}: its files were replaced while they were copied")
+        return DataError(f"{gold.uri}/{path} is missing: refresh this gold table fully, which writes its files again")
+    return files
+
+
+def _commit_plan(pipeline: Pipeline, plan: UnifiedPlan, schema: pa.Schema, files: list[StagedFile], batch: int) -> Commit:
+    """The commit of a plan; it fails after any concurrent commit to the table."""
+    unified, aggregate, words = plan.unified, player_agg(pipeline.settings), pipeline.settings.names
+    commits = txn(unified, Txn.COMMITS)
+    versions = {gold_app(str(game.gold.metadata().id)): game.gold.version() for game in plan.games.values()}
+    if (definition := definition_for(unified, aggregate)) is not None:
         versions[definition_app(aggregate.name)] = definition
-    batch = state.floor(Layer.GOLD)
-    landed = commit(_commit_plan(pipeline, handle, schema, files, versions, batch, reshape=reshaped))
-    report.add_landed(Layer.UNIFIED, table, landed, schema, batch, new=handle is None)
-    return unread
-
-
-def _commit_plan(
-    pipeline: Pipeline,
-    handle: DeltaTable | None,
-    schema: pa.Schema,
-    files: list[StagedFile],
-    versions: dict[str, int],
-    batch: int,
-    *,
-    reshape: bool,
-) -> Commit:
-    """The commit that replaces all rows; `versions`: the `txn` of the games' gold tables in it, and of the definition."""
-    # It fails after any concurrent commit: rows of unchanged games are carried over.
-    commits = handle.transaction_version(Txn.COMMITS) if handle is not None else None
-    words = pipeline.settings.names
+    info = {"run_id": pipeline.run_id}
+    if unified is None or is_partitioned(pipeline, unified):
+        # Without it the commit counts as unchecked: all games are compared again.
+        info[BATCH_INFO] = str(batch)
     return Commit(
         pipeline.lakehouse.table(UNIFIED),
         schema,
         files,
         expected={Txn.COMMITS: commits},
         advance=versions | {Txn.COMMITS: (commits or 0) + 1},
-        table_id=str(handle.metadata().id) if handle is not None else None,
-        replace=handle is not None,
-        reshape=reshape,
-        info={BATCH_INFO: str(batch), "run_id": pipeline.run_id},
+        table_id=table_id(unified),
+        # A restore leaves every `txn` as it is, and may bring back old rows of games that are not in the plan.
+        seen=None if plan.replaced else version_of(unified),
+        replace=plan.replaced,
+        reshape=plan.replaced,
+        rewritten=plan.gone.union(*(game.outdated for game in plan.games.values())),
+        partition_by=(pipeline.settings.entity_column,),
+        info=info,
         description=f"One row per {words.entity} and {words.key}: all {words.entities}' aggregates in one table",
     )
-
-
-def _columns(golds: Collection[DeltaTable], unified: DeltaTable | None, entity: str) -> pa.Schema:
-    """The entity's column and gold's; structs have the members of all games, and of the rows that are carried over."""
-    first = pa.schema(next(iter(golds)).schema())
-    texts = dict.fromkeys(table.schema().to_json() for table in (*golds, *([unified] if unified is not None else [])))
-    whole, _ = merged_columns(StructType.fromJson(json.loads(text)) for text in texts)
-    types = pa.schema(Schema.from_json(whole.json()))
-    found = [f.with_type(types.field(f.name).type) if f.name in types.names else f for f in first]
-    return pa.schema([pa.field(entity, pa.string()), *found])
-
-
-def _stage(pipeline: Pipeline, changed: dict[str, DeltaTable], kept: DeltaTable | None, schema: pa.Schema) -> list[StagedFile]:
-    """Stage the rows of the games that changed, and of the others from a version of the unified table."""
-    table, spark, entity = pipeline.lakehouse.table(UNIFIED), pipeline.spark, pipeline.settings.entity_column
-    columns = spark_schema(Schema.from_arrow(schema))
-    uris = [uri for found in for_games(changed, lambda game: files_with(changed[game])).values() for uri in found]
-    of = game_of_file(uris, pipeline.lakehouse.called.gold_path())
-    gold = StructType([f for f in columns.fields if f.name != entity])
-    rows = read_files(spark, uris, gold).select(of.alias(entity), *gold.names)
-    if kept is not None:
-        old = read_files(spark, files_with(kept), columns)
-        if len(changed) <= NAMED_GAMES:
-            old = old.where(~F.col(entity).isin(*changed))
-        else:
-            names = F.broadcast(spark.createDataFrame(pa.table({entity: list(changed)}), f"{entity} string"))
-            old = old.join(names, entity, "left_anti")
-        rows = rows.unionByName(old)
-    with crashes_explained(f" over rows for {table.name}"):
-        return FileStage(table, schema).write(rows.coalesce(2))
-
-
-def _changed(
-    pipeline: Pipeline, state: Progress, aggregate: GoldAggregate, unified: DeltaTable | None
-) -> tuple[dict[str, DeltaTable], dict[str, str]]:
-    """Gold tables that are newer than their rows in the unified table (None: all), and game with unreadable gold -> reason."""
-    pending = state.failed_in(Layer.UNIFIED)
-    # `pending` may have games that progress does not know: of a replaced bronze.
-    games = sorted(pending | {g for g, batch in state.games.items() if batch > state.floor(Layer.UNIFIED)})
-    if unified is None:
-        # Games of a replaced bronze keep their tables.
-        games = sorted(state.games.keys() | {g for g in map(game_of_gold, pipeline.lakehouse.names()) if g is not None})
-    changed: dict[str, DeltaTable] = {}
-    unread: dict[str, str] = {}
-    for game, gold in for_games(games, partial(_gold, pipeline)).items():
-        if isinstance(gold, GameEventsError):
-            unread[game] = str(gold)
-        # Gold with other columns than those of the settings is not shown.
-        elif gold is not None and is_current(gold, aggregate):
-            held = None if unified is None else unified.transaction_version(gold_app(str(gold.metadata().id)))
-            if held != gold.version():
-                changed[game] = gold
-    return changed, unread
-
-
-def _gold(pipeline: Pipeline, game: str) -> DeltaTable | GameEventsError | None:
-    """A game's gold; None if it has none; an error if it cannot be opened, which does not stop the other games."""
-    try:
-        return pipeline.lakehouse.gold(game).open()
-    except GameEventsError as error:
-        return error

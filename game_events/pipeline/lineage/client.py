@@ -4,8 +4,6 @@ Guarantee: sending never raises, and takes at most `openlineage_timeout_s` per r
 are counted and reported, and not sent again.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -4,8 +4,6 @@ The parent run has the run's own id. The job of a child run has the table's name
 asset, continuous mode) are one job in lineage tools.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Source: OpenLineage 2-0-2 and its facets; "Naming Conventions" for datasets.
 """
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import urlsplit
 

@@ -6,7 +6,7 @@ The client is imported only if one is configured, because the import takes a fif
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -19,6 +19,8 @@ from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.reporting.steps import LineageResult
 
 if TYPE_CHECKING:
+    from openlineage.client.event_v2 import RunEvent
+
     from game_events.pipeline.lineage.client import Sender
     from game_events.pipeline.lineage.events import LineageRun
 
@@ -50,28 +52,29 @@ class Lineage:
 
     def part(self, report: RunReport) -> None:
         """Send what a continuous run did since the last time, and add the delivery to the report."""
-        if self._run is None or self._sender is None:
-            return
-        now = datetime.now(UTC)
-        with self._never_failing():
-            self._sender.again()
-            events = [*self._run.tables(report, self._since, now, str(self._part)), self._run.running(now)]
-            self._add(report, self._sender.send(events))
-        self._since, self._part = now, self._part + 1
+        self._send(report, lambda run, now: run.running(now), again=True)
+        self._part += 1
 
     def close(self, report: RunReport, error: BaseException | None, *, stopped: bool) -> None:
         """Send what is left and how the run ended, and add the delivery to the report."""
+        most_s = STOPPED_S if stopped else float("inf")
+        self._send(report, lambda run, now: run.ended(now, report, error, stopped=stopped), again=self._part > 0, most_s=most_s)
+
+    def _send(
+        self, report: RunReport, last: Callable[[LineageRun, datetime], RunEvent], *, again: bool, most_s: float = float("inf")
+    ) -> None:
+        """Send the tables since the last time, and a last event."""
         if self._run is None or self._sender is None:
             return
         now = datetime.now(UTC)
         with self._never_failing():
-            if self._part:
+            if again:
                 self._sender.again()
-            if stopped:
-                self._sender.hurry(STOPPED_S)
-            ended = self._run.ended(now, report, error, stopped=stopped)
-            events = [*self._run.tables(report, self._since, now, str(self._part)), ended]
-            self._add(report, self._sender.send(events))
+            self._sender.hurry(most_s)
+            events = [*self._run.tables(report, self._since, now, str(self._part)), last(self._run, now)]
+            found, self._result = merge(self._result, self._sender.send(events)), LineageResult()
+            report.add(RunResult(lineage=found, notices=[found.notice] if found.notice else []))
+        self._since = now
 
     @contextmanager
     def _never_failing(self) -> Iterator[None]:
@@ -81,7 +84,3 @@ class Lineage:
         except Exception as error:  # noqa: BLE001 - the run did its work: nothing that happens here may fail it
             why = without_secrets(str(error), self._pipeline.settings)
             log.warning("lineage_not_sent=true run_id=%s error=%s why=%r", self._pipeline.run_id, type(error).__name__, why)
-
-    def _add(self, report: RunReport, found: LineageResult) -> None:
-        found, self._result = merge(self._result, found), LineageResult()
-        report.add(RunResult(lineage=found, notices=[found.notice] if found.notice else []))

@@ -4,8 +4,6 @@ Guarantee: no row and no progress changes; a version that a reader opened less t
 files stay. Maintenance that fails is logged and tried again, and never ends the loop.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterable

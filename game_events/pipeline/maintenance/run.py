@@ -4,8 +4,6 @@ Guarantee: no row and no progress changes; a version that a reader opened less t
 files stay. What a concurrent writer prevents is done the next time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +17,7 @@ from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.restores import unchecked_restore
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL
 from game_events.lakehouse.maintenance.unreferenced_files import Orphans, ReplacedFiles, delete_files, orphans
-from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, Table, game_of_gold, game_of_silver, is_game
+from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, UNIFIED, Table, game_of_gold, game_of_silver, is_game
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.maintenance.incremental import delete_replaced, groups_of, join_small_files
 from game_events.pipeline.quarantine.full_refresh import listed_files
@@ -35,11 +33,7 @@ LOG_ENTRIES = 10
 def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), *, dry_run: bool = False) -> None:
     """Maintain the tables, several at a time; no Spark job.
 
-    Args:
-        pipeline: the parts.
-        report: gets an entry for each table (`upkeep`).
-        only: names of tables; empty: all of this project.
-        dry_run: only count what would be done.
+    `only`: names of tables; empty: all of this project. `dry_run`: only count what would be done.
 
     Raises:
         ConfigurationError: a name in `only` has no table.
@@ -84,9 +78,9 @@ def is_ours(pipeline: Pipeline, name: str) -> bool:
 
 
 def _refuse_partitioned(table: Table, handle: DeltaTable) -> None:
-    """Refuse a partitioned table: its files do not hold all columns. No table of this project is one."""
+    """Refuse a partitioned table: its files do not hold all columns. This project's only one is never compacted."""
     columns = handle.metadata().partition_columns
-    if columns:
+    if columns and table.key != UNIFIED:
         raise ConflictError(f"{table.name} is partitioned by {', '.join(columns)}: not a table of this project")
 
 

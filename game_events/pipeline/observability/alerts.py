@@ -4,8 +4,6 @@ Guarantee: sending never raises. An alert keeps its `id` when it is sent again, 
 tables, games and checks, counts, and texts of this project's own errors.
 """
 
-from __future__ import annotations
-
 import logging
 import ssl
 from collections.abc import Mapping

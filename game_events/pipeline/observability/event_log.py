@@ -3,8 +3,6 @@
 Guarantee: a run's events are written once, or a warning is logged. A failure to write them does not fail the run.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The result of a run as rows of `event_log`, without values of events, keys of data subjects, or secrets."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -16,10 +14,9 @@ from game_events.errors import without_quotes
 from game_events.lakehouse.layers import is_gold
 from game_events.lakehouse.system_tables.event_log import EventRow
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, gold_name, silver_name
-from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.reporting.redaction import masked, safe_error_text, who
 from game_events.pipeline.reporting.result import RunResult
-from game_events.pipeline.reporting.steps import TableMaintenance
+from game_events.pipeline.reporting.steps import CheckResult, TableMaintenance
 from game_events.pipeline.reporting.tables import RuleReport, TableReport
 from game_events.sources.core.source import Gap
 
@@ -30,12 +27,7 @@ SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
 class RunFacts:
     """What the result does not hold of its run.
 
-    Attributes:
-        job: name of the job or asset.
-        seconds: duration.
-        error: the error that ended it, if any.
-        stopped: it was cancelled (Ctrl-C, the UI).
-        time: end of the run.
+    `error`: the error that ended it, if any. `stopped`: it was cancelled (Ctrl-C, the UI).
     """
 
     job: str

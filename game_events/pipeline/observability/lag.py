@@ -1,14 +1,12 @@
 """Lag of each layer, in records and batches, from the broker and the Delta logs, without a Spark job."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass, field
 
 from game_events.config.settings import Settings
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.layers import DOWNSTREAM
 from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse
@@ -98,7 +96,7 @@ def read_lag(settings: Settings, timeout_s: float) -> PipelineLag:
         lag={p: max(0, end - reached[p]) // seen.unit for p, end in seen.latest.items()},
         made=not changes(settings, bronze, seen, known).anything,
         ahead=tuple(p for p, at in sorted(reached.items()) if at > seen.latest[p]),
-        batch=int(bronze.transaction_version(Txn.BATCH) or 0),
+        batch=counter(bronze, Txn.BATCH),
         floors={layer: state.floor(layer) for layer in DOWNSTREAM},
         failed=tuple(sorted({game for _, game in state.failed})),
     )

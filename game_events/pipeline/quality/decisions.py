@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
@@ -25,12 +24,13 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restore_check import refuse_restored
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_arrow, read_files, spark_schema
+from game_events.lakehouse.commits.transactions import Txn, txn
+from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import Table, add_actions, table_id, version_of
 from game_events.pipeline.context import Pipeline
 
 log = logging.getLogger(__name__)
@@ -40,10 +40,7 @@ log = logging.getLogger(__name__)
 class Decisions:
     """The decisions on silver's rows in one version of quarantine.
 
-    Attributes:
-        table: quarantine.
-        handle: its version; None: there is no table.
-        bronze_id: the bronze that batches refer to (`BronzeIdentity.key`).
+    `handle`: its version; None: there is no table. `bronze_id`: the bronze that batches refer to (`BronzeIdentity.key`).
     """
 
     table: Table
@@ -87,7 +84,7 @@ class Decisions:
         if self.handle is None:
             return found
         mixed: list[str] = []
-        for file in pa.table(self.handle.get_add_actions(flatten=True)).to_pylist():
+        for file in add_actions(self.handle, flatten=True).to_pylist():
             if file.get("max.layer", Layer.SILVER) == Layer.BRONZE or file.get("null_count.replayed_batch") == 0:
                 continue
             game = file.get("min.game")
@@ -108,25 +105,20 @@ class Decisions:
         wanted = sorted(self.rejected_rows.keys() & set(games))
         if self.handle is None or not wanted:
             return None
-        rows = read_files(pipeline.spark, self.handle.file_uris(), spark_schema(self.handle.schema()))
+        rows = read_table(pipeline.spark, self.handle)
         rows = rows.where((F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull() & F.col("game").isin(*wanted))
         return rows.select(*COORDINATES, "game").distinct()
 
-    def _value(self, txn: Txn, *game: str) -> int | None:
-        if self.handle is None:
-            return None
-        found = self.handle.transaction_version(txn.of(self.bronze_id, *game))
-        return int(found) if found is not None else None
+    def _value(self, app: Txn, *game: str) -> int | None:
+        return txn(self.handle, app.of(self.bronze_id, *game))
 
 
 @dataclass(frozen=True)
 class RejectionDecision:
     """A decision on one game's rows.
 
-    Attributes:
-        batch: rows up to this bronze batch are decided.
-        files: staged rows that are rejected now.
-        incarnation: if all rows are decided again: the incarnation of the silver table that replaces them.
+    `batch`: rows up to this bronze batch are decided. `files`: staged rows that are rejected now. `incarnation`: if all rows
+    are decided again: the incarnation of the silver table that replaces them.
     """
 
     batch: int
@@ -170,7 +162,7 @@ def decide(
     """
     now = Decisions.read(pipeline, planned_from.bronze_id)
     moved = set(planned)
-    if _table_id(now.handle) == _table_id(planned_from.handle):
+    if table_id(now.handle) == table_id(planned_from.handle):
         moved -= {g for g, same in for_games(planned, partial(_unchanged, planned_from, now)).items() if same}
     if moved and rewritten.paths:  # these files have rows of all games
         moved = set(planned)
@@ -195,7 +187,7 @@ def _commit_plan(
     bronze_id = now.bronze_id
     # A full refresh of bronze that has reached quarantine meanwhile: the rows are of a bronze that is gone.
     refreshed = Txn.FULL_REFRESH.of(bronze_id.partition("@")[0])
-    expected = {refreshed: before.handle.transaction_version(refreshed) if before.handle is not None else None}
+    expected = {refreshed: txn(before.handle, refreshed)}
     advance: dict[str, int] = {}
     for game, decision in due.items():
         app = Txn.DECIDED_BATCH.of(bronze_id, game)
@@ -216,8 +208,8 @@ def _commit_plan(
         [*files, *rewritten.files],
         expected=expected,
         advance=advance,
-        table_id=_table_id(now.handle),
-        seen=before.handle.version() if before.handle is not None else None,
+        table_id=table_id(now.handle),
+        seen=version_of(before.handle),
         rewritten=rewritten.paths,
         info={"rejected_rows": str(sum(file.rows for file in files)), "run_id": pipeline.run_id},
         description=QUARANTINE_DESCRIPTION,
@@ -226,7 +218,3 @@ def _commit_plan(
 
 def _unchanged(before: Decisions, now: Decisions, game: str) -> bool:
     return (before.batch(game), before.incarnation(game)) == (now.batch(game), now.incarnation(game))
-
-
-def _table_id(handle: DeltaTable | None) -> str | None:
-    return str(handle.metadata().id) if handle is not None else None

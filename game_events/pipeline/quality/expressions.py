@@ -39,9 +39,7 @@ def holds(sql: str) -> Column:
 class RuleColumns:
     """The rules of one layer, in the order they were declared: rule n is bit n.
 
-    Attributes:
-        rules: the rules.
-        game_column: column of the rows that names the game.
+    `game_column`: column of the rows that names the game.
     """
 
     rules: tuple[Rule, ...]

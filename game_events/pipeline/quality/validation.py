@@ -1,7 +1,5 @@
 """Validation of rules by Spark's analysis: before a job, for `doctor`, for a dry run. Reads no rows."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Rules in Spark's workers: rows that violate them are counted, left out, or written to quarantine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime
 

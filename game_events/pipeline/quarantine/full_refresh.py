@@ -5,17 +5,9 @@ the table that is named by the refresh's ticket; no reader sees them. Bronze's c
 finds a ticket in bronze that quarantine does not have finishes the refresh from the list, before anything else.
 """
 
-from __future__ import annotations
-
-import json
-import re
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 from deltalake import DeltaTable, Schema
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -29,68 +21,49 @@ from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.incarnations import incarnation
 from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.retry import retry_on_conflict
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_files, spark_schema
-from game_events.lakehouse.data.staging import StagedFile, discard, file_system
+from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
+from game_events.lakehouse.data.spark_files import read_files, spark_schema
+from game_events.lakehouse.data.staging import StagedFile
 from game_events.lakehouse.data.table_writer import FileStage
-from game_events.lakehouse.event_columns import HEADERS, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION, travelling
+from game_events.lakehouse.event_columns import HEADERS, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
+from game_events.lakehouse.event_expressions import travelling
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import add_actions, table_id, version_of
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.quarantine.refresh_list import ResetList, forget, lists, read_list
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sources.core.source import FILES, KAFKA, TABLE, Split
+from game_events.pipeline.state.row_conditions import not_read, since
+from game_events.sources.core.source import KAFKA
 
 ATTEMPTS = 20
-_LIST = re.compile(r"_reset-(\d+)\.json")
 
 
-@dataclass(frozen=True)
-class ResetList:
-    """New content of quarantine when bronze is replaced.
-
-    Attributes:
-        batch: batch of bronze's commit.
-        ends: split -> offset after its last decided record.
-        files: the new rows, not committed.
-        origins: splits of the records of files, an archive's too; None: the list is of a version that did not have them.
-    """
-
-    batch: int
-    ends: Mapping[Split, int]
-    files: list[StagedFile]
-    origins: frozenset[Split] | None = frozenset()
-
-
-def is_finished(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
+def is_finished(bronze: DeltaTable, quarantine: DeltaTable | None) -> bool:
     """Whether quarantine has the last full refresh of bronze, by these versions."""
-    ticket = bronze.transaction_version(Txn.FULL_REFRESH)
-    return ticket is None or ticket == quarantine.transaction_version(_app(bronze))
+    ticket = txn(bronze, Txn.FULL_REFRESH)
+    return ticket is None or ticket == txn(quarantine, _app(bronze))
 
 
 @retry_on_conflict(ATTEMPTS)
 def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
     """Commit the rows of a full refresh of bronze that quarantine does not have yet; otherwise two logs are opened.
 
-    Args:
-        pipeline: the parts.
-        report: gets an entry for quarantine if it was changed.
-
     Raises:
         ConflictError: concurrent runs won every attempt; the next run continues.
         DataError: quarantine was restored: this commit would hide that.
     """
     bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
-    ticket = _txn(bronze, Txn.FULL_REFRESH)
-    if bronze is None or ticket is None or (quarantine is not None and is_finished(bronze, quarantine)):
+    if bronze is None or is_finished(bronze, quarantine):
         return
-    listed = _read(pipeline.quarantine, ticket)
+    ticket = counter(bronze, Txn.FULL_REFRESH)
+    listed = read_list(pipeline.quarantine, ticket)
     if quarantine is None and (listed is None or not listed.files):
         return  # nothing was undecodable, or the table was deleted: there is no row to add
     quarantine = refuse_restored(pipeline.quarantine, quarantine) if quarantine is not None else None
     try:
         landed = _finish(pipeline, bronze, quarantine, ticket, listed)
     except (PySparkException, Py4JJavaError) as error:
-        if _read(pipeline.quarantine, ticket) is None and listed is not None:
+        if listed is not None and read_list(pipeline.quarantine, ticket) is None:
             raise ConflictError(f"{pipeline.quarantine.name}: a concurrent run deleted the files of this job") from error
         raise
     failpoints.reach("reset_finished")
@@ -107,42 +80,9 @@ def sweep(pipeline: Pipeline) -> None:
     bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
     if bronze is None or quarantine is None or not is_finished(bronze, quarantine):
         return
-    last = bronze.transaction_version(Txn.FULL_REFRESH) or 0
-    for ticket in _tickets(pipeline.quarantine):
-        if ticket <= last and (listed := _read(pipeline.quarantine, ticket)) is not None:
-            held = set(paths(quarantine))
-            forget(pipeline.quarantine, ticket, [f for f in listed.files if f.path not in held])
-
-
-def _tickets(table: Table) -> list[int]:
-    system, prefix = file_system(table)
-    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=False, allow_not_found=True))
-    return [int(match[1]) for match in (_LIST.fullmatch(info.base_name) for info in found) if match]
-
-
-def keep(table: Table, ticket: int, listed: ResetList) -> None:
-    """Write the list."""
-    system, prefix = file_system(table)
-    body = {
-        "batch": listed.batch,
-        "ends": [[*split, end] for split, end in sorted(listed.ends.items())],
-        "files": [f.to_json() for f in listed.files],
-        "origins": sorted(listed.origins or ()),
-    }
-    written = json.dumps(body).encode()
-    # With a buffer for all of it: delta-rs's streams to object stores refuse what Arrow passes on without copying it.
-    with system.open_output_stream(prefix + _name(ticket), buffer_size=len(written) + 1) as sink:
-        sink.write(written)
-
-
-def forget(table: Table, ticket: int, files: list[StagedFile]) -> None:
-    """Delete the list of a finished or abandoned full refresh and its files; a committed refresh has copied them."""
-    system, prefix = file_system(table)
-    discard(table, files)
-    try:
-        system.delete_file(prefix + _name(ticket))
-    except FileNotFoundError:
-        return
+    held = set(paths(quarantine))
+    for ticket, listed in lists(pipeline.quarantine, counter(bronze, Txn.FULL_REFRESH)):
+        forget(pipeline.quarantine, ticket, [f for f in listed.files if f.path not in held])
 
 
 def listed_files(pipeline: Pipeline, older_than_s: float, *, dry_run: bool = False) -> list[str]:
@@ -150,12 +90,9 @@ def listed_files(pipeline: Pipeline, older_than_s: float, *, dry_run: bool = Fal
 
     A list is abandoned if bronze does not have its ticket and it is older than `older_than_s` seconds.
     """
-    wanted = _txn(pipeline.bronze.open(), Txn.FULL_REFRESH)
+    wanted = txn(pipeline.bronze.open(), Txn.FULL_REFRESH)
     names: list[str] = []
-    for ticket in _tickets(pipeline.quarantine):
-        listed = _read(pipeline.quarantine, ticket)
-        if listed is None:
-            continue
+    for ticket, listed in lists(pipeline.quarantine):
         # A ticket is the time it was made, in microseconds since 1970.
         if ticket != wanted and ticket / 1e6 < time.time() - older_than_s:
             if not dry_run:
@@ -165,43 +102,14 @@ def listed_files(pipeline: Pipeline, older_than_s: float, *, dry_run: bool = Fal
     return names
 
 
-def since(offsets: Mapping[Split, int]) -> Column:
-    """Condition on rows of bronze and quarantine: of these topics, at or after these offsets of their partitions."""
-    if not offsets:
-        return F.lit(False)
-    # One map, however many topics and partitions there are.
-    pairs = ((F.lit(f"{split.topic_id}:{split.partition}"), F.lit(at).cast("long")) for split, at in sorted(offsets.items()))
-    firsts = F.create_map(*(column for pair in pairs for column in pair))
-    place = F.concat_ws(":", F.col("_kafka_topic_id"), F.col("_kafka_partition").cast("string"))
-    return F.coalesce(F.col("_kafka_offset") >= F.try_element_at(firsts, place), F.lit(False))
-
-
-def not_read(splits: Collection[Split]) -> Column:
-    """Condition on rows of bronze and quarantine that a full refresh keeps: of topics or partitions that are not read now.
-
-    Rows of a topic of the same name and another id are not kept: the topic was recreated. With files as the source all rows are
-    kept but those of the split of files and of the topics' splits in an archive. With a table as the source none is kept.
-    """
-    kinds = {split.kind for split in splits}
-    if not splits or TABLE in kinds:
-        return F.lit(False)
-    topics, ids = sorted({split.topic for split in splits}), sorted({split.topic_id for split in splits})
-    place = F.concat_ws(":", F.col("_kafka_topic_id"), F.col("_kafka_partition").cast("string"))
-    read = F.array(*(F.lit(f"{split.topic_id}:{split.partition}") for split in sorted(splits)))
-    if FILES in kinds:
-        return ~F.array_contains(read, place)
-    other_partition = F.col("_kafka_topic_id").isin(*ids) & ~F.array_contains(read, place)
-    return F.coalesce(~F.col("_kafka_topic").isin(*topics) | other_partition, F.lit(False))
-
-
 def _finish(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, ticket: int, listed: ResetList | None
 ) -> Landed:
     """One commit: rows of records that the refresh has read are replaced by its rows, all others stay."""
-    seen = quarantine.version() if quarantine is not None else None
+    seen = version_of(quarantine)
     # A micro-batch that is about to commit rows was planned from the old bronze: `MICRO_BATCHES` makes its commit fail.
-    expected = {name: _txn(quarantine, name) for name in (_app(bronze), Txn.MICRO_BATCHES)}
-    advance = {_app(bronze): ticket, Txn.MICRO_BATCHES: (expected[Txn.MICRO_BATCHES] or 0) + 1}
+    expected = txns(quarantine, (_app(bronze), Txn.MICRO_BATCHES))
+    advance = {_app(bronze): ticket, Txn.MICRO_BATCHES: counter(quarantine, Txn.MICRO_BATCHES) + 1}
     rewritten: frozenset[str] = frozenset()
     files: list[StagedFile] = []
     if listed is not None:
@@ -209,9 +117,9 @@ def _finish(
             quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
             rewritten = frozenset(_may_hold(quarantine, Layer.BRONZE))
         files = _stage(pipeline, listed, rewritten) if listed.files or rewritten else []
-        expected |= {split.app: _txn(quarantine, split.app) for split in listed.ends}
+        expected |= txns(quarantine, (split.app for split in listed.ends))
         # Rows after the end stay: a concurrent run may have decided on them already.
-        advance |= {split.app: max(end, expected[split.app] or 0) for split, end in listed.ends.items()}
+        advance |= {split.app: max(end, counter(quarantine, split.app)) for split, end in listed.ends.items()}
     return commit(
         Commit(
             pipeline.quarantine,
@@ -219,17 +127,13 @@ def _finish(
             files,
             expected=expected,
             advance=advance,
-            table_id=str(quarantine.metadata().id) if quarantine is not None else None,
+            table_id=table_id(quarantine),
             seen=seen,
             rewritten=rewritten,
             info={"full_refresh_of": pipeline.bronze.name, "run_id": pipeline.run_id},
             description=QUARANTINE_DESCRIPTION,
         )
     )
-
-
-def _txn(handle: DeltaTable | None, app: str) -> int | None:
-    return handle.transaction_version(app) if handle is not None else None
 
 
 def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> list[StagedFile]:
@@ -249,7 +153,7 @@ def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> 
 
 def _may_hold(handle: DeltaTable, layer: str) -> list[str]:
     """Paths of the files that may hold rows of a layer, by their statistics."""
-    actions = pa.table(handle.get_add_actions(flatten=True))
+    actions = add_actions(handle, flatten=True)
     if "min.layer" in actions.column_names:
         outside = pc.or_kleene(pc.greater(actions["min.layer"], layer), pc.less(actions["max.layer"], layer))
         actions = actions.filter(pc.invert(pc.fill_null(outside, False)))
@@ -258,26 +162,6 @@ def _may_hold(handle: DeltaTable, layer: str) -> list[str]:
 
 def _app(bronze: DeltaTable) -> str:
     return Txn.FULL_REFRESH.of(bronze.metadata().id)
-
-
-def _name(ticket: int) -> str:
-    # Readers and vacuum skip files with a leading underscore.
-    return f"_reset-{ticket}.json"
-
-
-def _read(table: Table, ticket: int) -> ResetList | None:
-    system, prefix = file_system(table)
-    try:
-        with system.open_input_file(prefix + _name(ticket)) as source:
-            body = json.loads(source.read())
-    except FileNotFoundError:
-        return None
-    if "apps" in body:  # of a version with one topic only
-        topics = {p: app.split(":")[1:3] for p, app in body["apps"].items()}
-        body |= {"batch": 0, "ends": [[*topics[p], int(p), end] for p, end in body["ends"].items()]}
-    ends = {Split(*split): int(end) for *split, end in body["ends"]}
-    origins = frozenset(Split(*split) for split in body["origins"]) if "origins" in body else None
-    return ResetList(int(body["batch"]), ends, [StagedFile.from_json(text) for text in body["files"]], origins)
 
 
 def _later(listed: ResetList) -> Column:

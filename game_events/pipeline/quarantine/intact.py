@@ -1,17 +1,14 @@
 """Check that neither bronze nor quarantine lacks rows, as after a manual restore or delete: no run would read these again."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.config.settings import SETTING
 from game_events.errors import ConflictError, DataError
-from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.commit import commit, without_rows
 from game_events.lakehouse.commits.restore_check import REBUILD, refuse_restored
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 
@@ -19,13 +16,8 @@ from game_events.pipeline.reporting.report import RunReport
 def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, DeltaTable | None] | None:
     """Open bronze and quarantine and check that no row of them is missing.
 
-    Args:
-        pipeline: the parts.
-        report: gets a notice, once, if the run continues without a deleted quarantine.
-
-    Returns:
-        bronze and quarantine (None: there is no such table); commits that are planned from them compare their versions. None:
-        there is no bronze.
+    A quarantine of None: there is no such table; None instead of both: there is no bronze. Commits that are planned from them
+    compare their versions. If the run continues without a deleted quarantine, `report` gets a notice, once.
 
     Raises:
         DataError: one of them was restored; or quarantine was deleted, and the setting does not allow to go on.
@@ -36,7 +28,7 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
     bronze, quarantine = refuse_restored(pipeline.bronze, bronze), pipeline.quarantine.open()
     if quarantine is not None:
         return bronze, refuse_restored(pipeline.quarantine, quarantine)
-    rows = int(bronze.transaction_version(Txn.RECORDS_QUARANTINED) or 0)
+    rows = counter(bronze, Txn.RECORDS_QUARANTINED)
     if not rows:
         return bronze, None
     if pipeline.settings.on_data_loss != "record_gap":
@@ -53,16 +45,5 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
 def _note_loss(pipeline: Pipeline, bronze: DeltaTable, rows: int) -> None:
     """Record in bronze that a run went on without these records, so that the loss is reported once."""
     with suppress(ConflictError):  # another process recorded it, or the next check does
-        commit(
-            Commit(
-                pipeline.bronze,
-                pa.schema(bronze.schema()),
-                [],
-                expected={Txn.RECORDS_QUARANTINED: rows},
-                advance={Txn.RECORDS_QUARANTINED: 0},
-                table_id=str(bronze.metadata().id),
-                seen=bronze.version(),
-                owns_map=True,
-                info={"quarantine_gone": f"{rows} records"},
-            )
-        )
+        info, app = {"quarantine_gone": f"{rows} records"}, Txn.RECORDS_QUARANTINED
+        commit(without_rows(pipeline.bronze, bronze, info, expected={app: rows}, advance={app: 0}))

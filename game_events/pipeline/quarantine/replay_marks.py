@@ -1,21 +1,22 @@
 """Marks of replayed rows in `quarantine_events`: when they were added to bronze, and as which batch."""
 
-from __future__ import annotations
-
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from game_events.lakehouse.commits.commit import Commit, commit, paths
 from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.retry import retry_on_conflict
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import files_with, read_files, spark_schema
+from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.lakehouse.data.snapshot import files_with
+from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
 from game_events.lakehouse.data.staging import StagedFile
 from game_events.lakehouse.data.table_writer import FileStage
-from game_events.lakehouse.event_columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS, travelling
+from game_events.lakehouse.event_columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS
+from game_events.lakehouse.event_expressions import travelling
 from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.tables import table_id
 from game_events.pipeline.context import Pipeline
 
 
@@ -47,7 +48,7 @@ def _noted_app(bronze: DeltaTable) -> str:
 def _note(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> None:
     app = _noted_app(bronze)
     seen = quarantine.version()
-    batch, noted = int(bronze.transaction_version(Txn.REPLAY) or 0), quarantine.transaction_version(app)
+    batch, noted = counter(bronze, Txn.REPLAY), quarantine.transaction_version(app)
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
     files, rewritten = _stage(pipeline, bronze, quarantine, batch)
     commit(
@@ -71,19 +72,41 @@ def _stage(
     """Files with the rows of that batch marked, and the paths of the files that they replace."""
     came = read_files(pipeline.spark, files_with(bronze, "_batch", batch - 1), spark_schema(bronze.schema()))
     came = came.where(F.col("_batch") == batch).select(*COORDINATES, F.lit(True).alias("_came"))
-    held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema())).where("layer = 'bronze'")
-    held = held.select(*COORDINATES, F.col("_metadata.file_name").alias("_file"))
-    touched = held.join(came, list(COORDINATES), "left_semi").select("_file").distinct().collect()
-    names = {r["_file"] for r in touched}
+    held = read_table(pipeline.spark, quarantine).where("layer = 'bronze'")
+    touched = held.select(*COORDINATES, file_name()).join(came, list(COORDINATES), "left_semi").select("_file")
+    replayed = F.col("_came").isNotNull() & (F.col("layer") == Layer.BRONZE)
+    table = F.lit(table_id(bronze))
+    return marked_files(
+        pipeline, quarantine, touched, came, keys=list(COORDINATES), replayed=replayed, table=table, batch=batch
+    )
+
+
+def file_name() -> Column:
+    """Name of the file of each row, as the column `_file`."""
+    return F.col("_metadata.file_name").alias("_file")
+
+
+def marked_files(  # noqa: PLR0913
+    pipeline: Pipeline,
+    quarantine: DeltaTable,
+    touched: DataFrame,
+    marks: DataFrame,
+    *,
+    keys: list[str],
+    replayed: Column,
+    table: Column,
+    batch: int,
+) -> tuple[list[StagedFile], frozenset[str]]:
+    """Files with rows of quarantine marked as replayed, and the paths of the files that they replace.
+
+    `touched`: names (`_file`) of the files with such rows. `marks` are joined by the columns `keys`; then `replayed` is the
+    condition on rows to mark, and `table` the value of `replayed_table`.
+    """
+    names = {r["_file"] for r in touched.distinct().collect()}
     rewritten = frozenset(path for path in paths(quarantine) if path.rpartition("/")[2] in names)
-    files = [f"{quarantine.table_uri.rstrip('/')}/{path}" for path in rewritten]
-    rows = read_files(pipeline.spark, files, spark_schema(quarantine.schema()))
-    noted = _noted(rows.join(came, list(COORDINATES), "left"), str(bronze.metadata().id), batch)
-    return FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS).write(noted), rewritten
-
-
-def _noted(rows: DataFrame, table_id: str, batch: int) -> DataFrame:
-    came = F.col("_came").isNotNull() & (F.col("layer") == Layer.BRONZE)
-    values = {"replayed_table": F.lit(table_id), "replayed_batch": F.lit(batch), "replayed_at": F.current_timestamp()}
-    noted = {n: F.when(came, value).otherwise(F.col(n)) for n, value in values.items()}
-    return rows.withColumns(noted).select(travelling(QUARANTINE_COLUMNS.names))
+    uris = [f"{quarantine.table_uri.rstrip('/')}/{path}" for path in rewritten]
+    rows = read_files(pipeline.spark, uris, spark_schema(quarantine.schema())).join(marks, keys, "left")
+    values = {"replayed_table": table, "replayed_batch": F.lit(batch), "replayed_at": F.current_timestamp()}
+    rows = rows.withColumns({n: F.when(replayed, value).otherwise(F.col(n)) for n, value in values.items()})
+    rows = rows.select(travelling(QUARANTINE_COLUMNS.names))
+    return FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS).write(rows), rewritten

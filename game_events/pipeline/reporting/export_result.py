@@ -1,7 +1,5 @@
 """Result of an export over HTTP: counts, never a row, an address or a credential."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +16,7 @@ class TaskAccount:
 
     Attributes:
         began, ended: seconds since 1970.
-        delivered, dead: rows, by outcome; `delivered_calls`, `dead_calls`: their chunks.
+        delivered, failed: rows, by outcome; `delivered_calls`, `failed_calls`: their chunks.
         calls: attempts made.
         answers: status, or kind of failure -> attempts.
         latencies: seconds of some of its answered calls.
@@ -29,9 +27,9 @@ class TaskAccount:
     began: float = 0.0
     ended: float = 0.0
     delivered: int = 0
-    dead: int = 0
+    failed: int = 0
     delivered_calls: int = 0
-    dead_calls: int = 0
+    failed_calls: int = 0
     calls: int = 0
     answers: dict[str, int] = field(default_factory=dict)
     latencies: list[float] = field(default_factory=list)
@@ -46,7 +44,7 @@ class Export:
     Attributes:
         planned_rows, planned_chunks: planned by this run.
         delivered_rows, delivered_chunks: accepted by the receiver.
-        dead_rows, dead_chunks: given up, and in `rest_dead_letters`.
+        dead_rows, dead_chunks: failed, and in `rest_dead_letters`.
         waiting_chunks: left for the next run.
         calls: attempts; `answers`: status, or kind of failure -> attempts.
         held: game -> why nothing of it was planned.
@@ -76,8 +74,8 @@ class Export:
         for task in tasks:
             self.delivered_rows += task.delivered
             self.delivered_chunks += task.delivered_calls
-            self.dead_rows += task.dead
-            self.dead_chunks += task.dead_calls
+            self.dead_rows += task.failed
+            self.dead_chunks += task.failed_calls
             self.calls += task.calls
             self.answers.update(task.answers)
             self._latencies += task.latencies

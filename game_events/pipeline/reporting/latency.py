@@ -38,9 +38,7 @@ def count_arrivals(timestamps: pa.Array, now_s: float | None = None) -> Arrivals
 class Histogram:
     """Durations in buckets that grow by 10%: small, mergeable, exact to about 5%.
 
-    Attributes:
-        counts: weight of each bucket; the last one is unbounded.
-        longest_s: the greatest duration.
+    `counts`: weight of each bucket; the last one is unbounded. `longest_s`: the greatest duration.
     """
 
     counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(_BOUNDS) + 1, np.int64))

@@ -1,11 +1,9 @@
 """Merging of results. The metadata of each dataclass field names the function that merges two of its values."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, field, fields, is_dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 Merge = Callable[[Any, Any], Any]
 R = TypeVar("R")
@@ -52,13 +50,39 @@ def merge(first: R, second: object) -> R:
     return replace(first, **merged_values(first, second))  # type: ignore[type-var]
 
 
+def merge_all(merge_values: Merge, values: Sequence[Any]) -> Any:  # noqa: ANN401
+    """The values merged in their order, neighbours first: a value that grows is copied log n times, not n times."""
+    while len(values) > 1:
+        pairs = zip(values[::2], values[1::2], strict=False)
+        values = [*(merge_values(first, second) for first, second in pairs), *values[len(values) & ~1 :]]
+    return values[0]
+
+
+def merged_fields(result: object) -> dict[str, Merge]:
+    """Field -> function that merges two of its values."""
+    return {f.name: f.metadata["merge"] for f in fields(result) if "merge" in f.metadata}  # type: ignore[arg-type]
+
+
 def merged_values(first: object, second: object) -> dict[str, Any]:
     """Field -> merged value, for the fields of `second`."""
-    return {
-        f.name: f.metadata["merge"](getattr(first, f.name), getattr(second, f.name))
-        for f in fields(second)  # type: ignore[arg-type]
-        if "merge" in f.metadata
-    }
+    return {name: add(getattr(first, name), getattr(second, name)) for name, add in merged_fields(second).items()}
+
+
+class Summed:
+    """A mutable dataclass of `merged` fields, to which others are added."""
+
+    def add(self, other: Self) -> None:
+        """Merge the values of another one into this one."""
+        for name, value in merged_values(self, other).items():
+            setattr(self, name, value)
+
+    @classmethod
+    def sum(cls, results: Iterable[Self]) -> Self:
+        """All of them together."""
+        total = cls()
+        for result in results:
+            total.add(result)
+        return total
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - JSON

@@ -1,7 +1,5 @@
 """Texts for the event log and lineage without secrets and values of events: user, settings, errors."""
 
-from __future__ import annotations
-
 import getpass
 import socket
 from importlib.metadata import version

@@ -1,36 +1,55 @@
 """The result of a run under way, to which each step adds its part."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from game_events.decoding.core.column_map import type_name
+from game_events.decoding.core.column_types import type_name
 from game_events.decoding.core.reasons import Reason
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.layers import DOWNSTREAM
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.reporting.latency import Arrivals, Histogram
-from game_events.pipeline.reporting.merging import merged_values
+from game_events.pipeline.reporting.merging import merge_all, merged_fields
 from game_events.pipeline.reporting.result import BronzeResult, LayerResult, RunResult
-from game_events.pipeline.reporting.steps import TableMaintenance
+from game_events.pipeline.reporting.steps import CheckResult, TableMaintenance
 from game_events.pipeline.reporting.tables import RuleCounts, RuleReport, TableReport
 from game_events.rules import Rule
 from game_events.sources.core.source import Offsets
 
 
 class RunReport(RunResult):
-    """Result of a run under way. Every step adds its part, so that the report is right after an error too."""
+    """Result of a run under way. Every step adds its part, so that the report is right after an error too.
+
+    The parts of a field are merged when the field is read: adding the parts of n tables one by one costs O(n log n).
+    """
 
     def add(self, part: LayerResult) -> None:
-        """Merge the result of a step: the only way to change a report."""
-        for name, value in merged_values(self, part).items():
-            object.__setattr__(self, name, value)
+        """Add the result of a step: the only way to change a report."""
+        values = vars(self)
+        parts = values.setdefault("_parts", {})
+        for name in merged_fields(part):
+            if name in values:
+                parts[name] = [values[name]]
+                del values[name]
+            parts[name].append(getattr(part, name))
+
+    if not TYPE_CHECKING:  # else every name would count as an attribute
+
+        def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+            """A field's value, of which parts were added since the last read."""
+            parts = vars(self).get("_parts", {})
+            if name not in parts:
+                msg = f"{type(self).__name__} has no attribute {name}"
+                raise AttributeError(msg)
+            values = vars(self)
+            values[name] = merge_all(merged_fields(self)[name], parts[name])
+            del parts[name]
+            return values[name]
 
     def warn(self, *notices: str) -> None:
         """Add warnings for the user."""

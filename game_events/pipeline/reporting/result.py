@@ -3,8 +3,6 @@
 The metadata of each field names how two values are merged and where the value is shown (`merging.merged`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, fields
@@ -15,12 +13,10 @@ from typing import Self
 from game_events.decoding.core.wire_format import ordered
 from game_events.lakehouse.layers import REPORTED, Layer
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
-from game_events.pipeline.reporting.check_result import CheckResult
-from game_events.pipeline.reporting.erasure_result import Erasure
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.latency import Arrivals, Histogram
 from game_events.pipeline.reporting.merging import Event, add_counts, by_key, distinct, extend, merge, merged, newest
-from game_events.pipeline.reporting.steps import ArchiveResult, LineageResult, TableMaintenance
+from game_events.pipeline.reporting.steps import ArchiveResult, CheckResult, Erasure, LineageResult, TableMaintenance
 from game_events.pipeline.reporting.tables import RuleReport, TableReport, merge_tables, rules_dict
 from game_events.sources.core.source import Gap, Offsets, Split
 
@@ -131,9 +127,8 @@ class BronzeResult(LayerResult):
 class SilverResult(LayerResult):
     """What silver reports.
 
-    Attributes:
-        readmitted: rows of quarantine that pass the rules now, and are in silver.
-        unrouted: reason (invalid, not_allowed, over_limit, no_name) -> rows that belong to no game's table.
+    `readmitted`: rows of quarantine that pass the rules now, and are in silver. `unrouted`: reason (invalid, not_allowed,
+    over_limit, no_name) -> rows that belong to no game's table.
     """
 
     readmitted: int = merged(
@@ -149,8 +144,7 @@ class SilverResult(LayerResult):
 class GoldResult(LayerResult):
     """What gold reports.
 
-    Attributes:
-        postponed: custom aggregates that are behind silver until their interval has passed. None: gold was not refreshed.
+    `postponed`: custom aggregates that are behind silver until their interval has passed. None: gold was not refreshed.
     """
 
     postponed: Sequence[str] | None = merged(newest, NoneType, json=lambda names: list(names or ()))

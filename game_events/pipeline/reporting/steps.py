@@ -1,10 +1,11 @@
-"""Results of single steps of a run: archive, maintenance of a table, OpenLineage."""
+"""Results of single steps of a run: archive, maintenance of a table, OpenLineage, an erasure, a check."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from operator import add
 from types import NoneType
+from typing import Any
 
 from game_events.pipeline.reporting.merging import latest, merged
 
@@ -13,11 +14,8 @@ from game_events.pipeline.reporting.merging import latest, merged
 class ArchiveResult:
     """Result of `game-events archive`.
 
-    Attributes:
-        to: location of the archive.
-        rows: records added; `files`, `bytes`: number and size of their files.
-        without_raw: rows of bronze without a raw value, which cannot be archived.
-        batch: last bronze batch in the archive.
+    `rows`: records added; `files`, `bytes`: number and size of their files. `without_raw`: rows of bronze without a raw value,
+    which cannot be archived. `batch`: last bronze batch in the archive.
     """
 
     to: str
@@ -47,7 +45,6 @@ class TableMaintenance:
     """Result of the maintenance of one table.
 
     Attributes:
-        table: name.
         joined: small files that were compacted; `into`: files that replace them; `joined_bytes`: bytes of these.
         replaced: deleted files that no current version uses, older than the retention.
         orphans: deleted files that no version uses, left by crashes; `orphan_bytes`: their bytes.
@@ -73,3 +70,75 @@ class TableMaintenance:
     def anything(self) -> bool:
         """Whether files changed, or work was skipped or failed."""
         return bool(self.joined or self.replaced or self.orphans or self.skipped or self.error)
+
+
+@dataclass
+class Erasure:
+    """Result of `game-events forget`.
+
+    Attributes:
+        hashes: prefixes of the keyed hashes of the data subjects.
+        dry_run: nothing was changed; `rows` are those that would be removed.
+        rows: table -> rows removed; gold and unified: rows of the aggregates.
+        unsearchable: rows of quarantine that do not decode, so that their data subject is unknown.
+        undecoded: rows of bronze of a message type that is not selected, so that their data subject is unknown.
+        lost_ids: data subjects of a resumed erasure with a key that no row has; only undecodable bytes may be left of them.
+        finished: every table was searched, and holds no row of them.
+        vacuumed: old files were searched too.
+        removed_files: table -> removed files of older versions with rows of them.
+        kept_files: table -> files with rows of them that no version names, and that a run may be about to commit.
+        cleaned_logs: tables with older log entries that named one of them, and were removed.
+    """
+
+    hashes: list[str] = field(default_factory=list)
+    dry_run: bool = False
+    rows: Counter[str] = field(default_factory=Counter)
+    unsearchable: int = 0
+    undecoded: int = 0
+    lost_ids: int = 0
+    finished: bool = False
+    vacuumed: bool = False
+    kept_files: Counter[str] = field(default_factory=Counter)
+    removed_files: Counter[str] = field(default_factory=Counter)
+    cleaned_logs: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, object]:
+        """For `--json`."""
+        return {name: dict(sorted(v.items())) if isinstance(v, Counter) else v for name, v in vars(self).items()}
+
+    def event_rows(self) -> Iterator[dict[str, Any]]:
+        """Rows of the event log: of the erasure, then of each table."""
+        status = "dry run" if self.dry_run else "finished" if self.finished else "unfinished"
+        files = {"removed_files": self.removed_files.total(), "unsearchable": self.unsearchable}
+        yield {
+            "kind": "erased",
+            "rows": self.rows.total(),
+            "status": status,
+            "detail": {"hashes": self.hashes, "vacuumed": self.vacuumed, **files},
+        }
+        for table, rows in sorted(self.rows.items()):
+            yield {"kind": "erased", "table": table, "rows": rows, "status": status, "detail": {"hashes": self.hashes}}
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Result of one check.
+
+    Attributes:
+        name: the check's name; `layer`: layer of its asset.
+        passed: nothing is wrong.
+        summary: one sentence: the finding, and where.
+        counts: numbers and short texts for display; no values of events.
+        wrong_rows: a failure means that rows are wrong, missing or duplicated (severity ERROR); otherwise WARN.
+        version: Delta version of the layer's table that was checked.
+        games: failed games, if each is checked by itself.
+    """
+
+    name: str
+    layer: str
+    passed: bool
+    summary: str
+    counts: Mapping[str, int | float | str] = field(default_factory=dict)
+    wrong_rows: bool = False
+    version: int | None = None
+    games: tuple[str, ...] = ()

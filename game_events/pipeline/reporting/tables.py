@@ -1,7 +1,5 @@
 """Results of single tables and of single rules."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +7,7 @@ from operator import add
 from types import NoneType
 
 from game_events.lakehouse.layers import Layer, is_gold
-from game_events.pipeline.reporting.merging import add_counts, distinct, latest, merge, merged, merged_values
+from game_events.pipeline.reporting.merging import Summed, add_counts, distinct, latest, merge, merged
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class TableReport:
         layer: bronze, quarantine, silver, gold, unified, or `gold:{name}` for a custom aggregate.
         table: name; `location` is its URI.
         game: for tables of one game.
-        rows: rows committed by this run (gold and unified are replaced: all of their rows).
+        rows: rows committed by this run (gold is replaced: all of its rows; unified: those of the files that were copied).
         table_rows: rows of the table after it; `table_bytes`: bytes of its files.
         version: Delta version after the commit.
         batch: highest bronze batch in it.
@@ -69,7 +67,7 @@ def merge_tables(first: Sequence[TableReport], second: Sequence[TableReport]) ->
         if before is None or table.error is not None:
             found[key] = table
         else:
-            # Gold and the unified table are replaced: rows of two refreshes are no sum.
+            # Gold of a game is replaced, and copied to the unified table: rows of two refreshes are no sum.
             replaced = table.layer == Layer.UNIFIED or is_gold(table.layer)
             found[key] = merge(replace(before, rows=0) if replaced else before, table)
     return list(found.values())
@@ -79,10 +77,8 @@ def merge_tables(first: Sequence[TableReport], second: Sequence[TableReport]) ->
 class RuleReport:
     """Evaluation of one rule on one game's rows in this run.
 
-    Attributes:
-        layer, game, rule, action, sql: the rule and its table.
-        rows: rows evaluated.
-        violated: rows for which the rule is not TRUE.
+    `layer`, `game`, `rule`, `action`, `sql`: the rule and its table. `rows`: rows evaluated. `violated`: rows for which the
+    rule is not TRUE.
     """
 
     layer: str
@@ -113,7 +109,7 @@ def rules_dict(rules: Mapping[tuple[str, str, str], RuleReport]) -> list[dict[st
 
 
 @dataclass
-class RuleCounts:
+class RuleCounts(Summed):
     """Evaluation of a layer's rules on one game's rows, as the workers count it.
 
     Attributes:
@@ -136,8 +132,3 @@ class RuleCounts:
     def quarantined(self) -> int:
         """Rows that are in quarantine instead of in the table."""
         return self.held + sum(self.reasons.values())
-
-    def add(self, other: RuleCounts) -> None:
-        """Add another worker's counts of the same game."""
-        for name, value in merged_values(self, other).items():
-            setattr(self, name, value)

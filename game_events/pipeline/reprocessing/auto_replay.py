@@ -1,12 +1,9 @@
 """Automatic replay in each run: rows with a schema that became known, and rows replayed to a bronze that is gone."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from contextlib import suppress
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
@@ -19,10 +16,12 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS, SCHEMA_COLUMNS
 from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.tables import add_actions
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.replay_marks import note_replay
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
+from game_events.pipeline.reprocessing.replay import replay
+from game_events.pipeline.reprocessing.selection import ReplaySelection
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) ->
 
 def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Counter[SchemaId], bool]:
     """Rows of each unknown id, and whether rows were replayed to another bronze; reads only files that may have such rows."""
-    actions = pa.table(quarantine.get_add_actions(flatten=True))
+    actions = add_actions(quarantine, flatten=True)
     if "max.reason" not in actions.column_names:
         return Counter(), False
     waits = pc.or_kleene(pc.is_null(actions["max.reason"]), pc.greater_equal(actions["max.reason"], Reason.UNKNOWN_SCHEMA))

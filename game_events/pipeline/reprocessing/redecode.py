@@ -4,8 +4,6 @@ Guarantee: rows, coordinates, batches and progress stay; readers see the old col
 more, or has no raw value, keeps its columns and is counted; a row of a message type that is not selected has none.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter
@@ -20,10 +18,12 @@ from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.evolution import evolve
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_files, row_count, spark_schema
+from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.lakehouse.data.snapshot import row_count
+from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, bronze_schema, column_map, schema_ids, travelling
+from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, bronze_schema, column_map
+from game_events.lakehouse.event_expressions import schema_ids, travelling
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
 from game_events.pipeline.bronze.stored_worker import StoredTask
@@ -74,9 +74,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
         info[ERASED_BY_BATCH] = _erase(pipeline, report, staged)
     landed, schema = _commit(pipeline, handle, staged, info)
     failpoints.reach("redecode_committed")
-    report.add_landed(
-        Layer.BRONZE, pipeline.bronze, landed, schema, int(handle.transaction_version(Txn.BATCH) or 0), known_columns=before
-    )
+    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, counter(handle, Txn.BATCH), known_columns=before)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
     kept = Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})
     new_columns = [name for name in schema.names if name not in before]
@@ -86,7 +84,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
 def _stage(pipeline: Pipeline, handle: DeltaTable) -> StageResult:
     """Write all rows with new decoded columns to files; DataError if rows are missing in them."""
     total = row_count(handle)
-    rows = read_files(pipeline.spark, handle.file_uris(), spark_schema(handle.schema()))
+    rows = read_table(pipeline.spark, handle)
     pipeline.on_progress(f"redecode: {total:,} rows of bronze")
     subjects, types = suppression(pipeline, handle), [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows)]
     job = StoredTask(pipeline.bronze, None, DecodePlan(), None, keep_raw=True, keep_undecodable=True, suppression=subjects)
@@ -103,7 +101,7 @@ def _commit(pipeline: Pipeline, handle: DeltaTable, staged: StageResult, info: d
     """Replace bronze's files by the staged ones."""
     columns = pipeline.catalog.message_columns(column_map(handle), staged.types)
     schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
-    batch, count = int(handle.transaction_version(Txn.BATCH) or 0), handle.transaction_version(Txn.REDECODE)
+    batch, count = counter(handle, Txn.BATCH), handle.transaction_version(Txn.REDECODE)
     plan = Commit(
         pipeline.bronze,
         schema,

@@ -6,34 +6,27 @@ time and the batch of the replay. Bronze's commit is the decision: it has the ro
 replay is without its marks.
 """
 
-from __future__ import annotations
-
 import logging
-import re
 import time
-import uuid
 from collections import Counter
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from game_events.decoding.batch_decoder import DecodePlan, TypeKey
-from game_events.decoding.core.reasons import NO_RECORD, Reason
-from game_events.decoding.core.wire_format import SchemaId
-from game_events.errors import ConfigurationError, ConflictError
+from game_events.decoding.core.reasons import NO_RECORD
+from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.retry import retry_on_conflict
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_files, spark_schema
+from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
 from game_events.lakehouse.event_columns import (
     COORDINATES,
     FIRST_MESSAGE,
@@ -41,10 +34,10 @@ from game_events.lakehouse.event_columns import (
     QUARANTINE_COLUMNS,
     bronze_schema,
     column_map,
-    of_schemas,
-    travelling,
 )
+from game_events.lakehouse.event_expressions import of_schemas, travelling
 from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.tables import add_actions
 from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
 from game_events.pipeline.bronze.load import archive_schemas
 from game_events.pipeline.bronze.stored_worker import StoredTask
@@ -56,80 +49,12 @@ from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
+from game_events.pipeline.reprocessing.selection import ReplaySelection
 from game_events.pipeline.state.commit_info import batch_info
 from game_events.pipeline.suppression.driver import erasure_fence, suppression
-from game_events.rules import RULE_NAME
 from game_events.spark.crashed_workers import WORKER_CRASHED, crashes_explained
 
 log = logging.getLogger(__name__)
-
-#: A frame has 4 bytes for the id.
-MAX_SCHEMA_ID = 2**32 - 1
-
-
-@dataclass(frozen=True)
-class ReplaySelection:
-    """Rows of quarantine, by reasons (of undecodable rows, or names of rules) and schema ids or GUIDs.
-
-    Empty: all with a raw value that are not in bronze (except records that crash workers), and all that rules reject.
-    """
-
-    reasons: frozenset[str] = frozenset()
-    schema_ids: frozenset[SchemaId] = frozenset()
-
-    @property
-    def undecodable(self) -> bool:
-        """Whether undecodable rows are selected."""
-        return not self.reasons or bool(self.reasons & set(Reason))
-
-    @property
-    def rejected(self) -> bool:
-        """Whether rows that rules reject are selected; never by a schema id."""
-        return not self.schema_ids and (not self.reasons or bool(self.rules))
-
-    @property
-    def rules(self) -> frozenset[str]:
-        """The rules among the reasons."""
-        return self.reasons - set(Reason)
-
-    def condition(self, bronze_id: str) -> Column:
-        """The condition for undecodable rows of quarantine."""
-        waiting = F.col("replayed_table").isNull() | (F.col("replayed_table") != bronze_id)
-        found = (F.col("layer") == Layer.BRONZE) & F.col("_raw_value").isNotNull() & waiting
-        found &= ~F.col("reason").isin(*map(str, NO_RECORD))
-        if self.reasons:
-            found &= F.col("reason").isin(*sorted(self.reasons))
-        else:
-            # They would crash the job.
-            found &= ~F.coalesce(F.col("detail").startswith(WORKER_CRASHED), F.lit(False))
-        if self.schema_ids:
-            found &= of_schemas(self.schema_ids)
-        return found
-
-
-def replay_selection(reasons: Collection[str], schema_ids: Collection[str]) -> ReplaySelection:
-    """The selection for a user's input.
-
-    Raises:
-        ConfigurationError: a text is no reason, or neither a schema id nor a GUID; the message has the text.
-    """
-    unknown = sorted(r for r in set(reasons) - set(Reason) if not re.fullmatch(RULE_NAME, r))
-    if unknown:
-        raise ConfigurationError(
-            f"--reason: there is no {', '.join(unknown)}; there are {', '.join(sorted(Reason))}, and the names of rules"
-        )
-    return ReplaySelection(frozenset(reasons), frozenset(_schema_id(word) for word in schema_ids))
-
-
-def _schema_id(word: str) -> SchemaId:
-    with suppress(ValueError):
-        if not (word.isascii() and word.isdigit()):
-            return str(uuid.UUID(word))
-        if int(word) <= MAX_SCHEMA_ID:
-            return int(word)
-    raise ConfigurationError(
-        f"--schema-id: {word!r} is neither a schema id (0 to {MAX_SCHEMA_ID}) nor a GUID: see `game-events quarantine list`"
-    )
 
 
 @dataclass
@@ -161,7 +86,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
         return Replayed()
     bronze, quarantine = tables
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
-    batch = int(bronze.transaction_version(Txn.BATCH) or 0) + 1
+    batch = counter(bronze, Txn.BATCH) + 1
     pipeline.on_progress("replay: rows of quarantine are tried again")
     staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
     failpoints.reach("replay_staged")
@@ -199,11 +124,7 @@ def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: S
     failpoints.reach("replay_committed")
     known = {f.name for f in bronze.schema().fields}
     report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch, known_columns=known)
-    report.add(
-        BronzeResult(
-            batches=[batch], schema_ids={i for i, _ in types}, other_types=pipeline.catalog.other_types(staged.undecoded)
-        )
-    )
+    report.add_batch(batch, types, pipeline.catalog.other_types(staged.undecoded))
     return landed.rows
 
 
@@ -211,14 +132,29 @@ def _stage(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: ReplaySelection, batch: int, report: RunReport
 ) -> StageResult:
     """Decode the selected rows that bronze lacks; commits nothing."""
-    held = read_files(pipeline.spark, quarantine.file_uris(), spark_schema(quarantine.schema()))
-    waiting = held.where(selection.condition(str(bronze.metadata().id)))
+    held = read_table(pipeline.spark, quarantine)
+    waiting = held.where(_condition(selection, str(bronze.metadata().id)))
     rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(OWN_COLUMNS.names))
     keep_raw, subjects = pipeline.settings.keep_raw == "all", suppression(pipeline, bronze)
     job = StoredTask(pipeline.bronze, None, DecodePlan(), batch, keep_raw, keep_undecodable=False, suppression=subjects)
     wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
     with crashes_explained(f" over rows of {pipeline.quarantine.name}"):
         return run_decode_job(pipeline, job, rows, column_map(bronze), wanted)
+
+
+def _condition(selection: ReplaySelection, bronze_id: str) -> Column:
+    """The condition for undecodable rows of quarantine."""
+    waiting = F.col("replayed_table").isNull() | (F.col("replayed_table") != bronze_id)
+    found = (F.col("layer") == Layer.BRONZE) & F.col("_raw_value").isNotNull() & waiting
+    found &= ~F.col("reason").isin(*map(str, NO_RECORD))
+    if selection.reasons:
+        found &= F.col("reason").isin(*sorted(selection.reasons))
+    else:
+        # They would crash the job.
+        found &= ~F.coalesce(F.col("detail").startswith(WORKER_CRASHED), F.lit(False))
+    if selection.schema_ids:
+        found &= of_schemas(selection.schema_ids)
+    return found
 
 
 def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, report: RunReport) -> DataFrame:
@@ -237,7 +173,7 @@ def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, r
 
 def _may_hold(bronze: DeltaTable, ranges: Sequence[tuple[int, int, int]]) -> list[str]:
     """URIs of the files that may hold records of (partition, first offset, last offset), by their statistics."""
-    actions = pa.table(bronze.get_add_actions(flatten=True))
+    actions = add_actions(bronze, flatten=True)
     if "max._kafka_offset" not in actions.column_names:
         return bronze.file_uris()
     chosen = pc.is_null(actions["max._kafka_offset"])

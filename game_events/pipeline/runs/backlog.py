@@ -1,7 +1,5 @@
 """Pending work of the next run, from Delta logs, one column of bronze and the source's offsets; without Spark."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -27,10 +25,7 @@ from game_events.sources.core.source import Offsets
 class Backlog:
     """Pending work.
 
-    Attributes:
-        records: split -> number of records to read, if any.
-        games: layer -> games to refresh.
-        rows: rows of bronze that are not in silver.
+    `records`: split -> number of records to read, if any. `rows`: rows of bronze that are not in silver.
     """
 
     records: Offsets = field(default_factory=dict)

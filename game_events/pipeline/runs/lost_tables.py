@@ -4,8 +4,6 @@ Costs one listing of the root and a small file of each table's log: about a seco
 time, continuous mode every ten minutes. Their games are noted in `progress`, and retried as after a failure.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from functools import partial

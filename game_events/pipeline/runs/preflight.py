@@ -3,8 +3,6 @@
 All checks are made, also after a failure, so that all problems are reported at once.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping
@@ -44,12 +42,8 @@ TYPES_SHOWN = 20
 class PreflightResult:
     """One check.
 
-    Attributes:
-        check: its name.
-        ok: a run can begin.
-        detail: finding, or problem and remedy.
-        data: details for programs.
-        look: a run can begin, but the finding needs attention.
+    `detail`: finding, or problem and remedy. `data`: details for programs. `look`: a run can begin, but the finding needs
+    attention.
     """
 
     check: str

@@ -3,8 +3,6 @@
 Names are layers, asset keys or tables, in any order; the run keeps the order of the layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -40,10 +38,8 @@ Parts = Mapping[str, Games]
 class Selection:
     """Layers and games of a run.
 
-    Attributes:
-        update: layer -> games to refresh; a custom aggregate is a layer `gold:{name}`.
-        full: layer -> games with tables to replace from the layer before.
-        notices: warnings for the user.
+    `update`: layer -> games to refresh; a custom aggregate is a layer `gold:{name}`. `full`: layer -> games with tables to
+    replace from the layer before.
     """
 
     update: Parts = field(default_factory=lambda: dict.fromkeys(REFRESHED))
@@ -60,11 +56,8 @@ def selection_of(
 ) -> Selection:
     """A selection from the user's options.
 
-    Args:
-        pipeline: the parts; only names are read.
-        select: names to refresh; empty: every layer.
-        games: silver and gold of these games only; empty: every game.
-        full_refresh: names to replace, selected or not; `all`: every layer, bronze only if the setting allows it.
+    `select`: names to refresh; empty: every layer. `games`: silver and gold of these games only; empty: every game.
+    `full_refresh`: names to replace, selected or not; `all`: every layer, bronze only if the setting allows it.
 
     Raises:
         ConfigurationError: an unknown name; the text lists the known ones.

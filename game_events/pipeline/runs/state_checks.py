@@ -1,7 +1,5 @@
 """Checks of the tables' state and of the SQL in the settings, for `doctor` and dry runs. They keep no run from starting."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +21,7 @@ from game_events.pipeline.gold.aggregates import player_agg_columns
 from game_events.pipeline.gold.null_values import of_another_kind
 from game_events.pipeline.quality.validation import problems, refuse
 from game_events.pipeline.runs.backlog import games_waiting
-from game_events.pipeline.runs.preflight import Check, Hint, many
+from game_events.pipeline.runs.preflight import Check, Hint, PreflightResult, environment_checks, many, run_checks
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.sources.core.source import FILES
 from game_events.sources.factory import subjects
@@ -32,6 +30,12 @@ from game_events.sources.factory import subjects
 LOOK_BACK_FILES = 20
 #: Newest versions of a subject that are compiled; names in a text.
 VERSIONS, NAMED = 20, 5
+
+
+def validation(pipeline: Pipeline, more: dict[str, Check]) -> list[PreflightResult]:
+    """Check the environment and the SQL of rules, for which alone Spark starts, then more; nothing is changed."""
+    checks = environment_checks(pipeline.settings) | sql_checks(pipeline) | more
+    return run_checks(checks, pipeline.settings, {"plan": ("kafka", "tables")})
 
 
 def state_checks(pipeline: Pipeline) -> dict[str, Check]:

@@ -1,7 +1,5 @@
 """Schema catalog: decode plans and descriptions of message types, by schema id. Runs in the driver."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping
@@ -51,8 +49,14 @@ class SchemaCatalog(SchemaStore):
         self._max_columns, self.max_unknown_ids = max_columns, max_unknown_ids
         self._names: dict[TypeKey, str | None] = {}
         self._ambiguous: set[TypeKey] = set()
-        #: Types met in this process: planned for from then on, so that no micro-batch is read twice for them.
-        self.met: set[TypeKey] = set()
+        self._met: set[TypeKey] = set()
+
+    def met_types(self) -> set[TypeKey]:
+        """Types that this process has looked up, and that have a schema: planned for, no micro-batch is read twice for them.
+
+        The others may be registered before the next micro-batch, which looks them up again.
+        """
+        return {key for key in self._met if self.has(key[0])}
 
     def look_up(self, keys: Collection[TypeKey], room: int) -> tuple[set[TypeKey], int]:
         """Ask the registry about the ids of types, the smallest first, until `room` ids are found to be unknown.
@@ -65,7 +69,9 @@ class SchemaCatalog(SchemaStore):
             if missed < room or schema_id in unknown or schema_id in self._known:
                 looked_at.add(schema_id)
                 missed += self.compiled(schema_id) is None and schema_id not in unknown
-        return {key for key in keys if key[0] in looked_at}, missed
+        looked_up = {key for key in keys if key[0] in looked_at}
+        self._met |= looked_up
+        return looked_up, missed
 
     def plan(self, columns: ColumnMap, wanted: Iterable[TypeKey], rest: str | None = None) -> DecodePlan:
         """A plan that decodes the selected ones of the wanted types, each with its writer's schema; raises as `compiled`.

@@ -3,8 +3,6 @@
 From the lakehouse alone: the column map in bronze's metadata, the archived texts, the event log. Needs no registry, no Spark.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The versions of a subject: their fields, changes and columns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,11 +18,8 @@ from game_events.schema_registry import SchemaRegistry, SubjectVersion
 class SchemaHistory:
     """The versions of a subject, with the columns of a lakehouse. Needs no Spark.
 
-    Attributes:
-        registry: has the versions.
-        lakehouse: its bronze table has the columns; without the table, a new one is assumed.
-        subject: the subject.
-        kept: the columns that settings name (`kept_columns`).
+    `lakehouse`: its bronze table has the columns; without the table, a new one is assumed. `kept`: the columns that settings
+    name (`kept_columns`).
     """
 
     registry: SchemaRegistry

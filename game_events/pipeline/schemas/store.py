@@ -4,8 +4,6 @@ The archive (table `schemas`) is also the cache: runs go on while the registry i
 another schema is detected.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterable, Mapping
@@ -37,9 +35,7 @@ IDS_S, DOWN_S = 5.0, 30.0
 class _Known:
     """One known id; an error is the reason why there is no compiled schema or decoder.
 
-    Attributes:
-        schema: its text; None: it is too long to be read.
-        verified: the registry was asked, and is not asked again.
+    `schema`: its text; None: it is too long to be read. `verified`: the registry was asked, and is not asked again.
     """
 
     schema: RegistrySchema | None

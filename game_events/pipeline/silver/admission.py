@@ -4,8 +4,6 @@ Guarantee: with any number of names and rows, no more tables, folders and files 
 of other names stay in bronze, are counted, and are read again once there is room.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pyarrow as pa
@@ -14,7 +12,8 @@ from pyspark.sql import functions as F
 
 from game_events.config.naming import GAME_PATTERN, RESERVED_GAMES
 from game_events.lakehouse.commits.parallel import for_games
-from game_events.lakehouse.data.snapshot import files_with, read_files, row_count, spark_schema
+from game_events.lakehouse.data.snapshot import files_with, row_count
+from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import is_game

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,12 +18,15 @@ from pyspark.sql.types import StructType
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import FileSelection, read_files, row_count, selection, spark_schema
-from game_events.lakehouse.event_columns import BRONZE_ONLY, COORDINATES, HEADERS, no_headers
+from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.lakehouse.data.snapshot import FileSelection, row_count, selection
+from game_events.lakehouse.data.spark_files import read_files, spark_schema
+from game_events.lakehouse.event_columns import BRONZE_ONLY, COORDINATES, HEADERS
+from game_events.lakehouse.event_expressions import no_headers
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, stage
+from game_events.pipeline.fanout.job import TASK_ROWS, spread, stage
 from game_events.pipeline.fanout.routing import Routing
+from game_events.pipeline.fanout.worker import FanOut, FanOutResult
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.quality.expressions import APART, DECIDED, DISPOSITION, HELD, KEEP, READMIT, REJECT, RuleColumns
 from game_events.pipeline.quality.validation import require_valid
@@ -30,7 +34,7 @@ from game_events.pipeline.quality.worker import RuleSplit
 from game_events.pipeline.silver.transformations import run_time_failure, transformed
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
-from game_events.spark.crashed_workers import crash, is_crash, named
+from game_events.spark.crashed_workers import WorkerCrashError, bisect, crash, is_crash, named
 from game_events.spark.schemas import quoted
 
 
@@ -55,7 +59,7 @@ class SilverInput:
             ConfigurationError: bronze has no column that names the game.
         """
         schema = pa.schema([f for f in pa.schema(handle.schema()) if f.name not in BRONZE_ONLY])
-        batch = int(handle.transaction_version(Txn.BATCH) or 0)
+        batch = counter(handle, Txn.BATCH)
         if batch and row_count(handle) and pipeline.settings.entity_column not in schema.names:
             raise ConfigurationError(
                 f"bronze has no column {pipeline.settings.entity_column!r} (it has {', '.join(schema.names)}): set "
@@ -124,12 +128,9 @@ class Staging:
     """One Spark job: rows above a low watermark, or rows of some games, each above its own.
 
     Attributes:
-        source: bronze.
         above: the low watermark, a bronze batch; with `starts` the lowest of them.
-        routing: which names get files.
         games: estimated number of games; 0: unknown.
         starts: game -> its start; None: every game starts at `above`, with nothing decided.
-        decisions: quarantine's decisions.
         left_out: without `starts`: games of another pass.
     """
 
@@ -182,7 +183,7 @@ class Staging:
             task = FanOut(source.pipeline.lakehouse, "silver", entity, schema, self.routing, split=split)
             rows = _prepared(source, rows, held, split)
             try:
-                return stage(rows, task, self.files.rows, games, salt="_kafka_offset")
+                return stage(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
             except (PySparkException, Py4JJavaError) as error:
                 if is_crash(error):
                     of_games = f" of {named(sorted(part))}" if part is not None else ""
@@ -266,8 +267,51 @@ def _more(split: RuleSplit) -> list[Column]:
     rejected = F.col(DISPOSITION) == REJECT
 
     def only(name: str) -> Column:
-        if name == HEADERS:  # never NULL between Spark and workers: see `event_columns.travelling`
+        if name == HEADERS:  # never NULL between Spark and workers: see `event_expressions.travelling`
             return F.when(rejected & F.col(name).isNotNull(), F.col(name)).otherwise(no_headers()).alias(name)
         return F.when(rejected, F.col(name)).alias(name) if name in BRONZE_ONLY else F.col(name)
 
     return [only(name) for name in split.columns if name != APART]
+
+
+#: Names that the driver can bisect; with more of them in one pass the run fails, and is tried again.
+MAX_NAMES = 100_000
+
+
+def stage_games(work: Staging) -> FanOutResult:
+    """Stage the rows in one job; if a worker crashes, bisect: games that crash a worker alone are failed ones of the result.
+
+    Returns:
+        the workers' results; `crowded` if new names have to be counted first.
+
+    Raises:
+        WorkerCrashError: a worker crashed, and there are more than `MAX_NAMES` names.
+        ExtensionError: a transformation failed.
+    """
+    if not work.files.files:
+        return FanOutResult()
+    try:
+        return work.stage()
+    except WorkerCrashError as error:
+        if work.routing.room is not None:
+            # Names are counted first, so that each half has room for exactly those that are admitted.
+            return FanOutResult(crowded=True)
+        pipeline = work.source.pipeline
+        pipeline.on_progress(f"silver: {error}. It is retried for halves of the {pipeline.settings.names.entities}")
+        rows = [(r["name"], int(r["rows"])) for r in work.names().limit(MAX_NAMES + 1).collect()]
+        if len(rows) > MAX_NAMES:
+            raise
+    result, games = FanOutResult(), []
+    for name, count in rows:
+        why = work.routing.refusal(name)
+        if work.routing.skips(name):
+            continue
+        if why is None:
+            games.append(name)
+        else:
+            result.refused.setdefault(why, Counter())[work.routing.counted_as(name, why)] += count
+    parts, failed = bisect(sorted(games), work.stage, work.batches)
+    for part in parts:
+        result.add(part)
+    result.failed.update(failed)
+    return result

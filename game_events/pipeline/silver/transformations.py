@@ -3,8 +3,6 @@
 Games with the same transformations share a branch of the plan; Spark reads the rows once for each branch.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import reduce
@@ -13,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from game_events.decoding.core.column_map import type_name
+from game_events.decoding.core.column_types import type_name
 from game_events.errors import QUOTED, ExtensionError, first_line
 from game_events.extending import SilverTransformation
 from game_events.spark.connect import is_session_lost

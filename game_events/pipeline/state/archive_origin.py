@@ -4,15 +4,13 @@ An archive's files are in no order of offsets, so an offset does not show whethe
 archive its micro-batches were read from, until the first one from elsewhere or a full refresh.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 
 from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.pipeline.state.offsets import next_offsets
 from game_events.sources.core.source import Offsets, Source
 from game_events.sources.files.source import FileSource
@@ -36,17 +34,13 @@ def after_origins(bronze: DeltaTable, origins: Offsets) -> Offsets:
 def archive_noted(bronze: DeltaTable, source: Source) -> dict[str, int]:
     """`txn` -> value that the commit of a micro-batch of this source sets."""
     now = _number(source.archive) if isinstance(source, FileSource) and source.archive is not None else 0
-    return {} if now == int(bronze.transaction_version(Txn.ARCHIVE) or 0) else {Txn.ARCHIVE: now}
+    return {} if now == counter(bronze, Txn.ARCHIVE) else {Txn.ARCHIVE: now}
 
 
 def refuse_twice(bronze: DeltaTable | None, quarantine: DeltaTable | None, archive: str, ends: Offsets) -> None:
     """Stop before records of an archive are added to a lakehouse that may have them already.
 
-    Args:
-        bronze: its newest version.
-        quarantine: its newest version.
-        archive: address of the archive.
-        ends: split -> next offset of bronze when it has read the archive.
+    `ends`: split -> next offset of bronze when it has read the archive.
 
     Raises:
         ConfigurationError: bronze has records from elsewhere.

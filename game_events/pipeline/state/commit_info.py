@@ -3,8 +3,6 @@
 It is for people and for checks; runs start from the table's transactions, never from this.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

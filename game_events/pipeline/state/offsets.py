@@ -1,7 +1,5 @@
 """Offsets and topic ids in bronze's transactions: a recreated topic has the same name, other records, and another id."""
 
-from __future__ import annotations
-
 import base64
 import struct
 import uuid
@@ -49,12 +47,8 @@ def topic_id_read(handle: DeltaTable, topic: str, kind: str = KAFKA) -> str | No
 def offsets_of(handle: DeltaTable, topic: str, topic_id: str, known: Iterable[int] = ()) -> Offsets:
     """Split -> next offset of a topic, also of one that is gone, by the table's own transactions.
 
-    Args:
-        handle: bronze.
-        topic: its name.
-        topic_id: its id.
-        known: partitions that existed. Partitions without a record may have no transaction: up to `HOLE` of them in a row
-            are skipped anyway.
+    `known`: partitions that existed. Partitions without a record may have no transaction: up to `HOLE` of them in a row are
+    skipped anyway.
     """
     found: Offsets = {}
     last = max(known, default=-1)

@@ -3,8 +3,6 @@
 Guarantee: on a lakehouse with erased data subjects, nothing is decoded into bronze without the key of their hashes.
 """
 
-from __future__ import annotations
-
 from deltalake import DeltaTable
 
 from game_events.config.groups.tables import MIN_ERASURE_KEY_CHARS

@@ -1,17 +1,19 @@
 """Suppression of erased data subjects, in workers: which rows of a batch belong to them."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from game_events.decoding.batch_decoder import DecodedBatch
+from game_events.decoding.core.wire_format import Rows
 from game_events.lakehouse.system_tables.suppressed import Record, entity_hash
 from game_events.lakehouse.tables import is_person
 
+Mask = npt.NDArray[np.bool_]
 #: Size of the cache of hashed ids: most ids occur many times.
 REMEMBERED = 200_000
 
@@ -40,7 +42,7 @@ class Suppressor:
         self._suppression = suppression
         self._known: dict[str | bytes, bool] = {}
 
-    def decoded(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+    def decoded(self, rows: pa.Table) -> Mask:
         """Which decoded rows belong to erased data subjects."""
         found = np.zeros(rows.num_rows, dtype=bool)
         for name in rows.column_names:
@@ -48,7 +50,34 @@ class Suppressor:
                 found |= self.values(rows.column(name))
         return found
 
-    def values(self, values: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    def without_erased(
+        self, found: DecodedBatch, undecodable: Callable[[], Mask], note: Callable[[Rows], None], *, rejected: bool
+    ) -> DecodedBatch:
+        """The rows of a decoded batch without those of erased data subjects, of which `note` gets the numbers.
+
+        `undecodable`: mask of the batch, for undecoded rows and, with `rejected`, for rejected ones.
+        """
+        kept = DecodedBatch(rejected=[] if rejected else found.rejected)
+
+        def left(rows: Rows, erased: Mask) -> Rows:
+            if erased.any():
+                note(rows[erased])
+            return rows[~erased]
+
+        for rows, schema_id, columns in found.good:
+            erased = self.decoded(columns)
+            if len(rest := left(rows, erased)):
+                kept.good.append((rest, schema_id, columns.filter(pa.array(~erased)) if erased.any() else columns))
+        if not (found.undecoded or (rejected and found.rejected)):
+            return kept
+        mask = undecodable()
+        if rejected:
+            parts = [replace(item, rows=left(item.rows, mask[item.rows])) for item in found.rejected]
+            kept.rejected += [item for item in parts if len(item.rows)]
+        kept.undecoded += [(rest, key) for rows, key in found.undecoded if len(rest := left(rows, mask[rows]))]
+        return kept
+
+    def values(self, values: pa.Array | pa.ChunkedArray) -> Mask:
         """Which of these ids (or Kafka keys) are erased; each distinct value is hashed once."""
         texts = as_texts(values)
         if texts is None:
@@ -62,7 +91,7 @@ class Suppressor:
         which = pc.fill_null(encoded.indices, len(forgotten)).to_numpy(zero_copy_only=False)
         return np.asarray(np.array([*forgotten, False])[which], dtype=bool)
 
-    def undecodable(self, batch: pa.RecordBatch, topic_ids: pa.Array) -> npt.NDArray[np.bool_]:
+    def undecodable(self, batch: pa.RecordBatch, topic_ids: pa.Array) -> Mask:
         """Which undecodable raw records belong to erased data subjects: by their Kafka key, or by `Suppression.records`."""
         found = self.values(batch.column("key"))
         noted = self._suppression.records

@@ -4,8 +4,6 @@ A chunk is the body of one call: neighbouring rows of one table, limited by numb
 by itself. Its key is a hash of its rows' origin: rows that are planned again after a loss of the outbox get the same key.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -53,15 +51,7 @@ class ChunkOrigin:
 
 @dataclass(frozen=True)
 class CutChunks(WorkerJob[StagedFiles]):
-    """Writes chunks of rows (`ROWS`) to files of the outbox; picklable.
-
-    Attributes:
-        table: the outbox.
-        person: its column with the data subject's key.
-        slice: number of the slice that is made.
-        rows_per_call, bytes_per_call: limits of a chunk.
-        origins: group -> its origin.
-    """
+    """Writes chunks of rows (`ROWS`) of groups with some origins to the outbox, as files of the next slice; picklable."""
 
     result: ClassVar[type] = StagedFiles
     table: Table
@@ -146,13 +136,10 @@ class CutChunks(WorkerJob[StagedFiles]):
         schema = outbox_schema(self.person)
         where = pa.array(np.repeat(np.arange(len(starts)), counts))
         columns = {name: pa.array(values, schema.field(name).type).take(where) for name, values in of_chunk.items()}
-        columns["number"] = pa.array(np.arange(rows.num_rows) - np.repeat(starts, counts), pa.int32())
+        columns["number"] = pa.array(np.arange(rows.num_rows) - np.repeat(starts, counts))
         columns |= {self.person: rows.column("_person"), "json": rows.column("json"), "_kafka_topic": rows.column("_place")}
         columns |= {name: rows.column(name) for name in ("_kafka_partition", "_kafka_offset", "_batch")}
-        arrays = [columns[f.name].cast(f.type) for f in schema]
-        return pa.Table.from_arrays(
-            [a if isinstance(a, pa.ChunkedArray) else pa.chunked_array([a]) for a in arrays], schema=schema
-        )
+        return pa.Table.from_pydict(columns, schema=schema)
 
 
 def _sizes(rows: pa.Table) -> npt.NDArray[np.int64]:

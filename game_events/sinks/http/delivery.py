@@ -1,10 +1,8 @@
-"""Delivery of one chunk: calls until it is accepted, refused for good, or out of attempts.
+"""Delivery of one chunk: calls until it is accepted, refused for good, or out of attempts; and a call before the first chunk.
 
 A transient failure (429, 408, 425, 5xx, a broken connection, a time-out) is retried after exponential backoff with jitter, and
 not before a `Retry-After`, for which all calls of the task wait. Each attempt has the same key and the same bytes.
 """
-
-from __future__ import annotations
 
 import asyncio
 import random
@@ -17,13 +15,14 @@ from typing import Any
 
 import aiohttp
 
+from game_events.config.settings import Settings
+from game_events.errors import ConfigurationError, TransientError
 from game_events.sinks.http.rate_limiter import RateLimiter
 from game_events.sinks.http.target import RestTarget
 
-KEY_HEADER = "Idempotency-Key"
 #: Statuses of transient failures.
 LATER = frozenset({408, 425, 429})
-#: Statuses that no other chunk avoids until the credentials are changed.
+#: Statuses of refused credentials: no other chunk avoids them.
 LOCKED_OUT = frozenset({401, 403, 407})
 #: Longest backoff, and longest `Retry-After` that is respected, in seconds.
 MAX_PAUSE_S, MAX_RETRY_AFTER_S = 60.0, 3_600.0
@@ -31,6 +30,9 @@ MAX_PAUSE_S, MAX_RETRY_AFTER_S = 60.0, 3_600.0
 EXCERPT_CHARS, MAX_ANSWER_BYTES = 500, 64 * 1024
 #: Latencies that a task keeps.
 LATENCIES = 2_000
+#: Answers to a method that the receiver does not have: it is there.
+NO_SUCH_METHOD = frozenset({405, 501})
+OFF = "(GAME_EVENTS_REST_PREFLIGHT chooses another call, or none)"
 
 
 @dataclass(frozen=True)
@@ -53,20 +55,12 @@ class ChunkOutcome:
     attempts: int
     for_good: bool = False
 
-    @property
-    def locked_out(self) -> bool:
-        """Whether the receiver refused the credentials, not the rows."""
-        return self.status in LOCKED_OUT
-
 
 @dataclass
 class Calls:
-    """A task's calls.
+    """A task's calls to a receiver.
 
     Attributes:
-        target: the receiver.
-        session: the task's client.
-        limiter: rate limiter of the calls.
         answers: status, or kind of failure -> number of calls.
         latencies: seconds of the first `LATENCIES` answered calls.
     """
@@ -110,7 +104,7 @@ class Calls:
         began = time.monotonic()
         try:
             async with self.session.post(
-                self.target.url, data=body, headers={KEY_HEADER: key}, allow_redirects=False
+                self.target.url, data=body, headers={"Idempotency-Key": key}, allow_redirects=False
             ) as response:
                 taken = 200 <= response.status < 300
                 content = await _beginning(response)
@@ -170,3 +164,45 @@ def retry_after_s(value: str | None) -> float | None:
         return max(0.0, (until - datetime.now(UTC)).total_seconds())
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def preflight(settings: Settings, target: RestTarget) -> None:
+    """Check the receiver's address, certificate and credentials by the call of the setting `rest_preflight`, without rows.
+
+    Raises:
+        ConfigurationError: the certificate is not trusted, or the credentials or the address are refused.
+        TransientError: the receiver does not answer, or is busy.
+    """
+    if not settings.rest_preflight:
+        return
+    method, _, path = settings.rest_preflight.partition(" ")
+    url = target.at(path)
+    try:
+        status = asyncio.run(_call(target, method, url))
+    except TimeoutError:
+        raise TransientError(f"{target.shown} did not answer {method} within {target.timeout_s:g} s") from None
+    except aiohttp.InvalidURL:
+        raise ConfigurationError("GAME_EVENTS_REST_URL is no address that can be called") from None
+    except aiohttp.ClientError as error:
+        what = failure_of(error)
+        if what == "certificate not trusted":
+            raise ConfigurationError(
+                f"{target.shown}: the receiver's certificate is not trusted: GAME_EVENTS_TLS_CA_FILE names its authority's "
+                "PEM file"
+            ) from None
+        raise TransientError(f"{target.shown}: {what}; no row was sent") from None
+    if status < 400 or status in NO_SUCH_METHOD:
+        return
+    said = f"{target.shown} answered {method} with HTTP {status}"
+    if status in LOCKED_OUT:
+        raise ConfigurationError(
+            f"{said}: it does not let us in; look at GAME_EVENTS_REST_BEARER_TOKEN, _USER or _API_KEY {OFF}"
+        )
+    if status in LATER or status >= 500:
+        raise TransientError(f"{said}; no row was sent")
+    raise ConfigurationError(f"{said}: look at GAME_EVENTS_REST_URL {OFF}")
+
+
+async def _call(target: RestTarget, method: str, url: str) -> int:
+    async with client(target) as session, session.request(method, url, allow_redirects=False) as answer:
+        return answer.status

@@ -4,11 +4,8 @@ A file's chunks are fixed together, and the outbox and the delivery log have its
 rewritten files of a Delta table (compaction, a delete) new and old rows cannot be distinguished: it is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
@@ -65,13 +62,9 @@ def _listed(place: Table) -> list[str]:
 
 def _exported(tables: ExportTables, outbox: DeltaTable | None, uri: str) -> set[str]:
     """Files below an address that have chunks."""
-    deliveries = tables.deliveries.open()
-    found = [read_arrow(tables.deliveries, deliveries, ["source"])] if deliveries is not None else []
-    if outbox is not None:
-        found.append(read_arrow(tables.outbox, outbox, ["source"]))
-    if not found:
-        return set()
-    names = pc.unique(pa.concat_tables(found).column("source")).to_pylist()
+    handles = ((tables.deliveries, tables.deliveries.open()), (tables.outbox, outbox))
+    found = [read_arrow(table, handle, ["source"]) for table, handle in handles if handle is not None]
+    names = {name for rows in found for name in pc.unique(rows.column("source")).to_pylist()}
     return {name for name in names if name is not None and name.startswith(f"{uri}/")}
 
 

@@ -4,8 +4,6 @@ Guarantee: each row of the source is in one chunk. The commit compares and advan
 concurrent plans fails.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import pyarrow.compute as pc
@@ -30,6 +28,7 @@ from game_events.sinks.http.table_rows import new_rows
 from game_events.sinks.http.tables import ExportTables, outbox_schema
 from game_events.sinks.http.target import RestTarget
 
+#: Attempts to commit to the outbox or the delivery log beside concurrent writers.
 ATTEMPTS = 5
 DESCRIPTION = "Rows fixed in chunks that wait for their call over HTTP; a chunk's rows go when all of its slice is settled"
 
@@ -48,20 +47,20 @@ def plan_slice(
     granted = f"granted:{pipeline.run_id}"
     if outbox is not None and outbox.transaction_version(granted) is not None:
         on_replaced = OnReplaced(on_replaced.usual)
-    changes = find_changes(pipeline, outbox, on_replaced)
-    _report_held(pipeline, report, account, changes.held | changes.failed)
-    if not changes.steps:
+    steps, held = find_changes(pipeline, outbox, on_replaced)
+    _report_held(pipeline, report, account, held)
+    if not steps:
         return False
-    pipeline.on_progress(f"rest export: fixing rows of {len(changes.steps)} {pipeline.settings.names.entities}")
-    origins = {step.game: step.origin for step in changes.steps}
-    expected = {app: value for step in changes.steps for app, value in step.expected.items()}
-    advance = {app: value for step in changes.steps for app, value in step.advance.items()}
+    pipeline.on_progress(f"rest export: fixing rows of {len(steps)} {pipeline.settings.names.entities}")
+    origins = {step.game: step.origin for step in steps}
+    expected = {app: value for step in steps for app, value in step.expected.items()}
+    advance = {app: value for step in steps for app, value in step.advance.items()}
     if (on_replaced.resend | on_replaced.go_on) & origins.keys():
         advance[granted] = 1
     files: list[StagedFile] = []
-    if any(step.files or step.gold is not None for step in changes.steps):
-        files = _staged(tables, target, outbox, new_rows(pipeline, changes.steps), origins)
-    if _erased_since(pipeline, changes.steps):
+    if any(step.files or step.gold is not None for step in steps):
+        files = _staged(tables, target, outbox, new_rows(pipeline, steps), origins)
+    if _erased_since(pipeline, steps):
         # Erased rows may be among these.
         discard(tables.outbox, files)
         raise ConflictError("gamers were erased during each of the attempts to plan the export: run it again")
@@ -93,7 +92,8 @@ def commit_slice(
     tables: ExportTables,
     outbox: DeltaTable | None,
     files: Sequence[StagedFile],
-    txn: tuple[Mapping[str, int | None], Mapping[str, int]],
+    expected: Mapping[str, int | None],
+    advance: Mapping[str, int],
 ) -> None:
     """Commit files to the outbox, as its next slice.
 
@@ -101,7 +101,6 @@ def commit_slice(
         ConflictError: another run has changed the outbox since; the files are deleted.
     """
     commits = outbox.transaction_version(Txn.COMMITS) if outbox is not None else None
-    expected, advance = txn
     commit(
         Commit(
             tables.outbox,
@@ -145,7 +144,7 @@ def _commit(
     advance: Mapping[str, int],
     account: Export,
 ) -> None:
-    commit_slice(tables, outbox, files, (expected, advance))
+    commit_slice(tables, outbox, files, expected, advance)
     failpoints.reach("rest_planned")
     account.planned_rows += sum(file.rows for file in files)
     now = tables.outbox.open()
@@ -156,7 +155,7 @@ def _commit(
 
 def _erased_since(pipeline: Pipeline, steps: Sequence[Step]) -> bool:
     now = ((step, pipeline.lakehouse.silver(step.game).open()) for step in steps)
-    return any(handle is None or erasures(handle) != step.erased for step, handle in now)
+    return any(handle is None or erasures(handle) != erasures(step.silver) for step, handle in now)
 
 
 def _report_held(pipeline: Pipeline, report: RunReport, account: Export, held: Mapping[str, str]) -> None:
@@ -165,5 +164,4 @@ def _report_held(pipeline: Pipeline, report: RunReport, account: Export, held: M
     for game, why in held.items():
         if game not in account.held:
             account.held[game] = why
-            table = of_game(game)
-            report.add_failed("rest", table, why, game)
+            report.add_failed("rest", of_game(game), why, game)

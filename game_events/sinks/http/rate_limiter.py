@@ -8,8 +8,6 @@ Protocol, over one connection for each task: an empty message asks for a call, t
 may be made, and the client sends the number back when the call is over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging
@@ -19,7 +17,6 @@ import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 import aiohttp
@@ -70,7 +67,7 @@ class RateLimiterServer:
             raise
         return LimiterAddress(self._host, port, self._token)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._end_thread()
 
@@ -162,9 +159,7 @@ class RateLimiter:
             self._listener = asyncio.create_task(self._listen())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._address is not None:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
@@ -208,7 +203,5 @@ class RateLimiter:
 
 
 def limiter_host(settings: Settings) -> str:
-    """Name by which the executors reach this machine: loopback where they run on it, else the setting, else its own name."""
-    if settings.rest_permit_host:
-        return settings.rest_permit_host
-    return LOOPBACK if workers_are_local(settings) else socket.getfqdn()
+    """Name by which the executors reach this machine: the setting, else loopback where they run on it, else its own name."""
+    return settings.rest_permit_host or (LOOPBACK if workers_are_local(settings) else socket.getfqdn())

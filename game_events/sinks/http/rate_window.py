@@ -8,11 +8,10 @@ clock, wherever it begins, has more calls than the limit. (GCRA over a window lo
 but uses only 91% of a limit per second at a latency of 95 ms, where this uses more than 95%.)
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Self
 
 #: Seconds within which a granted call reaches the receiver.
 GRACE_S = 0.5
@@ -24,11 +23,7 @@ KNOWN, REMEMBERED = 20, 5_000
 
 @dataclass
 class RateWindow:
-    """Sliding windows; times in seconds of one clock.
-
-    Attributes:
-        windows: (calls, seconds) of each limit.
-    """
+    """Sliding windows of (calls, seconds) for each limit; times in seconds of one clock."""
 
     windows: tuple[tuple[int, float], ...]
     _open: dict[int, float] = field(default_factory=dict)  # call -> time of its grant
@@ -38,7 +33,7 @@ class RateWindow:
     _not_before: float = 0.0
 
     @classmethod
-    def of(cls, per_second: int, per_minute: int) -> RateWindow:
+    def of(cls, per_second: int, per_minute: int) -> Self:
         """Limits of the settings; 0 is none."""
         return cls(tuple((calls, seconds) for calls, seconds in ((per_second, 1.0), (per_minute, 60.0)) if calls))
 

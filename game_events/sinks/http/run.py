@@ -4,8 +4,6 @@ Guarantee: at least once, in chunks that are fixed before their first call, with
 that is delivered by the delivery log is not sent again. Of two concurrent runs the earlier one stops at its next commit.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 
@@ -23,15 +21,15 @@ from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
 from game_events.sinks.http.changes import OnReplaced
-from game_events.sinks.http.plan import plan_files, plan_slice
-from game_events.sinks.http.preflight import preflight
+from game_events.sinks.http.delivery import preflight
+from game_events.sinks.http.outcomes import DELIVERY_LOG
+from game_events.sinks.http.plan import ATTEMPTS, plan_files, plan_slice
 from game_events.sinks.http.rate_limiter import LimiterAddress, RateLimiterServer, limiter_host
 from game_events.sinks.http.rate_window import RateWindow
 from game_events.sinks.http.tables import DELIVERIES, ExportTables, outbox_schema
 from game_events.sinks.http.target import RestTarget
-from game_events.sinks.http.worker import DELIVERY_LOG, SendChunks
+from game_events.sinks.http.worker import SendChunks
 
-ATTEMPTS = 5
 #: Errors that stop a task, the most urgent first.
 _ERRORS: dict[str, type[GameEventsError]] = {
     error.__name__: error for error in (ConfigurationError, DataError, ConflictError, TransientError)
@@ -39,13 +37,10 @@ _ERRORS: dict[str, type[GameEventsError]] = {
 
 
 def export_rows(pipeline: Pipeline, report: RunReport, on_replaced: OnReplaced | None = None, files: str | None = None) -> None:
-    """Send waiting chunks and all new rows.
+    """Send waiting chunks and all new rows; the report gets the result (`export`) during the run.
 
-    Args:
-        pipeline: the pipeline.
-        report: gets the result (`export`) during the run.
-        on_replaced: how tables with replaced rows are exported; None: as set.
-        files: a folder of Parquet files, or a Delta table, instead of silver or gold.
+    `on_replaced`: how tables with replaced rows are exported, None: as set; `files`: a folder of Parquet files, or a Delta
+    table, instead of silver or gold.
 
     Raises:
         ConfigurationError: the export is off, or the receiver refuses the credentials.
@@ -136,11 +131,7 @@ class _Exporter:
 
 @retry_on_conflict(ATTEMPTS)
 def _take_over(tables: ExportTables, run_id: str) -> int:
-    """Make this run the only writer of the delivery log; returns the value of its `txn`.
-
-    Raises:
-        ConflictError: every attempt was lost to concurrent runs.
-    """
+    """Make this run the only writer of the delivery log; returns the value of its `txn`."""
     deliveries = tables.deliveries.open()
     before = deliveries.transaction_version(Txn.EXPORT_RUN) if deliveries is not None else None
     number = (before or 0) + 1

@@ -4,8 +4,6 @@ Concurrent calls = calls per second x seconds per call (Little's law). Waiting n
 processor time of a call and a row (docs/rest-export.md).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

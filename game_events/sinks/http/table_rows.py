@@ -1,20 +1,20 @@
 """The new rows of silver or gold, all games in one Spark plan, in the columns of `chunks.ROWS`."""
 
-from __future__ import annotations
-
+import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType
 
-from game_events.lakehouse.data.snapshot import files_with, game_of_file, read_files, spark_schema
+from game_events.lakehouse.data.snapshot import files_with
+from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_schema
 from game_events.lakehouse.tables import is_person
 from game_events.pipeline.context import Pipeline
-from game_events.sinks.http.changes import Step, schema_text
+from game_events.sinks.http.changes import Step
 from game_events.sinks.http.chunks import ROWS
 from game_events.spark.schemas import quoted
 
@@ -45,31 +45,27 @@ def new_rows(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
 
 
 def shaped(rows: DataFrame, person: str, group: Column, columns: Iterable[str], **coordinates: Column) -> DataFrame:
-    """Rows in the columns of `chunks.ROWS`; missing coordinates are NULL."""
+    """Rows in the columns of `chunks.ROWS`; missing coordinates are NULL. `person`: column with the data subject's key."""
+    persons = [name for name in rows.columns if is_person(name, person)]
     kinds = {"_batch": "bigint", "_place": "string", "_kafka_partition": "int", "_kafka_offset": "bigint"}
     return rows.select(
         group.alias("_group"),
         *(coordinates.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in kinds.items()),
-        subject_key(rows, person).alias("_person"),
-        as_json(rows, columns).alias("json"),
+        F.coalesce(*(F.col(quoted(name)).cast("string") for name in persons), F.lit(None).cast("string")).alias("_person"),
+        _as_json(rows, columns).alias("json"),
     )
-
-
-def _limits(spark: SparkSession, steps: Sequence[Step]) -> DataFrame:
-    limits = pa.table(
-        {_GAME: [s.game for s in steps], _FROM: [s.above for s in steps], _TO: [s.upto for s in steps]},
-        schema=pa.schema([(_GAME, pa.string()), (_FROM, pa.int64()), (_TO, pa.int64())]),
-    )
-    return F.broadcast(spark.createDataFrame(limits))
 
 
 def _silver(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
     """Rows of silver of each step's batches."""
     uris = [file[0] for step in steps for file in step.files]
-    # Columns only once there is a session: without one PySpark cannot tell of which kind they are to be.
     rows = read_files(pipeline.spark, uris, spark_schema(steps[0].silver.schema()))
     entity = F.col(quoted(pipeline.settings.entity_column))
-    rows = rows.join(_limits(pipeline.spark, steps), entity == F.col(_GAME))
+    limits = pa.table(
+        {_GAME: [s.game for s in steps], _FROM: [s.above for s in steps], _TO: [s.upto for s in steps]},
+        schema=pa.schema([(_GAME, pa.string()), (_FROM, pa.int64()), (_TO, pa.int64())]),
+    )
+    rows = rows.join(F.broadcast(pipeline.spark.createDataFrame(limits)), entity == F.col(_GAME))
     return rows.where((F.col("_batch") > F.col(_FROM)) & (F.col("_batch") <= F.col(_TO))).drop(_GAME, _FROM, _TO)
 
 
@@ -90,10 +86,7 @@ def _of_gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
         if not uris or chosen[0].gold is None:
             continue
         rows = read_files(pipeline.spark, uris, spark_schema(chosen[0].gold.schema()))
-        rows = rows.select(
-            game_of_file(uris, pipeline.lakehouse.called.gold_path()).alias(entity),
-            *rows.columns,
-        )
+        rows = rows.select(game_of_file(uris, pipeline.lakehouse.called.gold_path()).alias(entity), *rows.columns)
         if changed:
             silver = [_silver(pipeline, group) for group in _same_columns(chosen, lambda step: step.silver)]
             players = reduce(
@@ -112,11 +105,12 @@ def _same_columns(steps: Sequence[Step], table: Callable[[Step], DeltaTable]) ->
     """The steps grouped by their tables' columns, as tables with the same columns are read together."""
     groups: dict[str, list[Step]] = {}
     for step in steps:
-        groups.setdefault(schema_text(table(step)), []).append(step)
+        columns = json.dumps(json.loads(table(step).schema().to_json()), sort_keys=True)
+        groups.setdefault(columns, []).append(step)
     return list(groups.values())
 
 
-def as_json(rows: DataFrame, columns: Iterable[str]) -> Column:
+def _as_json(rows: DataFrame, columns: Iterable[str]) -> Column:
     """Columns of a row as a JSON object."""
     types = {f.name: f.dataType for f in rows.schema.fields}
     parts = []
@@ -124,12 +118,6 @@ def as_json(rows: DataFrame, columns: Iterable[str]) -> Column:
         column, wanted = F.col(quoted(name)), _without_decimals(types[name])
         parts.append((column if wanted == types[name] else column.cast(wanted)).alias(name))
     return F.to_json(F.struct(*parts), _OPTIONS)
-
-
-def subject_key(rows: DataFrame, person: str) -> Column:
-    """Key of a row's data subject, as text, for erasures."""
-    names = [name for name in rows.columns if is_person(name, person)]
-    return F.coalesce(*(F.col(quoted(name)).cast("string") for name in names), F.lit(None).cast("string"))
 
 
 def _without_decimals(kind: DataType) -> DataType:

@@ -1,114 +1,81 @@
-"""The export's three tables: outbox (chunks that wait), delivery log (outcome of each chunk), dead letters (given up).
+"""The export's three tables: outbox (chunks that wait), delivery log (outcome of each chunk), failed chunks.
 
 A chunk is the content of one call. Its rows are in `rest_outbox` as JSON, so that each attempt sends the same bytes under the
-same key, even after a change of the source table (a full refresh, a new version of an aggregate).
+same key, even after a change of the source table (a full refresh, a new version of an aggregate). A failed chunk was
+refused, or accepted in none of its attempts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.tables import REST_DEAD_LETTERS, REST_DELIVERIES, REST_OUTBOX, Lakehouse, Table
+from game_events.lakehouse.tables import REST_DELIVERIES, REST_FAILED_CHUNKS, REST_OUTBOX, Lakehouse, Table, add_actions
 
-TIME = pa.timestamp("us", tz="UTC")
-DELIVERED, DEAD = "delivered", "dead"
+#: Outcomes in `rest_deliveries`.
+DELIVERED, FAILED = "delivered", "dead"
+_TYPES = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string(), "timestamp": pa.timestamp("us", tz="UTC")}
+
+
+def _columns(text: str) -> pa.Schema:
+    """Columns of `name type, ...`."""
+    return pa.schema([(name, _TYPES[kind]) for name, kind in (column.split() for column in text.split(","))])
+
 
 #: A slice is the chunks of one commit; `chunk` is unique in it; `key` is the idempotency key.
-CHUNK = [
-    pa.field("slice", pa.int64()),
-    pa.field("chunk", pa.int64()),
-    pa.field("key", pa.string()),
-    pa.field("source", pa.string()),
-    pa.field("game", pa.string()),
-    pa.field("batch_from", pa.int64()),
-    pa.field("batch_to", pa.int64()),
-    pa.field("first", pa.string()),
-    pa.field("last", pa.string()),
-    pa.field("rows", pa.int64()),
-    pa.field("bytes", pa.int64()),
-]
-DELIVERIES = pa.schema(
-    [
-        *CHUNK,
-        pa.field("outcome", pa.string()),
-        pa.field("status", pa.int32()),
-        pa.field("attempts", pa.int32()),
-        pa.field("at", TIME),
-        pa.field("run_id", pa.string()),
-    ]
+CHUNK = _columns(
+    "slice bigint, chunk bigint, key string, source string, game string, batch_from bigint, batch_to bigint, first string, "
+    "last string, rows bigint, bytes bigint"
 )
-
-
-def _rows(person: str) -> list[pa.Field]:
-    """Columns of a chunk's row: number, JSON, and the columns by which an erasure finds it."""
-    return [
-        pa.field("number", pa.int32()),
-        pa.field("json", pa.string()),
-        pa.field(person, pa.string()),
-        pa.field("_kafka_topic", pa.string()),
-        pa.field("_kafka_partition", pa.int32()),
-        pa.field("_kafka_offset", pa.int64()),
-        pa.field("_batch", pa.int64()),
-    ]
+_ATTEMPTS = _columns("attempts int, at timestamp, run_id string")
+DELIVERIES = pa.schema([*CHUNK, *_columns("outcome string, status int"), *_ATTEMPTS])
+_FAILED = pa.schema([*_columns("status int, reason string, answer string"), *_ATTEMPTS])
+#: Columns of a chunk's outcome.
+OUTCOME = pa.schema([*_columns("outcome string"), *_FAILED])
 
 
 def outbox_schema(person: str) -> pa.Schema:
-    """Columns of `rest_outbox`; `person` is the one with the data subject's key."""
-    return pa.schema([*CHUNK, *_rows(person)])
+    """Columns of `rest_outbox`: the chunk, number and JSON of a row, and the columns by which an erasure finds the row.
+
+    `person` is the one with the data subject's key.
+    """
+    place = "_kafka_topic string, _kafka_partition int, _kafka_offset bigint, _batch bigint"
+    return pa.schema([*CHUNK, *_columns("number int, json string"), pa.field(person, pa.string()), *_columns(place)])
 
 
-def dead_letters_schema(person: str) -> pa.Schema:
+def failed_chunks_schema(person: str) -> pa.Schema:
     """Columns of `rest_dead_letters`."""
-    more = [
-        pa.field("status", pa.int32()),
-        pa.field("reason", pa.string()),
-        pa.field("answer", pa.string()),
-        pa.field("attempts", pa.int32()),
-        pa.field("at", TIME),
-        pa.field("run_id", pa.string()),
-    ]
-    return pa.schema([*CHUNK, *_rows(person), *more])
+    return pa.schema([*outbox_schema(person), *_FAILED])
 
 
 @dataclass(frozen=True)
 class ExportTables:
-    """The export's tables; picklable.
-
-    Attributes:
-        outbox, deliveries, dead_letters: the tables.
-        person: column with the data subject's key.
-    """
+    """The export's tables; picklable. `person`: column with the data subject's key."""
 
     outbox: Table
     deliveries: Table
-    dead_letters: Table
+    failed_chunks: Table
     person: str
 
     @classmethod
-    def of(cls, lakehouse: Lakehouse, person: str) -> ExportTables:
+    def of(cls, lakehouse: Lakehouse, person: str) -> Self:
         """The tables of a lakehouse."""
-        outbox, deliveries, dead = map(lakehouse.table, (REST_OUTBOX, REST_DELIVERIES, REST_DEAD_LETTERS))
-        return cls(outbox, deliveries, dead, person)
+        outbox, deliveries, failed = map(lakehouse.table, (REST_OUTBOX, REST_DELIVERIES, REST_FAILED_CHUNKS))
+        return cls(outbox, deliveries, failed, person)
 
     def chunks(self, outbox: DeltaTable | None) -> pa.Table:
         """The outbox's chunks, each once (`CHUNK`)."""
         if outbox is None:
-            return pa.schema(CHUNK).empty_table()
-        names = [f.name for f in CHUNK]
-        return read_arrow(self.outbox, outbox, names).group_by(names).aggregate([]).select(names)
+            return CHUNK.empty_table()
+        return read_arrow(self.outbox, outbox, CHUNK.names).group_by(CHUNK.names).aggregate([]).select(CHUNK.names)
 
     def settled(self, deliveries: DeltaTable | None, since: int, columns: list[str] | None = None) -> pa.Table:
         """Rows (or some columns) of the delivery log, of slices from a number on; older files are not opened."""
         if deliveries is None:
-            found = DELIVERIES.empty_table()
-            return found if columns is None else found.select(columns)
+            return DELIVERIES.empty_table().select(columns or DELIVERIES.names)
         return read_arrow(self.deliveries, deliveries, columns, _files_since(deliveries, since))
 
     def waiting(self, outbox: DeltaTable | None, deliveries: DeltaTable | None) -> pa.Table:
@@ -118,18 +85,13 @@ class ExportTables:
             return chunks
         done = self.settled(deliveries, pc.min(chunks.column("slice")).as_py(), ["slice", "chunk"])
         left = chunks.join(done, ["slice", "chunk"], join_type="left anti")
-        return left.select([f.name for f in CHUNK]).sort_by([("slice", "ascending"), ("chunk", "ascending")])
+        return left.select(CHUNK.names).sort_by([("slice", "ascending"), ("chunk", "ascending")])
 
 
 def _files_since(handle: DeltaTable, number: int) -> list[str]:
     """Paths of files that may have rows of a slice or later ones."""
-    actions = pa.table(handle.get_add_actions(flatten=True))
+    actions = add_actions(handle, flatten=True)
     if "max.slice" in actions.column_names:
         highest = actions.column("max.slice")
         actions = actions.filter(pc.or_kleene(pc.is_null(highest), pc.greater_equal(highest, number)))
     return [str(path) for path in actions.column("path").to_pylist()]
-
-
-def share(chunks: npt.NDArray[np.int64], task: int, tasks: int) -> npt.NDArray[np.int64]:
-    """A task's part of a slice's chunks: consecutive ones, evenly distributed."""
-    return np.array_split(chunks, tasks)[task]

@@ -4,12 +4,11 @@ Guarantee: neither `repr` nor an error shows the address's path or a credential.
 function, which no plan, log or page of Spark shows.
 """
 
-from __future__ import annotations
-
 import base64
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
 from game_events.config.masking import mask_all
@@ -22,13 +21,9 @@ class RestTarget:
     """One receiver; picklable.
 
     Attributes:
-        url: address that rows are POSTed to.
-        headers: headers of every call, with the credentials.
+        headers: of every call, with the credentials.
         secrets: texts that are masked in tables, logs and errors.
-        rows_per_call, bytes_per_call, as_object: content of a call.
         calls: concurrent calls of one task.
-        timeout_s: time-out of one call.
-        attempts, retry_delay_s: retries of a transient failure.
         ca: PEM certificates of trusted authorities; None: the system's.
     """
 
@@ -45,7 +40,7 @@ class RestTarget:
     ca: str | None = field(repr=False, default=None)
 
     @classmethod
-    def of(cls, settings: Settings) -> RestTarget:
+    def of(cls, settings: Settings) -> Self:
         """The target of the settings.
 
         Raises:

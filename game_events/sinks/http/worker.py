@@ -1,18 +1,16 @@
 """Sends chunks in workers: each task reads its chunks, POSTs several at a time, and commits outcomes to the delivery log.
 
 Guarantee: a chunk that the log has as delivered was answered 2xx. A killed run loses at most `NOTE_EVERY_S` of each task's
-answers; these chunks are sent again, under the same keys. A dead letter's rows are committed before its outcome. The driver
+answers; these chunks are sent again, under the same keys. A failed chunk's rows are committed before its outcome. The driver
 commits a task's last outcomes: many tasks end at once, and their commits would wait for each other.
 """
-
-from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,35 +19,32 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
-from game_events.errors import ConflictError, GameEventsError
+from game_events.errors import GameEventsError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system
+from game_events.lakehouse.data.staging import StagedFile, file_system
 from game_events.lakehouse.data.worker_job import WorkerJob
-from game_events.lakehouse.tables import Table
 from game_events.pipeline.reporting.export_result import LATENCIES_REPORTED, TaskAccount
-from game_events.sinks.http.delivery import Calls, ChunkOutcome, client
+from game_events.sinks.http.delivery import LOCKED_OUT, Calls, client
+from game_events.sinks.http.outcomes import DELIVERY_LOG, ChunkResult, about, add, append, staged
 from game_events.sinks.http.rate_limiter import LimiterAddress, RateLimiter
-from game_events.sinks.http.tables import DEAD, DELIVERED, DELIVERIES, ExportTables, dead_letters_schema, outbox_schema, share
+from game_events.sinks.http.tables import DELIVERIES, ExportTables, failed_chunks_schema, outbox_schema
 from game_events.sinks.http.target import RestTarget
 
 #: Seconds between two commits of a task to the delivery log, per `TASKS_FOR_IT` tasks, as all commit to one table.
 NOTE_EVERY_S, TASKS_FOR_IT = 2.0, 8
 #: Outbox rows in a task's memory.
 ROWS_AT_ONCE = 20_000
-APPEND_ATTEMPTS = 20
-DELIVERY_LOG = "Outcome of each chunk of exported rows"
 #: Consecutive chunks without success after which the receiver is at fault, not the rows.
-GIVEN_UP_IN_A_ROW = 5
+FAILED_IN_A_ROW = 5
 
 
 @dataclass(frozen=True)
 class Sent:
     """Results of tasks, and files of the delivery log that are not committed yet."""
 
-    accounts: list[TaskAccount] = field(default_factory=list)
-    files: list[StagedFile] = field(default_factory=list)
+    accounts: list[TaskAccount]
+    files: list[StagedFile]
 
 
 @dataclass(frozen=True)
@@ -57,15 +52,10 @@ class SendChunks(WorkerJob[Sent]):
     """Sends the chunks of tasks, of which each row is the number; picklable.
 
     Attributes:
-        tables: the export's tables.
-        target: the receiver.
         files: paths of the outbox's files.
-        slice: number of the slice.
-        chunks: its waiting chunks, in order.
-        rows: number of rows of each chunk.
+        chunks, rows: waiting chunks of the slice with the number `slice`, in order, and the number of rows of each.
         tasks: number of tasks.
         run: this run's `txn` of the delivery log.
-        run_id: id of the run.
         limiter: rate limiter of the calls; None: no limit.
     """
 
@@ -85,13 +75,8 @@ class SendChunks(WorkerJob[Sent]):
         """Send the chunks of these tasks."""
         context = TaskContext.get()
         again = context is not None and context.attemptNumber() > 0
-        sent = Sent()
-        for batch in batches:
-            for task in batch.column(0).to_pylist():
-                account, files = self.run_task(task, again=again)
-                sent.accounts.append(account)
-                sent.files.extend(files)
-        return sent
+        done = [self.run_task(task, again=again) for batch in batches for task in batch.column(0).to_pylist()]
+        return Sent([account for account, _ in done], [file for _, files in done for file in files])
 
     def run_task(self, task: int, *, again: bool = False) -> tuple[TaskAccount, list[StagedFile]]:
         """Send one task's chunks; `again`: an earlier attempt may have sent some of them.
@@ -99,8 +84,7 @@ class SendChunks(WorkerJob[Sent]):
         Returns:
             the task's result, and files of the delivery log that are not committed yet (`note`).
         """
-        mine = share(self.chunks, task, self.tasks)
-        counts = share(self.rows, task, self.tasks)
+        mine, counts = (np.array_split(values, self.tasks)[task] for values in (self.chunks, self.rows))
         if again:
             done = self.tables.settled(self.tables.deliveries.open(), self.slice)
             done = done.filter(pc.equal(done.column("slice"), self.slice)).column("chunk").to_numpy()
@@ -115,14 +99,7 @@ class SendChunks(WorkerJob[Sent]):
             ConflictError: another run has taken over.
         """
         if files:
-            _add(self.tables.deliveries, DELIVERIES, files, {Txn.EXPORT_RUN: self.run}, DELIVERY_LOG)
-
-
-@dataclass
-class _Result:
-    chunk: pa.Table
-    outcome: ChunkOutcome
-    at: datetime
+            add(self.tables.deliveries, DELIVERIES, files, {Txn.EXPORT_RUN: self.run}, DELIVERY_LOG)
 
 
 class _Task:
@@ -131,10 +108,10 @@ class _Task:
     def __init__(self, job: SendChunks, number: int, mine: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
         self._job, self._number = job, number
         self._chunks = _read(job, mine, counts)
-        self._results: list[_Result] = []
+        self._results: list[ChunkResult] = []
         self._noted = time.monotonic()
         self._noting = asyncio.Lock()
-        self._failed: list[_Result] = []
+        self._undecided: list[ChunkResult] = []
         self._account = TaskAccount(began=time.time())
         self._error: Exception | None = None
 
@@ -157,7 +134,7 @@ class _Task:
             account.answers, account.calls = dict(calls.answers), calls.answers.total()
             account.latencies = calls.latencies[:: max(1, len(calls.latencies) // LATENCIES_REPORTED)]
             if account.stopped is None and self._error is None:
-                self._results += self._failed
+                self._results += self._undecided
             if self._error is not None or not all(result.outcome.taken for result in self._results):
                 await self._note()
         if self._error is not None:
@@ -173,138 +150,71 @@ class _Task:
                 rows = chunk.column("json").to_pylist()
                 body = rows[0] if calls.target.as_object else f"[{','.join(rows)}]"
                 outcome = await calls.deliver(chunk.column("key")[0].as_py(), body.encode())
-                self._settle(_Result(chunk, outcome, datetime.now(UTC)))
+                self._settle(ChunkResult(chunk, outcome, datetime.now(UTC)))
                 if time.monotonic() - self._noted >= NOTE_EVERY_S * max(1.0, self._job.tasks / TASKS_FOR_IT):
                     await self._note()
         except Exception as error:  # noqa: BLE001 - raised by `_send`, after the other calls' outcomes are committed
             self._error = self._error or error
 
-    def _settle(self, result: _Result) -> None:
+    def _settle(self, result: ChunkResult) -> None:
         """Record a chunk's outcome, or stop the task.
 
-        A chunk that failed in all attempts is a dead letter if a later one succeeds; else the receiver is at fault.
+        A chunk without attempts left has failed if a later one succeeds; else the receiver is at fault.
         """
         outcome, account = result.outcome, self._account
-        if outcome.locked_out:
+        if outcome.status in LOCKED_OUT:
             account.stopped, account.kind = f"the receiver does not let us in: {outcome.reason}", "ConfigurationError"
         elif outcome.taken:
-            self._results += [*self._failed, result]
-            self._failed = []
+            self._results += [*self._undecided, result]
+            self._undecided = []
         elif outcome.for_good:
             self._results.append(result)
         else:
-            self._failed.append(result)
-            if len(self._failed) >= GIVEN_UP_IN_A_ROW:
-                account.stopped = f"{len(self._failed)} calls in a row were {outcome.reason}"
+            self._undecided.append(result)
+            if len(self._undecided) >= FAILED_IN_A_ROW:
+                account.stopped = f"{len(self._undecided)} calls in a row were {outcome.reason}"
 
     async def _note(self) -> None:
         """Commit the known outcomes; other calls continue."""
         async with self._noting:
-            results, self._results = self._results, []
             self._noted = time.monotonic()
+            results = self._known()
             if results:
-                failpoints.reach("rest_answered", self._number)
                 await asyncio.to_thread(self._commit, results)
                 self._count(results)
 
     def _stage_rest(self) -> list[StagedFile]:
         """Stage the last outcomes for the driver to commit."""
-        results, self._results = self._results, []
+        results = self._known()
         if not results:
             return []
-        failpoints.reach("rest_answered", self._number)
-        files = _staged(self._job.tables.deliveries, self._heads(results))
+        files = staged(self._job.tables.deliveries, about(results, self._job.run_id, DELIVERIES, 1))
         self._count(results)
         return files
 
-    def _count(self, results: Sequence[_Result]) -> None:
+    def _known(self) -> list[ChunkResult]:
+        """The outcomes that are not committed yet; the caller commits them."""
+        results, self._results = self._results, []
+        if results:
+            failpoints.reach("rest_answered", self._number)
+        return results
+
+    def _count(self, results: Sequence[ChunkResult]) -> None:
         account = self._account
         for result in results:
             taken, rows = result.outcome.taken, result.chunk.num_rows
             account.delivered += rows * taken
-            account.dead += rows * (not taken)
+            account.failed += rows * (not taken)
             account.delivered_calls += taken
-            account.dead_calls += not taken
+            account.failed_calls += not taken
 
-    def _commit(self, results: Sequence[_Result]) -> None:
+    def _commit(self, results: Sequence[ChunkResult]) -> None:
         tables, job = self._job.tables, self._job
-        dead = [r for r in results if not r.outcome.taken]
-        if dead:
-            rows = pa.concat_tables([r.chunk for r in dead])
-            outcomes = [
-                _outcome(r, job.run_id) | {"reason": r.outcome.reason, "answer": r.outcome.answer}
-                for r in dead
-                for _ in range(r.chunk.num_rows)
-            ]
-            _append(
-                tables.dead_letters,
-                _with(rows, outcomes, dead_letters_schema(tables.person)),
-                {},
-                "Rows of chunks that the receiver refused, or did not take in time",
-            )
-        _append(tables.deliveries, self._heads(results), {Txn.EXPORT_RUN: job.run}, DELIVERY_LOG)
-
-    def _heads(self, results: Sequence[_Result]) -> pa.Table:
-        """Rows of the delivery log."""
-        heads = pa.concat_tables([result.chunk.slice(0, 1) for result in results])
-        outcomes = [_outcome(r, self._job.run_id) | {"outcome": DELIVERED if r.outcome.taken else DEAD} for r in results]
-        return _with(heads, outcomes, DELIVERIES)
-
-
-def _outcome(result: _Result, run_id: str) -> dict[str, Any]:
-    outcome = result.outcome
-    return {"status": outcome.status, "attempts": outcome.attempts, "at": result.at, "run_id": run_id}
-
-
-def _with(rows: pa.Table, more: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Rows with further columns, given as one dictionary per row."""
-    arrays = [
-        pa.chunked_array([pa.array([values[f.name] for values in more], f.type)])
-        if f.name in more[0]
-        else rows.column(f.name).cast(f.type)
-        for f in schema
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _append(table: Table, rows: pa.Table, expected: dict[str, int | None], description: str) -> None:
-    """Append rows, again after a conflict with another append.
-
-    Raises:
-        ConflictError: another run has taken over, or every attempt was lost to concurrent writers.
-    """
-    for attempt in range(APPEND_ATTEMPTS):
-        try:
-            _add(table, rows.schema, _staged(table, rows), expected, description)
-            return
-        except ConflictError:
-            if attempt == APPEND_ATTEMPTS - 1 or _taken_over(table, expected):
-                raise
-
-
-def _staged(table: Table, rows: pa.Table) -> list[StagedFile]:
-    writer = StagedWriter(table, rows.schema)
-    writer.write(rows)
-    return writer.close()
-
-
-def _add(
-    table: Table, schema: pa.Schema, files: Sequence[StagedFile], expected: dict[str, int | None], description: str
-) -> None:
-    """Append files; they are deleted after a conflict."""
-    handle = table.open()
-    table_id = str(handle.metadata().id) if handle is not None else None
-    try:
-        commit(Commit(table, schema, files, expected, {}, table_id, description=description))
-    except ConflictError as error:
-        if _taken_over(table, expected):
-            raise ConflictError("another run of the export has taken over: this one stops") from error
-        raise
-
-
-def _taken_over(table: Table, expected: dict[str, int | None]) -> bool:
-    now = table.open()
-    return now is not None and any(now.transaction_version(app) != value for app, value in expected.items())
+        failed = [r for r in results if not r.outcome.taken]
+        if failed:
+            rows = about(failed, job.run_id, failed_chunks_schema(tables.person))
+            append(tables.failed_chunks, rows, {}, "Rows of chunks that the receiver refused, or did not take in time")
+        append(tables.deliveries, about(results, job.run_id, DELIVERIES, 1), {Txn.EXPORT_RUN: job.run}, DELIVERY_LOG)
 
 
 def _read(job: SendChunks, mine: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Iterator[pa.Table]:

@@ -4,23 +4,18 @@ Guarantee: consecutive batches, each planned from the end of the one before, cov
 become gaps of the batch and are never skipped silently.
 """
 
-from __future__ import annotations
-
 from game_events.errors import DataError
 from game_events.sources.core.source import Gap, MicroBatch, Offsets, SourceSnapshot, Split
 
 
 def plan_micro_batch(now: SourceSnapshot, start: Offsets, until: Offsets, max_records: int) -> MicroBatch | None:
-    """Plan the next batch: from `start` towards `until`, shared between splits by their backlog.
+    """Plan the next batch: from `start` towards `until`, shared between splits by their backlog; None: nothing to read, no gap.
 
     Args:
         now: the source.
         start: split -> next offset to read; splits that are not in it (a new topic or partition) are read from 0.
         until: split -> where to stop; default: the source's end.
         max_records: offsets of the batch at most, all splits together. With fewer than there are splits, they take turns.
-
-    Returns:
-        the batch with its gaps; None if there is nothing to read and no gap.
 
     Raises:
         DataError: a topic is shorter than `start`, as after a broker lost data: new records would get old offsets.

@@ -5,16 +5,15 @@ record's), another pipeline's table (offset: its batch number), or a file log (o
 offset of each split in a transaction (`Split.app`), which every commit compares with the start of its micro-batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple, Protocol
-
-from pyspark.sql import DataFrame, SparkSession
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from game_events.lakehouse.commits.transactions import Txn
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 KAFKA, TABLE, FILES = "kafka", "table", "files"
 
@@ -143,20 +142,24 @@ class Source(Protocol):
     def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:
         """Split -> first offset of a record not older than a time; splits without such a record are left out."""
 
-    def subjects(self, splits: Iterable[Split]) -> tuple[str, ...]:
-        """Subjects of the registry, for planning their versions before the first record."""
+    def subjects(self, splits: Iterable[Split]) -> tuple[str, ...]:  # noqa: ARG002
+        """Subjects of the registry, for planning their versions before the first record; default: none are known."""
+        return ()
 
     def batch_limit(self, reached: Offsets) -> int:
         """Offsets that the next micro-batch may have, all splits together."""
 
     def records(self, batch: MicroBatch) -> int:
-        """Upper bound of the records of a batch, for the number of Spark tasks."""
+        """Upper bound of the records of a batch, for the number of Spark tasks; files count as one each."""
+        return batch.records
 
-    def read(self, spark: SparkSession, batch: MicroBatch) -> DataFrame:
+    def read(self, spark: "SparkSession", batch: MicroBatch) -> "DataFrame":
         """The records of a batch, columns `RAW_COLUMNS`; those in `constants` may be left out."""
 
-    def constants(self, batch: MicroBatch) -> Mapping[str, str]:
-        """Columns of `RAW_COLUMNS` with one value for the whole batch, which are not sent to the workers."""
+    def constants(self, batch: MicroBatch) -> Mapping[str, str]:  # noqa: ARG002
+        """Columns of `RAW_COLUMNS` with one value for the whole batch, which are not sent to the workers; default: none."""
+        return {}
 
-    def changed(self, batch: MicroBatch) -> str | None:
-        """Checked after a batch was read: why its records may be others than planned; None: they are not."""
+    def changed(self, batch: MicroBatch) -> str | None:  # noqa: ARG002
+        """Checked after a batch was read: why its records may be others than planned; None: they are not (default)."""
+        return None

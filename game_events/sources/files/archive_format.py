@@ -3,8 +3,6 @@
 The key-value metadata of each file marks it and holds the schemas of its records, so that it can be read without a registry.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 
@@ -12,7 +10,7 @@ import pyarrow as pa
 
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import SchemaId, ordered
-from game_events.sources.files.record_batches import HEADERS_TYPE, TIME
+from game_events.sources.files.record_batches import KAFKA_COLUMNS
 
 #: Key of the files' metadata; its value is the version of this format.
 MARK, VERSION = b"game_events.archive", b"1"
@@ -20,26 +18,13 @@ SCHEMAS_KEY = b"game_events.schemas"
 #: Format of an id that was unknown when the archive was written.
 UNKNOWN = "UNKNOWN"
 
-RECORDS = pa.schema(
-    [
-        pa.field("topic", pa.string()),
-        pa.field("topic_id", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("timestamp", TIME),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("headers", HEADERS_TYPE),
-    ]
-)
+RECORDS = pa.schema(KAFKA_COLUMNS)
 
 
 def marked_records(schemas: Iterable[RegistrySchema]) -> pa.Schema:
     """The files' Arrow schema with the metadata."""
-    found = [
-        {"id": s.schema_id, "format": s.format, "text": s.text, "references": s.references}
-        for s in sorted(schemas, key=lambda s: ordered(s.schema_id))
-    ]
+    by_id = sorted(schemas, key=lambda s: ordered(s.schema_id))
+    found = [{"id": s.schema_id, "format": s.format, "text": s.text, "references": s.references} for s in by_id]
     return RECORDS.with_metadata({MARK: VERSION, SCHEMAS_KEY: json.dumps(found).encode()})
 
 

@@ -5,8 +5,6 @@ A damaged record hides where the next one begins: the rest of its block becomes 
 the next block.
 """
 
-from __future__ import annotations
-
 import bz2
 import json
 import lzma
@@ -26,7 +24,7 @@ from game_events.errors import DataError
 from game_events.sources.files.avro_skip import Skip, Skippers
 from game_events.sources.files.limits import FileLimits
 from game_events.sources.files.offsets import FILE_ROWS
-from game_events.sources.files.record_batches import BATCH_ROWS, FilePart, binary_slices, records, unreadable
+from game_events.sources.files.record_batches import BATCH_ROWS, FilePart, records, unreadable
 from game_events.sources.files.schemas import identity_bytes
 
 MAGIC, SYNC_BYTES = b"Obj\x01", 16
@@ -71,14 +69,7 @@ def read_container(
 ) -> Iterator[pa.RecordBatch]:
     """Batches of a file's records, block by block, and rows for what cannot be read.
 
-    Args:
-        source: the file.
-        file: describes it.
-        offer: called with the file's schema.
-        limits: the limit of decompressed bytes applies.
-
-    Raises:
-        BoundReachedError: it decompresses to too many bytes.
+    `offer` is called with the file's schema. Raises LimitExceededError if the file decompresses to too many bytes.
     """
     position = unpacked = 0
     try:
@@ -91,27 +82,17 @@ def read_container(
         return
     offer(RegistrySchema(guid, "AVRO", header.text))
     identity = identity_bytes(guid, (), indexed=False)
-    source.seek(header.size)
     at, end = header.size, source.size()
     while at < end:
         try:
-            source.seek(at)
-            head = source.read(2 * _NUMBER_BYTES)
-            count, used = read_long(head, 0)
-            size, used = read_long(head, used)
             # The next file's offsets begin after `FILE_ROWS`.
-            if not 0 <= count < FILE_ROWS - position or not 0 <= size <= MAX_BLOCK or (size and not count):
-                raise DamageError(Reason.MALFORMED, f"a block of {count} records and {size} bytes")
-            source.seek(at + used)
-            stored = source.read(size + SYNC_BYTES)
-            if len(stored) < size + SYNC_BYTES or stored[size:] != header.sync:
-                raise DamageError(Reason.TRUNCATED, "a block does not end after its announced size")
+            count, stored, after = _stored_block(source, at, header.sync, FILE_ROWS - position)
         except DAMAGE as error:
             yield unreadable(file, position, f"from byte {at:,} on: {_message(error)}; {end - at:,} bytes are left of the file")
             return
-        at += used + size + SYNC_BYTES
+        at = after
         try:
-            block = unpack(stored[:size], header.codec)
+            block = unpack(stored, header.codec)
         except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             yield unreadable(file, position, f"a block of {count:,} records cannot be decompressed: {_message(error)}")
         else:
@@ -120,6 +101,21 @@ def read_container(
                 raise limits.too_much()
             yield from _block(block, count, skip, file, position, identity)
         position += count
+
+
+def _stored_block(source: pa.NativeFile, at: int, sync: bytes, most: int) -> tuple[int, bytes, int]:
+    """Number of records (below `most`), bytes and end of a compressed block; raises `DAMAGE`."""
+    source.seek(at)
+    head = source.read(2 * _NUMBER_BYTES)
+    count, used = read_long(head, 0)
+    size, used = read_long(head, used)
+    if not 0 <= count < most or not 0 <= size <= MAX_BLOCK or (size and not count):
+        raise DamageError(Reason.MALFORMED, f"a block of {count} records and {size} bytes")
+    source.seek(at + used)
+    stored = source.read(size + SYNC_BYTES)
+    if len(stored) < size + SYNC_BYTES or stored[size:] != sync:
+        raise DamageError(Reason.TRUNCATED, "a block does not end after its announced size")
+    return count, stored[:size], at + used + size + SYNC_BYTES
 
 
 def _block(block: bytes, count: int, skip: Skip, file: FilePart, position: int, identity: bytes) -> Iterator[pa.RecordBatch]:
@@ -139,9 +135,7 @@ def _block(block: bytes, count: int, skip: Skip, file: FilePart, position: int, 
             damage = f"{len(block) - bounds.pop():,} bytes are behind the last record of a block"
         edges = np.asarray(bounds, dtype=np.int64)
         good, at = len(edges) - 1, bounds[-1]
-        if good:
-            positions = position + done + np.arange(good, dtype=np.int64)
-            yield records(file, positions, binary_slices(block, edges[:-1], edges[1:]), identity)
+        yield from records(file, position + done + np.arange(good), block, edges[:-1], edges[1:], identity)
         done += good
     if damage:
         detail = f"{count - done:,} records are left of a block: {damage}"

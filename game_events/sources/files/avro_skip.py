@@ -1,12 +1,10 @@
 """Ends of Avro values, found without decoding them: container files store values without separators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
-from game_events.decoding.avro.encoding import Budget, read_blocks, read_bytes, read_index, read_long, take
+from game_events.decoding.avro.encoding import Budget, ByType, read_blocks, read_bytes, read_index, read_long, take
 from game_events.decoding.avro.json_text import min_bytes
-from game_events.decoding.avro.schema import AvroType
+from game_events.decoding.avro.types import AvroType
 
 #: (bytes, start of a value) -> its end; raises `core.errors.DAMAGE` for malformed bytes.
 Skip = Callable[[bytes, int], int]
@@ -21,25 +19,12 @@ class Skippers:
     """Skip functions by type, recursive types included."""
 
     def __init__(self) -> None:
-        self._made: dict[int, Skip] = {}
-
-    def of(self, type_: AvroType) -> Skip:
-        """The function for a type."""
-        key = id(type_)
-        if key not in self._made:
-
-            def later(buf: bytes, at: int) -> int:
-                return self._made[key](buf, at)
-
-            # Until it is made, a recursive type finds this reference to itself.
-            self._made[key] = later
-            self._made[key] = self._make(type_)
-        return self._made[key]
+        self.of = ByType[int](self._make).of
 
     def _make(self, type_: AvroType) -> Skip:
         match type_.kind:
             case "record":
-                return _all_of([self.of(inner) for _, _, inner in type_.fields])
+                return _all_of([self.of(f.type) for f in type_.fields])
             case "union":
                 return _one_of([self.of(inner) for inner in type_.items])
             case "array":

@@ -4,8 +4,6 @@ Guarantee: a path has one number for ever, also with concurrent runs and crashes
 bronze's progress is a number. A file that is overwritten later is recorded as changed and not read again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -143,18 +141,12 @@ class FileLog:
 
     def _add(self, rows: pa.Table) -> None:
         entries, numbers = self._known.entries, self._known.numbers
-        times = rows.column("modified_at").cast(pa.int64())
-        columns = zip(
-            *(rows.column(n).to_pylist() for n in ("number", "path", "size")),
-            times.to_pylist(),
-            rows.column("kind").to_pylist(),
-            rows.column("seen_at").to_pylist(),
-            strict=True,
-        )
+        columns = [rows.column(n) for n in ("number", "path", "size", "modified_at", "kind", "seen_at")]
+        columns[3] = columns[3].cast(pa.int64())
+        found = zip(*(c.to_pylist() for c in columns), strict=True)
         # By number, then changes in the order of their time.
-        for number, path, size, modified, kind, _ in sorted(
-            columns, key=lambda r: (True, r[5]) if r[4] == CHANGED else (False, r[0])
-        ):
+        ordered = sorted(found, key=lambda r: (True, r[5]) if r[4] == CHANGED else (False, r[0]))
+        for number, path, size, modified, kind, _ in ordered:
             entry = LogEntry(number, path, size, modified)
             if kind == TAKEN and number == len(entries):
                 entries.append(entry)

@@ -4,8 +4,6 @@ Unreadable files and folders are skipped and reported, so that one file's name o
 links are not followed: they could lead to any file of this machine.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """JSON lines: one document in each line. Positions are line numbers from 0; empty lines count and are no records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,7 +7,7 @@ import pyarrow as pa
 
 from game_events.decoding.core.reasons import KEPT_BYTES, Reason
 from game_events.sources.files.limits import DecompressedFile, FileLimits
-from game_events.sources.files.record_batches import BATCH_BYTES, BATCH_ROWS, FilePart, binary_slices, records, unreadable
+from game_events.sources.files.record_batches import BATCH_BYTES, FilePart, RowNumbers, records, unreadable
 
 _BLANK = (9, 13, 32)
 
@@ -44,16 +42,10 @@ def read_lines(
         yield from _batches(held, np.array([len(held)]), file, position, identity)
 
 
-def _batches(
-    buffer: bytes, breaks: np.ndarray[tuple[int], np.dtype[np.int64]], file: FilePart, position: int, identity: bytes
-) -> Iterator[pa.RecordBatch]:
+def _batches(buffer: bytes, breaks: RowNumbers, file: FilePart, position: int, identity: bytes) -> Iterator[pa.RecordBatch]:
     octets = np.frombuffer(buffer, dtype=np.uint8)
     ends = breaks.astype(np.int64)
     starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
     # An empty line, a blank or a carriage return; longer blank lines are rejected by the parser.
     blank = (ends == starts) | ((ends == starts + 1) & np.isin(octets[np.minimum(starts, len(octets) - 1)], _BLANK))
-    positions = position + np.flatnonzero(~blank)
-    starts, ends = starts[~blank], ends[~blank]
-    for begin in range(0, len(starts), BATCH_ROWS):
-        part = slice(begin, begin + BATCH_ROWS)
-        yield records(file, positions[part], binary_slices(buffer, starts[part], ends[part]), identity)
+    return records(file, position + np.flatnonzero(~blank), buffer, starts[~blank], ends[~blank], identity)

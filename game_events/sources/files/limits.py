@@ -4,8 +4,6 @@ A few bytes can announce any amount of each. At a limit the records so far are k
 other files are not affected.
 """
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -20,7 +20,7 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import delta_options, is_remote
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import Table, add_actions
 from game_events.sources.files.archive_format import RECORDS
 from game_events.sources.files.folder import REFUSED, files_below, hidden
 
@@ -113,7 +113,7 @@ class SourceLocation:
 
     def files_of(self, archive: DeltaTable) -> list[SourceFile]:
         """The files that the archive's Delta log names; others were left by a crash."""
-        actions = pa.table(archive.get_add_actions())
+        actions = add_actions(archive)
         times = actions.column("modification_time").cast(pa.int64()).to_pylist()
         columns = zip(actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), times, strict=True)
         # delta-rs gives times of its log in milliseconds.

@@ -4,8 +4,6 @@ Micro-batches begin and end between files, so everything that depends on offsets
 as for a topic.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from game_events.sources.core.source import Gap

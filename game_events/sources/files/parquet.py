@@ -5,8 +5,6 @@ row groups. The sizes in the metadata may be wrong, and a dictionary value may b
 the metadata, and made smaller where they do not fit into memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -60,16 +58,8 @@ def read_parquet(
 ) -> Iterator[pa.RecordBatch]:
     """Batches of a file's rows, or of a part of them, and rows for what cannot be read.
 
-    Args:
-        source: the file.
-        file: describes it, and which part of it is read.
-        offer: called with the schemas of an accepted file.
-        is_damage: whether an error is caused by the file's content.
-        bounds: limits of rows, and of the bytes of a part.
-        of_archive: the file is in the Delta log of an archive.
-
-    Raises:
-        BoundReachedError: its rows are too many bytes.
+    `offer` is called with the schemas of an accepted file; `is_damage`: whether an error is caused by the file's content;
+    `of_archive`: the file is in the Delta log of an archive. Raises LimitExceededError if its rows are too many bytes.
     """
     try:
         opened, archive = _open(source, offer, of_archive=of_archive)

@@ -4,8 +4,6 @@ Format: as written by protobuf's `writeDelimitedTo` (Java), `SerializeDelimitedT
 (Python). Positions count the messages from 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +11,7 @@ import pyarrow as pa
 
 from game_events.decoding.core.reasons import KEPT_BYTES, Reason
 from game_events.sources.files.limits import DecompressedFile, FileLimits
-from game_events.sources.files.record_batches import BATCH_BYTES, BATCH_ROWS, FilePart, binary_slices, records, unreadable
+from game_events.sources.files.record_batches import BATCH_BYTES, FilePart, records, unreadable
 
 #: Bytes of a length at most.
 _LENGTH_BYTES = 5
@@ -35,14 +33,9 @@ def read_delimited(
         chunk = source.read(BATCH_BYTES)
         buffer = held + chunk
         starts, ends, at, needed = _lengths(buffer)
-        if starts:
-            first = np.asarray(starts, dtype=np.int64)
-            last = np.asarray(ends, dtype=np.int64)
-            for begin in range(0, len(first), BATCH_ROWS):
-                part = slice(begin, begin + BATCH_ROWS)
-                positions = position + np.arange(begin, begin + len(first[part]), dtype=np.int64)
-                yield records(file, positions, binary_slices(buffer, first[part], last[part]), identity)
-            position += len(first)
+        positions = position + np.arange(len(starts), dtype=np.int64)
+        yield from records(file, positions, buffer, np.array(starts, np.int64), np.array(ends, np.int64), identity)
+        position += len(starts)
         held = buffer[at:]
         if needed is None or not chunk or needed > most:
             break

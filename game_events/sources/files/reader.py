@@ -4,8 +4,6 @@ Guarantee: a file is read to its end, or a quarantine row describes the unreadab
 silently. An unavailable storage fails the task, which is retried.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -31,14 +29,9 @@ AVRO, JSONL, PARQUET, PROTOBUF = "avro", "jsonl", "parquet", "protobuf"
 #: File name suffix -> format, for `auto`; a suffix of `COMPRESSED` may follow.
 ENDINGS = {
     ".avro": AVRO,
-    ".jsonl": JSONL,
-    ".ndjson": JSONL,
-    ".json": JSONL,
     ".parquet": PARQUET,
-    ".pb": PROTOBUF,
-    ".binpb": PROTOBUF,
-    ".protobuf": PROTOBUF,
-    ".delimited": PROTOBUF,
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), JSONL),
+    **dict.fromkeys((".pb", ".binpb", ".protobuf", ".delimited"), PROTOBUF),
 }
 #: Suffixes of compressed files (of formats without compression of their own).
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}

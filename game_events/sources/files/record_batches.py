@@ -1,7 +1,5 @@
 """Arrow batches of records from files: a topic's columns, with file and position."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -23,9 +21,8 @@ HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value
 BATCH_ROWS = 20_000
 BATCH_BYTES = 32 * 1024 * 1024
 
-#: Columns of every batch. `at`: offset in the source; `partition` and `offset`: coordinates in bronze (for an archive:
-#: Kafka's); `reason`: of unreadable parts, else NULL.
-COMMON = (
+#: Columns of a Kafka record.
+KAFKA_COLUMNS = (
     pa.field("topic", pa.string()),
     pa.field("topic_id", pa.string()),
     pa.field("partition", pa.int32()),
@@ -34,6 +31,11 @@ COMMON = (
     pa.field("key", pa.binary()),
     pa.field("value", pa.binary()),
     pa.field("headers", HEADERS_TYPE),
+)
+#: Columns of every batch. `at`: offset in the source; `partition` and `offset`: coordinates in bronze (for an archive:
+#: Kafka's); `reason`: of unreadable parts, else NULL.
+COMMON = (
+    *KAFKA_COLUMNS,
     pa.field("at", pa.int64()),
     pa.field("file_path", pa.string()),
     pa.field("file_position", pa.int64()),
@@ -62,14 +64,21 @@ class FilePart:
     parts: int = 1
 
 
-def records(file: FilePart, positions: RowNumbers, values: pa.BinaryArray, identity: bytes | None) -> pa.RecordBatch:
-    """Records with these values; `identity` names their schema; None: the values begin with a registry frame."""
-    count = len(positions)
-    columns = _place(file, positions) | {
-        "value": values,
-        "headers": no_headers(count) if identity is None else schema_headers(identity, count),
-    }
-    return _arranged(columns, RECORDS, count)
+def records(
+    file: FilePart, positions: RowNumbers, buffer: bytes, starts: RowNumbers, ends: RowNumbers, identity: bytes | None
+) -> Iterator[pa.RecordBatch]:
+    """Records with the values between these offsets of a buffer, in batches of `BATCH_ROWS`.
+
+    `identity` names their schema; None: the values begin with a registry frame.
+    """
+    for begin in range(0, len(positions), BATCH_ROWS):
+        part = slice(begin, begin + BATCH_ROWS)
+        count = len(positions[part])
+        columns = _place(file, positions[part]) | {
+            "value": _binary_slices(buffer, starts[part], ends[part]),
+            "headers": no_headers(count) if identity is None else schema_headers(identity, count),
+        }
+        yield _arranged(columns, RECORDS, count)
 
 
 def decoded(file: FilePart, positions: RowNumbers, guid: str, rows: pa.StructArray) -> pa.RecordBatch:
@@ -141,7 +150,7 @@ def _cut(batch: pa.RecordBatch, sizes: list[int], bounds: FileLimits) -> pa.Reco
     return _arranged(columns, RECORDS, len(batch))
 
 
-def binary_slices(data: pa.Buffer | bytes, starts: RowNumbers, ends: RowNumbers) -> pa.BinaryArray:
+def _binary_slices(data: bytes, starts: RowNumbers, ends: RowNumbers) -> pa.BinaryArray:
     """The values between these offsets of a buffer of less than 2 GiB."""
     count = len(starts)
     # An array of values and the bytes between them, of which every second one is taken: one copy, no loop.

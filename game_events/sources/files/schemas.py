@@ -4,8 +4,6 @@ A schema without a registry id gets a GUID derived from its text. Records carry 
 Confluent's serializers, and the table `schemas` keeps the text, so that replay, redecode and erasure work on records of files.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +14,9 @@ from game_events.decoding.batch_decoder import TypeKey
 from game_events.decoding.compiler import compile_schema
 from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
 from game_events.decoding.core.wire_format import IndexPath, SchemaId
+from game_events.decoding.protobuf.canonical import varint
 from game_events.decoding.protobuf.schema import ProtobufSchema
+from game_events.decoding.protobuf.source_text import imports
 from game_events.errors import ConfigurationError, DataError
 from game_events.schema_registry import SchemaRegistry, SubjectVersion
 from game_events.sources.files.archive_format import UNKNOWN
@@ -34,15 +34,8 @@ def identity_bytes(schema_id: SchemaId, path: IndexPath, *, indexed: bool) -> by
         return head
     if path == (0,):
         return head + b"\0"
-    return head + b"".join(_zigzag(n) for n in (len(path), *path))
-
-
-def _zigzag(number: int) -> bytes:
-    value, found = number << 1, bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes((*found, value))
+    # Zigzag encoding of numbers that are not negative.
+    return head + b"".join(varint(n << 1) for n in (len(path), *path))
 
 
 @dataclass(frozen=True)
@@ -115,11 +108,7 @@ def _imports(path: Path, text: str) -> tuple[tuple[str, str], ...]:
     seen: set[str] = set()  # circular imports are refused by the compiler
 
     def visit(body: str) -> None:
-        for line in body.splitlines():
-            words = line.split("//")[0].split()
-            if words[:1] != ["import"]:
-                continue
-            name = words[-1].strip('";')
+        for name in imports(body):
             beside = path.parent / name
             if name not in seen and beside.is_file() and not {"..", "/"} & set(Path(name).parts):
                 seen.add(name)
@@ -168,12 +157,10 @@ class FileSchemas:
             return self._registry.fetch(schema_id)
         return known
 
-    def version_numbers(self, subject: str) -> list[int]:
+    def version_numbers(self, subject: str) -> list[int]:  # noqa: ARG002
         """Files have no subject."""
-        del subject
         return []
 
-    def versions(self, subject: str) -> list[SubjectVersion]:
+    def versions(self, subject: str) -> list[SubjectVersion]:  # noqa: ARG002
         """Files have no subject."""
-        del subject
         return []

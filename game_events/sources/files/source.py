@@ -4,13 +4,11 @@ Each snapshot lists the folder or prefix and adds new, finished files to the fil
 read like a topic's records: in micro-batches of numbers, each once, from bronze's progress on.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import cached_property
@@ -25,7 +23,7 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
 from game_events.schema_registry import SchemaRegistry
-from game_events.sources.core.source import FILES, Gap, MicroBatch, Offsets, SourceSnapshot, Split
+from game_events.sources.core.source import FILES, Gap, MicroBatch, Offsets, Source, SourceSnapshot, Split
 from game_events.sources.files.file_log import FileLog, LogContent, LogEntry
 from game_events.sources.files.folder import LINK
 from game_events.sources.files.limits import FileLimits
@@ -48,8 +46,8 @@ _NAMES_LOGGED = 10
 MOST_PARTS = 64
 
 
-class FileSource:
-    """The files of the settings."""
+class FileSource(Source):
+    """The files of the settings; one overwritten while it is read counts as it was read."""
 
     def __init__(
         self,
@@ -61,18 +59,11 @@ class FileSource:
         refuse_twice: Callable[[str, Offsets], None] = lambda _archive, _ends: None,
         read_only: bool = False,
     ) -> None:
-        """Nothing is listed yet.
+        """Nothing is listed yet; ConfigurationError if `files_path` is not set, or is an object store that is not known.
 
-        Args:
-            settings: the settings.
-            lakehouse: holds the file log.
-            run_id: id of the run, for the file log.
-            read_by: gives the id of the file log that bronze was read by; None: no files were read.
-            refuse_twice: raises ConfigurationError if bronze would have records of this archive, up to these offsets, twice.
-            read_only: new files are only counted, nothing is written.
-
-        Raises:
-            ConfigurationError: `files_path` is not set, or is an object store that is not known.
+        `read_by` gives the id of the file log that bronze was read by (None: no files were read); `refuse_twice` raises
+        ConfigurationError if bronze would have records of this archive, up to these offsets, twice; with `read_only` new files
+        are only counted, nothing is written.
         """
         if settings.files_path is None:
             raise ConfigurationError(
@@ -124,7 +115,7 @@ class FileSource:
         self.counts["waiting"] = len(new) - len(ready)
         end = len(known.entries)
         if self.archive is not None and take_in and not full_refresh:  # before its files get numbers
-            self._refuse_twice(self.archive, {Split(FILES, known.log_id, PARTITION, FILES): first_offset(end + len(ready))})
+            self._refuse_twice(self.archive, {_split(known): first_offset(end + len(ready))})
         if self._read_only or not take_in:
             end += len(ready)
         elif ready or changed or not known.log_id:
@@ -135,7 +126,7 @@ class FileSource:
             for file in changed:
                 log.warning("file=%r changed=true read_again=false", file.path)
         self._known = known
-        split = Split(FILES, known.log_id, PARTITION, FILES)
+        split = _split(known)
         return SourceSnapshot({split: 0}, {split: first_offset(end)}, FILE_ROWS)
 
     def _log_skipped(self, skipped: dict[str, str]) -> None:
@@ -153,10 +144,6 @@ class FileSource:
         first = next((e.number for e in self._known.entries if e.modified_us >= since), None)
         return {} if first is None else dict.fromkeys(splits, first_offset(first))
 
-    def subjects(self, splits: Iterable[Split]) -> tuple[str, ...]:  # noqa: ARG002
-        """None: files hold their schemas, or a setting names one."""
-        return ()
-
     def batch_limit(self, reached: Offsets) -> int:
         """Offsets of the next batch at most, by `files_per_batch` and `files_bytes_per_batch`; at least one file."""
         first, size = number_of(next(iter(reached.values()), 0)), 0
@@ -166,18 +153,6 @@ class FileSource:
             if size > self.settings.files_bytes_per_batch and count:
                 return count * FILE_ROWS
         return max(1, len(files)) * FILE_ROWS
-
-    def records(self, batch: MicroBatch) -> int:
-        """Files of a batch: their records are counted when they are read."""
-        return batch.records
-
-    def constants(self, batch: MicroBatch) -> Mapping[str, str]:  # noqa: ARG002
-        """None: records of an archive are of several topics."""
-        return {}
-
-    def changed(self, batch: MicroBatch) -> str | None:  # noqa: ARG002
-        """Never: a file overwritten while it is read counts as it was read."""
-        return None
 
     def entries(self, batch: MicroBatch) -> list[LogEntry]:
         """Files of a batch, including missing ones."""
@@ -278,3 +253,7 @@ class FileSource:
                 return bool(source.read() == _PARQUET_END)
         except (FileNotFoundError, NotAFileError):
             return False
+
+
+def _split(known: LogContent) -> Split:
+    return Split(FILES, known.log_id, PARTITION, FILES)

@@ -1,7 +1,5 @@
 """Metadata of topics from the broker: ids, partitions and offsets; failures as this project's errors."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -58,11 +56,7 @@ class KafkaAdmin:
         names = list(topics)
         if not names:
             return {}
-        found = self._ask(
-            lambda admin: _settled(
-                admin.describe_topics(TopicCollection(names), request_timeout=self._timeout_s), 2 * self._timeout_s
-            )
-        )
+        found = self._answers(lambda admin: admin.describe_topics(TopicCollection(names), request_timeout=self._timeout_s))
         missing = [name for name in names if name not in found]
         if missing and not missing_ok:
             raise self._unknown(missing)
@@ -87,11 +81,7 @@ class KafkaAdmin:
         """Commit offsets for a consumer group; raises as `describe`, and if the group has members."""
         partitions = [TopicPartition(split.topic, split.partition, at) for split, at in sorted(offsets.items())]
         asked = [ConsumerGroupTopicPartitions(group, partitions)]
-        found = self._ask(
-            lambda admin: _settled(
-                admin.alter_consumer_group_offsets(asked, request_timeout=self._timeout_s), 2 * self._timeout_s
-            )
-        )
+        found = self._answers(lambda admin: admin.alter_consumer_group_offsets(asked, request_timeout=self._timeout_s))
         refused = [p.error for answer in found.values() for p in answer.topic_partitions if p.error is not None]
         if refused:
             raise self._memory.explain(f"offsets of consumer group {group}", refused[0])
@@ -100,11 +90,9 @@ class KafkaAdmin:
         if not splits:
             return {}
         asked = dict.fromkeys((TopicPartition(*name) for name in splits), spec)
-        found = self._ask(
-            lambda admin: _settled(
-                admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s),
-                2 * self._timeout_s,
-            )
+        committed = IsolationLevel.READ_COMMITTED
+        found = self._answers(
+            lambda admin: admin.list_offsets(asked, isolation_level=committed, request_timeout=self._timeout_s)
         )
         answers = {(key.topic, key.partition): result for key, result in found.items()}
         missing = sorted({topic for topic, partition in splits if (topic, partition) not in answers})
@@ -121,6 +109,10 @@ class KafkaAdmin:
                 "before. If it was deleted for good, stop this run; if it was recreated, the next attempt detects it"
             )
         return ConfigurationError(f"Kafka {self.servers} has no topic {named}: create it, or set GAME_EVENTS_KAFKA_TOPIC")
+
+    def _answers(self, ask: Callable[[AdminClient], Mapping[Any, Future[Any]]]) -> dict[Any, Any]:
+        """The answers to one request, without those for unknown topics and partitions."""
+        return self._ask(lambda admin: _settled(ask(admin), 2 * self._timeout_s))
 
     def _ask(self, ask: Callable[[AdminClient], Any]) -> dict[Any, Any]:
         memory = self._memory

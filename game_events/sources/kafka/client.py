@@ -1,7 +1,5 @@
 """Options and errors of Confluent's Kafka clients; creation of a topic."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Leader epochs of records: each record keeps the epoch of the partition leader that wrote it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +15,16 @@ LOOK_BACK = 32
 _WHAT = "reading the leader epochs of records"
 #: Splits of one request: a client fetches for all of them, also after the requested offsets.
 SPLITS_AT_ONCE = 64
+#: No consumer group: nothing is committed or assigned. Uncommitted records count, too.
+_OPTIONS = {
+    "group.id": "game_events",
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_uncommitted",
+    # Limits prefetching to one answer of the broker.
+    "queued.min.messages": 1,
+}
 
 
 def epochs_before(
@@ -28,12 +36,7 @@ def epochs_before(
 ) -> Offsets:
     """Split -> epoch of the last record before an offset; splits without a record right before it are left out.
 
-    Args:
-        settings: name the broker.
-        offsets: split -> offset.
-        earliest: split -> first offset that still exists.
-        timeout_s: longest wait for `SPLITS_AT_ONCE` of them.
-        make: creates a consumer from its options.
+    `earliest`: split -> first offset that still exists; `timeout_s`: longest wait for `SPLITS_AT_ONCE` splits.
 
     Raises:
         ConfigurationError, TransientError: the broker refuses or does not answer.
@@ -44,18 +47,8 @@ def epochs_before(
     if not asked:
         return found
     memory = CauseMemory(settings.kafka_bootstrap_servers)
-    # No consumer group: nothing is committed or assigned. Uncommitted records count, too.
-    own = {
-        "group.id": "game_events",
-        "enable.auto.commit": False,
-        "enable.partition.eof": True,
-        "auto.offset.reset": "error",
-        "isolation.level": "read_uncommitted",
-        # Limits prefetching to one answer of the broker.
-        "queued.min.messages": 1,
-    }
     try:
-        consumer = make(client_options(settings, memory, {}) | own)
+        consumer = make(client_options(settings, memory, {}) | _OPTIONS)
     except KafkaException as error:
         raise bad_option(error) from None
     try:

@@ -4,8 +4,6 @@ Users write librdkafka's names, which Confluent's documentation for Python uses;
 Spark needs them. Sources: librdkafka, CONFIGURATION.md; Apache Kafka, "Security", KIP-651 (PEM).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Guarantee: a micro-batch is exactly the records with ``start <= offset < end`` o
 (aborted transactions leave gaps in the offsets); reading it twice gives the same records.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -18,7 +16,7 @@ from pyspark.sql import functions as F
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.event_columns import RAW_COLUMNS
-from game_events.sources.core.source import MicroBatch, Offsets, SourceSnapshot, Split
+from game_events.sources.core.source import MicroBatch, Offsets, Source, SourceSnapshot, Split
 from game_events.sources.kafka.admin import TIMEOUT_S, KafkaAdmin
 from game_events.sources.kafka.epochs import epochs_before
 from game_events.sources.kafka.options import for_java, refuse_managed
@@ -30,7 +28,7 @@ NO_ID = "A" * 22
 FETCH_WAIT_MS = "10"
 
 
-class KafkaSource:
+class KafkaSource(Source):
     """Reads topics' metadata from the driver and their records through Spark."""
 
     def __init__(self, settings: Settings, timeout_s: float | None = None) -> None:
@@ -78,10 +76,6 @@ class KafkaSource:
     def batch_limit(self, reached: Offsets) -> int:  # noqa: ARG002
         """The setting `max_records_per_batch`."""
         return self._settings.max_records_per_batch
-
-    def records(self, batch: MicroBatch) -> int:
-        """Its number of offsets."""
-        return batch.records
 
     def read(self, spark: SparkSession, batch: MicroBatch) -> DataFrame:
         """The records of a batch, columns `RAW_COLUMNS`; a record that has expired meanwhile fails the job."""

@@ -21,7 +21,8 @@ from game_events.pipeline.checks.offsets import offsets_continuous, offsets_uniq
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.quarantine.full_refresh import finish_reset
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
+from game_events.pipeline.reprocessing.replay import replay
+from game_events.pipeline.reprocessing.selection import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events.pipeline.runs.selection import selection_of
 from game_events_tests.support.docs.pages import DOCS, RUN_BY, blocks

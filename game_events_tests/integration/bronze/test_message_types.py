@@ -10,7 +10,8 @@ from game_events.pipeline.erasure.old_files import remove_old_files
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
+from game_events.pipeline.reprocessing.replay import replay
+from game_events.pipeline.reprocessing.selection import ReplaySelection
 from game_events.pipeline.runs.preflight import environment_checks
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events.pipeline.runs.selection import selection_of

@@ -12,7 +12,8 @@ from game_events.decoding.core.reasons import KEPT_BYTES
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.record_archive import archive
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
+from game_events.pipeline.reprocessing.replay import replay
+from game_events.pipeline.reprocessing.selection import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.runs.selection import selection_of
 from game_events_tests.conftest import MakePipeline, MakeSettings

@@ -36,7 +36,7 @@ def test_a_selection_a_full_refresh_and_a_dry_run_from_the_command_line(cli, rea
     plan = first.result["checks"][-1]["data"]
     assert sum(plan["records"].values()) == sent.records_total
     some = cli("run", "--json", "--select", "bronze, silver", "--select", "gold")
-    assert some.code == 0
+    assert some.code == 0, some.everything
     assert some.result["rows"]["unified"] == 0
     rest = cli("run", "--json", "--select", "unified")
     assert set(rest.result["tables"]) == {"gold_unified_player_agg"}

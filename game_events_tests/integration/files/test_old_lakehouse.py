@@ -7,9 +7,12 @@ from collections import Counter
 from itertools import groupby
 from pathlib import Path
 
+import polars as pl
 import pytest
+from deltalake import DeltaTable
 from pydantic import SecretStr
 
+from game_events.lakehouse.tables import UNIFIED
 from game_events.pipeline.maintenance.run import maintain
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
@@ -60,6 +63,17 @@ def assert_holds(settings, end, columns=COLUMNS):
         assert unified(settings, game) == gold(settings, game)
 
 
+def assert_is_partitioned(settings, before):
+    """The unified table has partitions since the newest runs; polars, which is not ours, reads both forms by Delta's log."""
+    uri = f"{settings.lakehouse}/{UNIFIED}"
+    assert [DeltaTable(uri, version=v).metadata().partition_columns for v in (before, None)] == [[], ["game_name"]]
+    now = pl.scan_delta(uri).collect()
+    shown = {(row["game_name"], row["gamer_id"]): row["session_count"] for row in now.to_dicts()}
+    assert shown == {(game, gamer): found[0] for game in GAMES for gamer, found in gold(settings, game).items()}
+    old = pl.scan_delta(uri, version=before).collect()
+    assert (old.columns, 0 < old.height <= now.height) == (now.columns, True)
+
+
 def reasons(settings):
     return Counter(reason for (reason,) in rows(settings, "quarantine_events", "SELECT reason FROM t"))
 
@@ -80,6 +94,7 @@ def test_an_old_lakehouse_is_read_and_extended_and_every_row_is_in_its_place_onc
     assert report.rows("bronze") == 12 - 2
     assert report.suppressed == 2, "what comes later of an erased gamer is kept out"
     assert_holds(settings, 72, [*COLUMNS, "score"])
+    assert_is_partitioned(settings, before[UNIFIED])
     assert reasons(settings) == {"UNREADABLE_FILE": 2, "n_known": 1}
     assert failed_checks(make()) == ["score (double): new"]
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from game_events.errors import GameEventsError
-from game_events.lakehouse.tables import PROGRESS
+from game_events.lakehouse.tables import PROGRESS, UNIFIED, Lakehouse
 from game_events_tests.support.model.plans import REJECTS
 from game_events_tests.support.model.world import BRONZE, GAMES, NOBODY, SCHEMAS, SILVER, World
 from game_events_tests.support.worlds.waves import PowerCut
@@ -169,6 +169,16 @@ class FanOutModel(RuleBasedStateMachine):
         """To an older version, which has rows of ours."""
         handle = self.world.table(game, of_gold=of_gold).open()
         if handle is not None and version < handle.version():
+            handle.restore(version)
+
+    @rule(version=st.none() | st.integers(0, 5))
+    def the_unified_table_is_deleted_or_restored(self, version: int | None) -> None:
+        """By somebody else: to an older version, which may have rows of games that are gone, or none of later ones."""
+        table = Lakehouse(self.world.folder).table(UNIFIED)
+        handle = table.open()
+        if handle is not None and version is None:
+            shutil.rmtree(table.uri)
+        elif handle is not None and version is not None and version < handle.version():
             handle.restore(version)
 
     @rule()

@@ -13,7 +13,7 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, discard, file_system
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.quarantine.full_refresh import ResetList, _read, forget, keep
+from game_events.pipeline.quarantine.refresh_list import ResetList, forget, keep, read_list
 from game_events.sources.core.source import Split
 from game_events_tests.support.servers.object_store import ObjectStore
 
@@ -43,9 +43,9 @@ def test_the_list_of_a_full_refresh_is_kept_whatever_its_length(files: int, tabl
     ends = {Split("topic", "its id", 0): 5}
     listed = ResetList(3, ends, [StagedFile("q", f"part-{n}.parquet", 1, 1, "{}") for n in range(files)])
     keep(table, 7, listed)
-    assert _read(table, 7) == listed
+    assert read_list(table, 7) == listed
     forget(table, 7, [])
-    assert _read(table, 7) is None
+    assert read_list(table, 7) is None
 
 
 def test_files_of_a_failed_commit_are_gone_and_deleting_them_again_is_no_error(tables_only: Settings) -> None:

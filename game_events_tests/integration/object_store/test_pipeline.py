@@ -19,7 +19,8 @@ from game_events.pipeline.continuous.loop import Loop
 from game_events.pipeline.maintenance.run import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
+from game_events.pipeline.reprocessing.replay import replay
+from game_events.pipeline.reprocessing.selection import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events.pipeline.runs.selection import selection_of
 from game_events.stack.stack_state import StackState

@@ -20,7 +20,8 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import auto_replay as replay_due
 from game_events.pipeline.reprocessing import replay as replay_module
 from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import ReplaySelection, replay, replay_selection
+from game_events.pipeline.reprocessing.replay import replay
+from game_events.pipeline.reprocessing.selection import ReplaySelection, replay_selection
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.support.reconciliation import coordinates, count, rows
 from game_events_tests.support.worlds.topic import register, send_values

@@ -150,7 +150,7 @@ def test_a_rejection_that_a_new_bronze_does_not_have_is_history_and_its_record_i
     shutil.rmtree(Path(settings.lakehouse) / BRONZE)
     report = RunReport()
     slowly = make_pipeline(make_settings(rules=POSITIVE, max_records_per_batch=1))
-    load_bronze(slowly, report, slices=1)
+    load_bronze(slowly, report, max_commits=1)
     refresh_downstream(slowly, report)
     # Of chess the new bronze has nothing yet: its tables stay, and so does what was decided for them.
     assert (in_silver(settings), rejected(settings)) == ({"chess": [2], "uno": [0]}, [3])

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from game_events.lakehouse.event_columns import BRONZE_ONLY, OWN_COLUMNS
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
-from game_events.pipeline.fanout import job as fan_out
-from game_events.pipeline.fanout.job import FanOut
+from game_events.pipeline.fanout import worker as fan_out
+from game_events.pipeline.fanout.worker import FanOut
 from game_events.pipeline.quality.expressions import APART, BITS, DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT
 from game_events.pipeline.quality.worker import RuleSplit
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import ReplaySelection
-from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.runs.replay import replay_and_refresh
+from game_events.pipeline.reprocessing.selection import ReplaySelection
+from game_events.pipeline.runs.refresh import refresh, replay_and_refresh
 from game_events.rules import Rule
 from game_events_tests.support.worker_jobs import run
 from game_events_tests.support.worlds.quality import Event, assert_sound, in_silver, rejected, rule, send_events

@@ -9,7 +9,7 @@ import pytest
 from game_events.errors import ConfigurationError, ConflictError, TransientError
 from game_events.sinks.http import run as export
 from game_events.sinks.http.changes import OnReplaced
-from game_events.sinks.http.dead_letters import export_status, replay_dead_letters
+from game_events.sinks.http.failed_chunks import export_status, replay_failed_chunks
 from game_events.sinks.http.tables import ExportTables
 from game_events_tests.support.servers.rest_receiver import receiving
 from game_events_tests.support.worlds.export import World, offsets_of, only_same_calls_were_repeated, texts_below
@@ -78,7 +78,7 @@ def _waited_as_told(calls):
             throttled[call["key"]] = call["time"]
 
 
-def test_what_is_refused_becomes_a_dead_letter_that_a_replay_sends_once_more_under_its_key(world: World, tmp_path: Path):
+def test_what_is_refused_is_a_failed_chunk_that_a_replay_sends_once_more_under_its_key(world: World, tmp_path: Path):
     world.events(chess=30, uno=10)
     secret = {"rest_bearer_token": TOKEN}
     with receiving(tmp_path / "one", refuse_share=0.4, seed=3) as receiver:
@@ -92,23 +92,23 @@ def test_what_is_refused_becomes_a_dead_letter_that_a_replay_sends_once_more_und
         (first, *_) = found["dead_letters"]
         assert first["status"] == 422
         assert "***" in first["answer"]
-        assert world.export(receiver).export.calls == 0, "dead letters wait for a person"
+        assert world.export(receiver).export.calls == 0, "failed chunks wait for a person"
     assert TOKEN.encode() not in texts_below(tmp_path / "lakehouse")
 
     with receiving(tmp_path / "two") as receiver:
         pipeline = world.pipeline(receiver)
-        assert replay_dead_letters(pipeline, [404]) == (0, 0)
-        assert replay_dead_letters(pipeline) == (len(refused), dead)
-        assert replay_dead_letters(pipeline) == (0, 0), "they are about to be sent"
+        assert replay_failed_chunks(pipeline, [404]) == (0, 0)
+        assert replay_failed_chunks(pipeline) == (len(refused), dead)
+        assert replay_failed_chunks(pipeline) == (0, 0), "they are about to be sent"
         done = world.export(receiver).export
         assert done.delivered_rows == dead
         assert set(receiver.keys) == refused
         assert sorted([*taken, *offsets_of(receiver)]) == world.offsets()
         assert export_status(pipeline)["dead"]["rows"] == 0
-        assert replay_dead_letters(pipeline) == (0, 0)
+        assert replay_failed_chunks(pipeline) == (0, 0)
 
 
-def test_rows_that_are_not_taken_in_all_attempts_are_dead_letters_and_a_receiver_that_takes_nothing_leaves_them_waiting(
+def test_rows_that_are_not_taken_in_all_attempts_are_failed_chunks_and_a_receiver_that_takes_nothing_leaves_them_waiting(
     world: World, tmp_path: Path
 ):
     world.events(chess=40)
@@ -130,7 +130,7 @@ def test_rows_that_are_not_taken_in_all_attempts_are_dead_letters_and_a_receiver
         done = world.export(receiver, rest_max_attempts=1, rest_calls_per_task=1).export
         assert done.dead_rows > 0
         assert done.dead_rows + len(offsets_of(receiver)) == 40
-        assert replay_dead_letters(world.pipeline(), [503])[1] == done.dead_rows
+        assert replay_failed_chunks(world.pipeline(), [503])[1] == done.dead_rows
 
 
 def test_replaced_rows_are_sent_again_only_if_somebody_says_so(world: World, tmp_path: Path):

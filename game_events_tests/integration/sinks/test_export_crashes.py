@@ -18,7 +18,7 @@ from game_events.lakehouse.commits.commit import paths
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http.changes import OnReplaced
-from game_events.sinks.http.dead_letters import export_status
+from game_events.sinks.http.failed_chunks import export_status
 from game_events.sinks.http.plan import plan_slice
 from game_events.sinks.http.run import _take_over
 from game_events.sinks.http.tables import ExportTables

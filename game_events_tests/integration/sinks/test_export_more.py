@@ -20,7 +20,7 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.pipeline.erasure.old_files import remove_old_files
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sinks.http.dead_letters import export_status
+from game_events.sinks.http.failed_chunks import export_status
 from game_events.sinks.http.tables import ExportTables
 from game_events_tests.support.fixtures.cli import Cli, cli  # noqa: F401 - a fixture
 from game_events_tests.support.servers.rest_receiver import receiving
@@ -93,7 +93,7 @@ def test_files_are_sent_once_each_and_a_delta_table_that_was_rewritten_is_refuse
             world.export(receiver, files=str(tmp_path / "nowhere"))
 
 
-def test_a_forgotten_gamer_is_neither_sent_nor_kept_in_the_outbox_or_the_dead_letters(world: World, tmp_path: Path):
+def test_a_forgotten_gamer_is_neither_sent_nor_kept_in_the_outbox_or_the_failed_chunks(world: World, tmp_path: Path):
     world.events(chess=14)
     with receiving(tmp_path / "one", refuse_share=1.0) as receiver:
         world.export(receiver)
@@ -160,7 +160,7 @@ def test_the_command_line_exports_in_a_dagster_run_says_what_became_of_the_rows_
         done = said.result["export"]
         assert done["dead_rows"] + done["delivered_rows"] == 12
         assert done["dead_rows"] > 0
-        assert "dead letters now" in said.err
+        assert "failed chunks now" in said.err
         found = cli("rest", "status", "--json")
         assert found.result["dead"]["rows"] == done["dead_rows"]
         kinds = cli("log", "--kind", "exported", "--json").result

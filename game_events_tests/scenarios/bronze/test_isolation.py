@@ -13,7 +13,8 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze import staging as bronze_module
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
+from game_events.pipeline.reprocessing.replay import replay
+from game_events.pipeline.reprocessing.selection import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.support.reconciliation import count, rows
 from game_events_tests.support.worlds.quality import Event

@@ -11,7 +11,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from google.protobuf.message import DecodeError
 
 from game_events.config.settings import Settings
-from game_events.producer.schema_versions import MAX_VERSION, message_class
+from game_events.producer.schema_versions import BUILT_IN, MAX_VERSION
 
 SCHEMA = pa.schema(
     [
@@ -83,7 +83,7 @@ def _decoded(value: bytes | None, ids: set[int]) -> tuple[object, ...]:
     if magic != 0 or schema_id not in ids or value[HEADER.size] != 0:
         return nothing
     # Each version has the fields of those before: the newest reads them all.
-    message = message_class(MAX_VERSION)()
+    message = BUILT_IN.message_class(MAX_VERSION)()
     try:
         message.ParseFromString(value[HEADER.size + 1 :])
     except DecodeError:

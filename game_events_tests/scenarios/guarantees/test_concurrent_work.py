@@ -20,7 +20,8 @@ from game_events.pipeline.maintenance.run import maintain
 from game_events.pipeline.quarantine import full_refresh as quarantine_reset
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import ReplaySelection, replay
+from game_events.pipeline.reprocessing.replay import replay
+from game_events.pipeline.reprocessing.selection import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.reconciliation import assert_books_balance, count, rows

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import ReplaySelection, replay_selection
-from game_events.pipeline.runs.refresh import refresh, refresh_downstream
-from game_events.pipeline.runs.replay import replay_and_refresh
+from game_events.pipeline.reprocessing.selection import ReplaySelection, replay_selection
+from game_events.pipeline.runs.refresh import refresh, refresh_downstream, replay_and_refresh
 from game_events_tests.support.reconciliation import gold
 from game_events_tests.support.worlds.quality import (
     Event,

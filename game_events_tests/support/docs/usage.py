@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
-import typer.main
 from typer.core import TyperCommand
 
-from game_events.cli.main import app
+from game_events.cli.main import all_commands
 
 NAME = "game-events"
 
 
 def wrong_usage(arguments: Sequence[str]) -> str:
     """What is wrong with a command's arguments; empty if nothing is."""
-    command: Any = typer.main.get_command(app)
+    command: Any = all_commands()
     with patch.object(TyperCommand, "invoke", lambda *_: None):
         try:
             command.main(args=list(arguments), prog_name=NAME, standalone_mode=False)
@@ -28,7 +27,7 @@ def wrong_usage(arguments: Sequence[str]) -> str:
 
 def wrong_synopsis(text: str) -> str:
     """What is wrong with a command as texts name it, `game-events schema show|diff [--from N]`; values are not looked at."""
-    command: Any = typer.main.get_command(app)
+    command: Any = all_commands()
     for word in text.replace("[", " ").replace("]", " ").split()[1:]:
         if word == "...":
             continue

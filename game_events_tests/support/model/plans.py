@@ -16,7 +16,9 @@ from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
+from game_events.pipeline.fanout.job import spread, stage
+from game_events.pipeline.fanout.old_rows import OldRows
+from game_events.pipeline.fanout.worker import FanOut, FanOutResult
 from game_events.pipeline.gold.execute import GAME, Staged
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
 from game_events.pipeline.quality.decisions import Decisions, Rewritten
@@ -66,7 +68,8 @@ def stage_games(work: Staging) -> FanOutResult:
     schema = pa.schema([*pa.schema(source.handle.schema()), *mask, pa.field(DISPOSITION, pa.int32())])
     table = pa.Table.from_pylist(judged, schema=schema)
     task = FanOut(source.pipeline.lakehouse, "silver", "game_name", source.schema, work.routing, split=split)
-    return stage(Rows(table.to_batches(max_chunksize=5)), task, len(judged), work.games, salt="_kafka_offset")  # type: ignore[arg-type]
+    found: Any = Rows(table.to_batches(max_chunksize=5))
+    return stage(spread(found, task, len(judged), work.games, salt="_kafka_offset"), task)
 
 
 def _rejected(decisions: Decisions, games: Iterable[str]) -> Iterator[tuple[int, int, str]]:
@@ -128,12 +131,14 @@ def execute(
     rows: list[dict[str, Any]] = []
     for game, plan in plans.items():
         players: dict[str, dict[str, Any]] = {}
-        parts = [r for uri in plan.old.files for r in pq.read_table(uri).to_pylist()]
+        parts: list[dict[str, Any]] = []
         for uri in plan.new.files:
             for event in pq.read_table(uri).to_pylist():
                 if event["_batch"] > plan.above:
                     at = event["event_timestamp"]
                     parts.append({"gamer_id": event["gamer_id"], "session_count": 1, "min_timestamp": at, "max_timestamp": at})
+        new = {part["gamer_id"] for part in parts}
+        parts += [r for uri in plan.old.files for r in pq.read_table(uri).to_pylist() if r["gamer_id"] in new]
         for part in parts:
             player = players.setdefault(part["gamer_id"], {GAME: game, **part, "session_count": 0})
             player["session_count"] += part["session_count"]
@@ -141,8 +146,10 @@ def execute(
             player["max_timestamp"] = max(player["max_timestamp"], part["max_timestamp"])
         rows += players.values()
     table = pa.Table.from_pylist(rows, schema=pa.schema([(GAME, pa.string()), *AGGREGATE]))
-    task = FanOut(run.pipeline.lakehouse, Layer.GOLD, GAME, AGGREGATE, aggregate=run.aggregate.name)
-    result = stage(Rows(table.to_batches(max_chunksize=5)), task, 1, 1) if rows else FanOutResult()  # type: ignore[arg-type]
+    lakehouse, files = run.pipeline.lakehouse, {game: plan.old.paths for game, plan in plans.items()}
+    old = OldRows(lakehouse, run.aggregate.name, GAME, ("gamer_id",), AGGREGATE, files)
+    task = FanOut(lakehouse, Layer.GOLD, GAME, AGGREGATE, aggregate=run.aggregate.name, old=old)
+    result = stage(Rows(table.to_batches(max_chunksize=5)), task) if rows else FanOutResult()  # type: ignore[arg-type]
     return Staged(result, AGGREGATE, RuleColumns.of((), "gold", GAME))
 
 

@@ -1,4 +1,4 @@
-"""Spark's part of replay, of a full refresh of bronze and of the unified table, done by Arrow in this process."""
+"""Spark's part of replay and of a full refresh of bronze, done by Arrow in this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -16,16 +15,15 @@ from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedFile
 from game_events.lakehouse.event_columns import COORDINATES, OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import UNIFIED, Table
+from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze import full_refresh as bronze_reset
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.full_refresh_guard import Expired
 from game_events.pipeline.bronze.load import bronze_schema
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.gold import unified
 from game_events.pipeline.quarantine import full_refresh as quarantine_reset
 from game_events.pipeline.quarantine import replay_marks as replay_notes
-from game_events.pipeline.quarantine.full_refresh import ResetList
+from game_events.pipeline.quarantine.refresh_list import ResetList
 from game_events.pipeline.reprocessing import replay
 from game_events_tests.support.model.bronze import write
 
@@ -39,7 +37,6 @@ def without_spark(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(replay_notes, "_stage", stage_notes)
     patch.setattr(quarantine_reset, "_stage", stage_reset)
     patch.setattr(bronze_reset, "count_expired", lambda *_: Expired())
-    patch.setattr(unified, "_stage", stage_unified)
 
 
 def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -97,18 +94,6 @@ def stage_reset(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]
         if row["layer"] != Layer.BRONZE or offset >= ends.get(tuple(split), offset + 1):
             rows.append(row)
     return write(pipeline.quarantine, QUARANTINE_COLUMNS, rows)
-
-
-def stage_unified(
-    pipeline: Pipeline, changed: Mapping[str, DeltaTable], kept: DeltaTable | None, schema: pa.Schema
-) -> list[StagedFile]:
-    """For `unified._stage`."""
-    table = pipeline.lakehouse.table(UNIFIED)
-    rows = read_arrow(table, kept).to_pylist() if kept is not None else []
-    rows = [row for row in rows if row["game_name"] not in changed]
-    for game, gold in changed.items():
-        rows += [row | {"game_name": game} for row in read_arrow(pipeline.lakehouse.gold(game), gold).to_pylist()]
-    return write(table, schema, rows)
 
 
 def rows_at(table: Table, files: Iterable[str]) -> list[Row]:

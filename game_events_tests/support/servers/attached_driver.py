@@ -33,9 +33,8 @@ from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.record_archive import archive
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import ReplaySelection
-from game_events.pipeline.runs.refresh import refresh, refresh_downstream
-from game_events.pipeline.runs.replay import replay_and_refresh
+from game_events.pipeline.reprocessing.selection import ReplaySelection
+from game_events.pipeline.runs.refresh import refresh, refresh_downstream, replay_and_refresh
 from game_events.sinks.http.run import export_rows
 from game_events_tests.support.killing.sitecustomize import VARIABLE, kill_at
 from game_events_tests.support.servers.shared_servers import Gateway, attached

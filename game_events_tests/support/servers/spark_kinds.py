@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_urlsafe
 
 from pyspark.sql import SparkSession
 
@@ -20,7 +21,7 @@ from game_events.spark.code_shipping import packed, shares_python_environment, s
 from game_events.spark.config import session_config, spark_config
 from game_events.spark.connect import TOKEN_VARIABLE, close_session, connect
 from game_events.stack import connect_server
-from game_events.stack.ports import free_ports
+from game_events.stack.ports import free_ports, listens
 from game_events.stack.server_process import find, last_lines, stop
 from game_events_tests.support.servers.shared_servers import SharedServers, attached
 from game_events_tests.support.servers.small_jvm import JAVA_OPTIONS, SMALL
@@ -98,11 +99,11 @@ def _conf(master: str, own: Mapping[str, str]) -> dict[str, str]:
 def _server(folder: Path) -> Iterator[str]:
     """A Connect server that this process, and what it starts, uses."""
     (port,) = free_ports(1)
-    token, log = connect_server.new_token(), folder / "connect.log"
+    token, log = token_urlsafe(32), folder / "connect.log"
     server = connect_server.start(_conf(LOCAL_MASTER, {}), folder, port=port, token=token, log=log)
-    os.environ |= {TOKEN_VARIABLE: token, REMOTE: connect_server.remote(port)}
+    os.environ |= {TOKEN_VARIABLE: token, REMOTE: f"sc://localhost:{port}"}
     try:
-        until(lambda: connect_server.is_healthy(port) or find(server) is None, 120)
+        until(lambda: listens(port) or find(server) is None, 120)
         assert find(server) is not None, last_lines(log)
         yield os.environ[REMOTE]
     finally:

@@ -16,7 +16,7 @@ from game_events.config.masking import forms_of, mask
 from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError
 from game_events.orchestration.runs.errors import errors_decide
-from game_events.orchestration.sensors.masked import masked as masked_sensor
+from game_events.orchestration.sensors.ticks import masked as masked_sensor
 from game_events.pipeline.runs.preflight import run_checks
 from game_events.sources.kafka.options import for_java
 

@@ -16,7 +16,7 @@ from game_events.lakehouse.system_columns import own_comments
 from game_events.lakehouse.system_tables import event_log, progress, schema_archive, suppressed
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.gold.aggregates import commented, player_agg
-from game_events.sinks.http.tables import DELIVERIES, dead_letters_schema, outbox_schema
+from game_events.sinks.http.tables import DELIVERIES, failed_chunks_schema, outbox_schema
 from game_events.sources.files import file_log as log
 
 SCHEMA = pa.schema(
@@ -134,7 +134,7 @@ def test_comments_of_a_thousand_columns_have_a_limit_together():
         "source_files": log.SCHEMA,
         "rest_outbox": outbox_schema("gamer_id"),
         "rest_deliveries": DELIVERIES,
-        "rest_dead_letters": dead_letters_schema("gamer_id"),
+        "rest_dead_letters": failed_chunks_schema("gamer_id"),
     }.items(),
 )
 def test_every_column_of_the_projects_own_has_a_comment_and_no_other(key, schema):

@@ -13,7 +13,7 @@ from game_events.lakehouse.duckdb_connection import connect, query
 
 def test_no_connection_writes_a_progress_bar_to_stdout():
     with connect() as connection:
-        assert connection.execute("SELECT current_setting('enable_progress_bar_print')").fetchall() == [(False,)]
+        assert connection.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(False,)]
 
 
 def test_every_connection_is_made_in_one_place():

@@ -40,8 +40,8 @@ def test_a_table_says_its_format_older_ones_are_read_and_a_newer_one_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr("game_events.lakehouse.format_version.FORMAT", 2)
         assert row_count(table.open()) == 2, "newer code reads older tables"
-    table.open().alter.set_column_metadata(table.open().schema().fields[0].name, {KEY: "2"})
-    with pytest.raises(ConfigurationError, match="has format 2, this version of game_events reads formats up to 1"):
+    table.open().alter.set_column_metadata(table.open().schema().fields[0].name, {KEY: "3"})
+    with pytest.raises(ConfigurationError, match="has format 3, this version of game_events reads formats up to 2"):
         table.open()
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from game_events.producer.bulk import BATCH, BulkSimulation, encode_pool
 from game_events.producer.events import PoisonKind
-from game_events.producer.manifest_builder import ManifestBuilder
+from game_events.producer.manifest import ManifestBuilder
 from game_events_tests.support.examples import examples
 from game_events_tests.support.producer import SCHEMA_IDS, VERSION_OF, assert_true, decode, encoder
 

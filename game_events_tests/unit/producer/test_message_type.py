@@ -11,7 +11,7 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.producer.encoding import EventEncoder
 from game_events.producer.events import PoisonKind
-from game_events.producer.manifest_builder import ManifestBuilder
+from game_events.producer.manifest import ManifestBuilder
 from game_events.producer.message_type import MessageShape
 from game_events.producer.simulator import Simulation
 

@@ -7,7 +7,7 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.producer.produce import register_versions
-from game_events.producer.schema_versions import schema_text
+from game_events.producer.schema_versions import BUILT_IN
 from game_events.schema_registry import registry_client
 
 SETTINGS = Settings(schema_registry_url="mock://registration", kafka_topic="games")
@@ -17,7 +17,7 @@ def test_texts_stand_under_the_topics_subject_in_order():
     client = registry_client(SETTINGS)
     ids = register_versions(client, SETTINGS, (3, 1))
     assert list(ids) == [1, 3]
-    assert [client.get_schema(ids[version]).schema_str for version in (1, 3)] == [schema_text(1), schema_text(3)]
+    assert [client.get_schema(ids[version]).schema_str for version in (1, 3)] == [BUILT_IN.text(1), BUILT_IN.text(3)]
     assert client.get_schema(ids[1]).schema_type == "PROTOBUF"
     # Sorted: the fake lists them in the order of a set.
     assert sorted(client.get_versions("games-value")) == [1, 2]

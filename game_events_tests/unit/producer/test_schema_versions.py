@@ -6,7 +6,7 @@ import pytest
 
 from game_events.errors import ConfigurationError
 from game_events.producer import schema_versions
-from game_events.producer.schema_versions import MAX_VERSION, compile_text, custom_columns, message_class, schema_text
+from game_events.producer.schema_versions import BUILT_IN, MAX_VERSION, compile_text, custom_columns
 
 ROOT = Path(__file__).parents[3]
 
@@ -18,7 +18,7 @@ def test_the_packaged_proto_is_the_readable_one():
 
 @pytest.mark.parametrize("version", range(1, MAX_VERSION + 1))
 def test_each_version_compiles_with_its_columns(version):
-    fields = message_class(version).DESCRIPTOR.fields
+    fields = BUILT_IN.message_class(version).DESCRIPTOR.fields
     base = ["game_name", "gamer_id", "event_timestamp", "device_id"]
     assert [field.name for field in fields] == base + [f"col_custom_{index}" for index in range(version)]
     assert [field.number for field in fields] == list(range(1, 5 + version))
@@ -27,7 +27,7 @@ def test_each_version_compiles_with_its_columns(version):
 
 def test_a_version_only_appends_to_the_one_before():
     for version in range(2, MAX_VERSION + 1):
-        before, now = schema_text(version - 1).splitlines(), schema_text(version).splitlines()
+        before, now = BUILT_IN.text(version - 1).splitlines(), BUILT_IN.text(version).splitlines()
         assert now[: len(before) - 1] == before[:-1]
         assert len(now) == len(before) + 1
 

@@ -89,12 +89,14 @@ def test_what_runs_is_locked_apart_from_what_it_is_tested_with_in_the_same_versi
         assert [pin for pin in pins if "--hash=sha256:" not in pin] == []
 
 
-def test_a_wheel_made_here_has_what_the_package_reads_and_its_licence(tmp_path):
+def test_a_wheel_made_here_has_what_the_package_reads_and_its_licence_and_no_tests(tmp_path):
     """Whoever installs it elsewhere gets it from such a wheel: no package index has this project."""
     tree = tmp_path / "tree"
     shutil.copytree(PROJECT / "game_events", tree / "game_events", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, tree)
+    (tree / "game_events_tests").mkdir()
+    (tree / "game_events_tests" / "__init__.py").touch()
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
     subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, "."], cwd=tree, check=True)
     (wheel,) = tmp_path.glob("*.whl")
@@ -105,6 +107,7 @@ def test_a_wheel_made_here_has_what_the_package_reads_and_its_licence(tmp_path):
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     files = {path.relative_to(tree).as_posix() for path in (tree / "game_events").rglob("*") if path.is_file()}
     assert files - set(names) == set()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"game_events"}
 
 
 def test_the_licence_is_there_and_named():

@@ -6,7 +6,7 @@ import pytest
 
 from game_events.config.credentials import is_credential
 from game_events.errors import ConfigurationError
-from game_events.spark.security import refuse_credentials
+from game_events.spark.config import refuse_credentials
 
 #: Names of Spark's and Hadoop's documentation that have a credential's words and hold none, with values that they may have.
 HARMLESS = {

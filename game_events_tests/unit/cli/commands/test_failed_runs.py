@@ -2,6 +2,7 @@
 
 import pytest
 
+from game_events.cli.commands import continuous
 from game_events.cli.commands import run as command
 from game_events.cli.common.run_job import JobResult
 
@@ -9,7 +10,7 @@ from game_events.cli.common.run_job import JobResult
 @pytest.mark.parametrize("option", ["--continuous", "--select=silver"])
 def test_the_json_of_a_run_that_broke_off_says_that_it_failed_and_why(cli, monkeypatch, option):
     broken = JobResult("run-1", False, {"success": True, "errors": []}, "Spark's JVM ended")
-    monkeypatch.setattr(command, "run_continuously", lambda *_: broken)
+    monkeypatch.setattr(continuous, "run_continuously", lambda *_: broken)
     monkeypatch.setattr(command, "run_and_show", lambda *_: broken)
     said = cli("run", option, "--json")
     assert said.code == 1

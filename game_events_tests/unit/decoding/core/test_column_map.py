@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
-from game_events.decoding.core.column_map import UINT64, ColumnMap, Field, field_key, kind_of, storage_type
+from game_events.decoding.core.column_map import ColumnMap, Field, field_key
+from game_events.decoding.core.column_types import UINT64, kind_of, storage_type
 from game_events.decoding.protobuf.decoder import ProtobufDecoder
 from game_events.decoding.schema_diff import field_columns
 from game_events.lakehouse.commits.commit import Commit, commit

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from game_events.decoding.core.column_map import UINT64, ColumnMap, Field
+from game_events.decoding.core.column_map import ColumnMap, Field
+from game_events.decoding.core.column_types import UINT64
 from game_events.decoding.core.kept_columns import base_of, kept_columns
 from game_events.decoding.schema_diff import compare
 from game_events.lakehouse.tables import is_person

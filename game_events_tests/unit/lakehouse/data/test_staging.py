@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data import staging
-from game_events.lakehouse.data.staging import STATISTICS_CHARS, StagedFile, StagedWriter, discard, report
+from game_events.lakehouse.data.staging import STATISTICS_CHARS, StagedFile, StagedWriter, discard
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.jvm_arrow import NESTED, as_the_jvm_sends_it
 from game_events_tests.support.reconciliation import database
@@ -177,6 +177,49 @@ def test_a_reported_file_is_complete_and_says_what_it_is(table):
     assert StagedFile.from_json(file.to_json()) == file
 
 
+NESTED_TYPES = pa.schema(
+    [
+        ("n", pa.int64()),
+        (
+            "s",
+            pa.struct(
+                [("x", pa.int64()), ("l", pa.list_(pa.string())), ("m", pa.map_(pa.string(), pa.struct([("y", pa.date32())])))]
+            ),
+        ),
+        ("ll", pa.list_(pa.list_(pa.int32()))),
+    ]
+)
+
+
+def test_large_files_have_dictionaries_for_columns_whose_values_repeat_and_for_nested_ones(table):
+    count = staging.SAMPLE_ROWS
+    rows = {
+        "key": [f"player {n}" for n in range(count)],
+        "game": ["uno", None] * (count // 2),
+        "nested": [{"words": ["a", "b"], "by": [("k", n)]} for n in range(count)],
+    }
+    nested = pa.struct([("words", pa.list_(pa.string())), ("by", pa.map_(pa.string(), pa.int64()))])
+    schema = pa.schema([("key", pa.string()), ("game", pa.string()), ("nested", nested)])
+    encoded = []
+    for length in (count, count - 1):
+        writer = StagedWriter(table, schema)
+        writer.write(pa.Table.from_pydict(rows, schema).slice(0, length))
+        (file,) = writer.close()
+        found = pq.ParquetFile(Path(table.uri) / file.path)
+        columns = [found.metadata.row_group(0).column(n) for n in range(found.metadata.num_columns)]
+        encoded.append({c.path_in_schema for c in columns if c.has_dictionary_page})
+        assert found.read().to_pydict() == pa.Table.from_pydict(rows, schema).slice(0, length).to_pydict()
+    others = {"game", "nested.words.list.element", "nested.by.key_value.key", "nested.by.key_value.value"}
+    assert encoded == [others, others | {"key"}]
+
+
+def test_nested_columns_are_named_as_parquet_names_them(tmp_path):
+    pq.write_table(NESTED_TYPES.empty_table(), tmp_path / "x.parquet")
+    schema = pq.ParquetFile(tmp_path / "x.parquet").metadata.schema
+    named = staging.repeated_columns(NESTED_TYPES.empty_table())
+    assert sorted(named) == sorted(schema.column(n).path for n in range(len(schema)))
+
+
 def test_closing_twice_reports_each_file_once(table):
     writer = StagedWriter(table, SCHEMA)
     writer.write(numbers([1]))
@@ -233,9 +276,3 @@ def test_a_file_that_was_never_committed_is_in_no_version(table):
     write(table, numbers([2]))
     assert len(data_files(table)) == 2
     assert len(table.open().file_uris()) == 1
-
-
-def test_a_report_keeps_the_order_of_its_rows():
-    batch = report(iter([("bronze", "{}"), ("seen", "[]")]))
-    assert batch.to_pylist() == [{"kind": "bronze", "body": "{}"}, {"kind": "seen", "body": "[]"}]
-    assert report(iter([])).num_rows == 0

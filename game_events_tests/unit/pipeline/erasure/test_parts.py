@@ -22,23 +22,29 @@ from game_events.lakehouse.system_tables.suppressed import (
     finish_suppressed,
     read_suppressed,
 )
-from game_events.lakehouse.tables import REST_DEAD_LETTERS, Lakehouse
+from game_events.lakehouse.tables import REST_FAILED_CHUNKS, Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure import old_files as erasure_files
-from game_events.pipeline.erasure.commits import without
 from game_events.pipeline.erasure.old_files import remove_old_files
 from game_events.pipeline.erasure.resume import RecoverTask
-from game_events.pipeline.erasure.scan import EraseTask, ScannedFile
+from game_events.pipeline.erasure.scan import EraseTask, without
 from game_events.pipeline.erasure.state import ErasureState, find_erased_rows
 from game_events.pipeline.erasure.subjects import RECORDS, DataSubjects
-from game_events.pipeline.reporting.erasure_result import Erasure
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.steps import Erasure
 from game_events.pipeline.suppression.driver import erasure_key
 from game_events.pipeline.suppression.worker import Suppression, Suppressor
 from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.worker_jobs import run
 from game_events_tests.support.worlds.undecodable_rows import WHOM
 
 KEY = b"a key of the tests, long enough"
+
+
+def scanned(task, table, path):
+    """What a worker finds in a file, as the driver gets it."""
+    (found,) = run(task, pa.table({"table": [table], "path": [path]}).to_batches()).files
+    return found
 
 
 def suppressor(*ids):
@@ -101,9 +107,9 @@ def test_an_undecodable_record_of_theirs_is_known_by_its_key_or_by_what_an_erasu
     assert found("older", "older", "older", "topic", "topic") == [False, True, False, False, True]
 
 
-def test_what_a_receiver_has_answered_of_them_goes_from_the_dead_letters_of_others(tmp_path):
+def test_what_a_receiver_has_answered_of_them_goes_from_the_failed_chunks_of_others(tmp_path):
     """The answer to a call stands on each of its rows, and may quote any of them."""
-    letters = Lakehouse(str(tmp_path)).table(REST_DEAD_LETTERS)
+    failed = Lakehouse(str(tmp_path)).table(REST_FAILED_CHUNKS)
     rows = pa.table(
         {
             "key": ["call 1", "call 1", "call 2", "call 2", "call 3"],
@@ -112,17 +118,17 @@ def test_what_a_receiver_has_answered_of_them_goes_from_the_dead_letters_of_othe
             "answer": ["row 0 is bad"] * 2 + [json.dumps({"error": f"no {WHOM} here"})] * 2 + ["busy"],
         }
     )
-    writer = StagedWriter(letters, rows.schema, group_rows=1)
+    writer = StagedWriter(failed, rows.schema, group_rows=1)
     writer.write(rows)
     (file,) = writer.close()
-    task = EraseTask({letters.key: letters}, DataSubjects("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
-    found = ScannedFile.from_json(task.scan(letters.key, file.path).to_json())
+    task = EraseTask({failed.key: failed}, DataSubjects("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
+    found = scanned(task, failed.key, file.path)
     assert (found.rows, found.answers, found.matches) == (1, 3, True)
     (left,) = found.files
-    kept = pq.read_table(Path(letters.uri) / left.path)
+    kept = pq.read_table(Path(failed.uri) / left.path)
     assert kept.column("gamer_id").to_pylist() == ["ann", "bob", "eve", "ann"]
     assert kept.column("answer").to_pylist() == [None, None, None, "busy"]
-    again = task.scan(letters.key, left.path)
+    again = task.scan(failed.key, left.path)
     assert not again.matches
 
 
@@ -144,7 +150,7 @@ def test_rows_of_bronze_that_are_not_decoded_tell_whose_they_are_by_key_and_byte
     writer.write(rows)
     (file,) = writer.close()
     task = EraseTask({bronze.key: bronze}, DataSubjects("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
-    found = ScannedFile.from_json(task.scan(bronze.key, file.path).to_json())
+    found = scanned(task, bronze.key, file.path)
     assert (found.rows, found.unsearchable) == (2, 2)
     assert found.by_bytes.column("_kafka_offset").to_pylist() == [0, 1]
     (left,) = found.files

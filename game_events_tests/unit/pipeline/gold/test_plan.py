@@ -44,9 +44,13 @@ def gold(world, game, batch):
     put(pipeline.lakehouse.gold(game), {"gamer_id": ["a"]}, advance={app: batch}, info={"bronze_batch": str(batch)})
 
 
-def plans(world, *games, full=False):
+def run_of(world, *, full=False):
     pipeline, bronze = world
-    return plan_games(GoldRun(pipeline, player_agg(pipeline.settings), bronze, full), games, StructType())
+    return GoldRun(pipeline, player_agg(pipeline.settings), bronze, full)
+
+
+def plans(world, *games, full=False):
+    return plan_games(run_of(world, full=full), games, StructType())
 
 
 def test_a_game_without_gold_is_aggregated_from_all_rows_and_one_with_gold_from_the_new_ones(world):
@@ -68,6 +72,14 @@ def test_a_game_that_has_all_rows_is_planned_only_for_a_full_refresh_and_one_wit
     assert plans(world, "uno", "none") == ({}, {})
     found, _ = plans(world, "uno", "none", full=True)
     assert {game: (plan.full, plan.above, plan.old.files) for game, plan in found.items()} == {"uno": (True, 0, [])}
+
+
+def test_a_key_that_is_a_struct_is_aggregated_from_all_rows(world):
+    for batch in (1, 2):
+        silver(world, "uno", batch, gamer_id=pa.array([{"id": "a"}]))
+    gold(world, "uno", 1)
+    found, _ = plans(world, "uno")
+    assert [(plan.full, plan.old.files) for plan in found.values()] == [(True, [])]
 
 
 def test_a_game_that_cannot_be_aggregated_fails_alone(world):

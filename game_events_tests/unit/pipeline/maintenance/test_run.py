@@ -9,7 +9,7 @@ import pyarrow as pa
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.pipeline.maintenance.run import maintain
-from game_events.pipeline.quarantine.full_refresh import ResetList, keep
+from game_events.pipeline.quarantine.refresh_list import ResetList, keep
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.pipelines import without_spark
 

@@ -22,9 +22,9 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.observability import event_log as event_log_module
 from game_events.pipeline.observability.event_log import RunLog, recorded
 from game_events.pipeline.observability.event_rows import RunFacts, event_rows
-from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import COUNTER_KINDS, NOTICES_KEPT
+from game_events.pipeline.reporting.steps import CheckResult
 from game_events.pipeline.reporting.tables import TableReport
 from game_events_tests.support.offsets import splits
 

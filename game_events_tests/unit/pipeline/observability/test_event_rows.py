@@ -2,8 +2,8 @@
 
 from game_events.config.settings import load_settings
 from game_events.pipeline.observability.event_rows import RunFacts, event_rows
-from game_events.pipeline.reporting.check_result import CheckResult
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.steps import CheckResult
 
 
 def test_a_check_that_could_not_be_made_shows_no_secret():

@@ -8,9 +8,10 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.fanout.job import FanOutResult
+from game_events.pipeline.fanout.worker import FanOutResult
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.silver import refresh as silver
+from game_events.pipeline.silver import passes as silver
+from game_events.pipeline.silver import starts as silver_starts
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.support.pipelines import without_spark
 
@@ -47,7 +48,7 @@ def test_a_run_that_has_read_an_older_bronze_replaces_no_rows_by_fewer(pipeline,
     bronze = BronzeIdentity.of(pipeline.bronze.open())
     uno = pipeline.lakehouse.silver("uno")
     made(uno, "uno", 3, **{f"bronze__{bronze.table_id}": 3})
-    monkeypatch.setattr(silver, "restored", lambda _: True)
+    monkeypatch.setattr(silver_starts, "restored", lambda _: True)
     report = RunReport()
     refresh_silver(pipeline, report, frozenset({"uno"}))
     assert [e.game for e in report.errors] == ["uno"]

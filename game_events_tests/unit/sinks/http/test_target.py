@@ -9,7 +9,7 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.sinks.http.preflight import preflight
+from game_events.sinks.http.delivery import preflight
 from game_events.sinks.http.sizing import size
 from game_events.sinks.http.target import RestTarget
 from game_events_tests.support.servers.rest_receiver import receiving

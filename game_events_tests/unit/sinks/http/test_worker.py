@@ -43,7 +43,7 @@ def job(folder: Path, url: str, chunks: int, limiter: LimiterAddress | None = No
     writer = StagedWriter(tables.outbox, outbox_schema("gamer_id"))
     for part in CutChunks(tables.outbox, "gamer_id", number, 1, 10_000, ORIGINS).cut([rows(*[10] * chunks)], 0):
         writer.write(part)
-    commit_slice(tables, None, writer.close(), ({}, {}))
+    commit_slice(tables, None, writer.close(), {}, {})
     outbox = tables.outbox.open()
     assert outbox is not None
     waiting = tables.waiting(outbox, tables.deliveries.open())
@@ -159,9 +159,9 @@ def test_calls_that_failed_before_the_run_was_gone_wait_for_the_next_one(tmp_pat
             task = pool.submit(sending.run_task, 0)
             until(lambda: receiver.calls, what="the first call")
         account, files = task.result(30)
-        assert (account.dead, files) == (0, [])
+        assert (account.failed, files) == (0, [])
         assert "gone" in str(account.stopped)
-        assert sending.tables.dead_letters.open() is None
+        assert sending.tables.failed_chunks.open() is None
 
 
 def test_executors_of_this_machine_ask_on_loopback_and_others_by_a_name():

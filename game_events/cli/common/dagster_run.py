@@ -1,0 +1,73 @@
+"""A run of a Dagster job in this process, on the same Dagster instance that the UI shows."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus, ExecuteInProcessResult, RunsFilter
+
+from game_events.cli.common.run_job import JobResult
+from game_events.config.logging import PROGRESS_LOGGER
+from game_events.config.settings import Settings
+from game_events.definitions import build_defs
+from game_events.orchestration.jobs.places import allow_here
+from game_events.orchestration.keys import report_in
+from game_events.orchestration.runs.alerts import send_own_alerts
+from game_events.orchestration.runs.dead_runs import end_dead_runs
+from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
+from game_events.orchestration.runs.retention import drop_old_runs
+from game_events.orchestration.runs.tags import OWN_ALERTS, REASON
+
+_progress = logging.getLogger(PROGRESS_LOGGER)
+
+
+def execute(settings: Settings, home: Path, name: str, config: Mapping[str, object], place: str | None) -> JobResult:
+    """Execute a job (`run_job`); `home`: Dagster's folder."""
+    if place is not None:
+        allow_here(place)
+    job = build_defs(settings).resolve_job_def(name)
+    (op,) = job.nodes
+    with DagsterInstance.from_config(str(home)) as instance:
+        # A run that was killed would keep its pool's slot, and this one would wait for it for ever.
+        end_dead_runs(instance)
+        # Where no daemon runs the command line alone keeps the history short.
+        drop_old_runs(instance, settings.run_history_h)
+        _log_running_runs(instance)
+        result = job.execute_in_process(
+            instance=instance,
+            raise_on_error=False,
+            run_config={
+                "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
+                "ops": {op.name: {"config": dict(config)}},
+            },
+            tags={REASON: "command line", PROCESS_TAG: this_process(), OWN_ALERTS: "true"},
+        )
+        send_own_alerts(instance, settings, result.run_id)
+    return _result(result)
+
+
+def _result(result: ExecuteInProcessResult) -> JobResult:
+    """The last report and error of a run."""
+    report: dict[str, Any] = {}
+    error: str | None = None
+    for event in result.all_events:
+        if event.event_type == DagsterEventType.STEP_OUTPUT:
+            report = report_in(event.step_output_data.metadata) or report
+        elif event.event_type == DagsterEventType.STEP_FAILURE:
+            data = event.step_failure_data
+            if data.user_failure_data is not None:
+                report = report_in(data.user_failure_data.metadata) or report
+                error = data.user_failure_data.description
+            elif data.error is not None:
+                cause = data.error.cause or data.error
+                error = cause.message.strip()
+    return JobResult(result.run_id, result.success, report, error)
+
+
+def _log_running_runs(instance: DagsterInstance) -> None:
+    """Log the runs under way: with pools, this run may have to wait for them."""
+    for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])):
+        _progress.info(
+            "run %s of %s is under way; this one waits where both write the same table", run.run_id[:8], run.job_name
+        )

@@ -1,0 +1,61 @@
+"""Copies of data files from one table of a lakehouse to another one, without reading them."""
+
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path, PurePosixPath
+
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from deltalake.fs import DeltaStorageHandler
+
+from game_events.lakehouse.data.staging import StagedFile, delta_statistics, file_system
+from game_events.lakehouse.storage.errors import store_errors_named
+from game_events.lakehouse.tables import Lakehouse, Table
+
+
+class _Store(DeltaStorageHandler):
+    """An object store that copies on its own side."""
+
+    def copy_file(self, src: str, dst: str) -> None:
+        """Copy a file; deltalake 1.6.6 names an argument that its own library does not have."""
+        self._handler.copy_file(src, dst)
+
+
+def copy_file(lakehouse: Lakehouse, source: Table, path: str, to: Table, folder: str) -> StagedFile:
+    """Copy a file into a folder of another table; its name is new, and ends with its old one (`copied_name`).
+
+    On a local disk the copy is a hard link, where the disk has them.
+
+    Raises:
+        FileNotFoundError: the file is gone.
+    """
+    name = f"{folder}/{uuid.uuid4().hex}-{PurePosixPath(path).name}"
+    if source.local_path is not None and to.local_path is not None:
+        _link(source.local_path / path, to.local_path / name)
+    else:
+        with store_errors_named(to.uri):
+            store = pafs.PyFileSystem(_Store(lakehouse.root, to.options))
+            store.copy_file(f"{source.name}/{path}", f"{to.name}/{name}")
+    system, prefix = file_system(to)
+    with store_errors_named(to.uri), system.open_input_file(prefix + name) as copied:
+        metadata, size = pq.read_metadata(copied), copied.size()
+    return StagedFile(to.name, name, size, metadata.num_rows, json.dumps(delta_statistics(metadata, to.person)))
+
+
+def copied_name(path: str) -> str:
+    """The old name of a copy; of any other file a name that no file has had."""
+    return PurePosixPath(path).name.partition("-")[2]
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        # Both names have one time: maintenance deletes old files that no commit names yet.
+        os.utime(source)
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a disk without hard links, another user's file, too many links
+        shutil.copyfile(source, target)

@@ -1,0 +1,42 @@
+"""Parquet files of a table's snapshot as a Spark DataFrame, with the table's schema; columns that a file lacks are NULL."""
+
+import json
+from collections.abc import Sequence
+from urllib.parse import unquote
+
+from deltalake import DeltaTable, Schema
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+
+def spark_schema(schema: Schema) -> StructType:
+    """A Delta schema as Spark's: both are the same JSON (Delta protocol, "Schema Serialization Format")."""
+    return StructType.fromJson(json.loads(schema.to_json()))
+
+
+def read_files(spark: SparkSession, uris: Sequence[str], schema: StructType) -> DataFrame:
+    """Rows of Parquet files with a given schema; no file footers are read for it.
+
+    `uris` are as delta-rs gives them (what is not plain ASCII in a folder's name is percent-encoded); columns of `schema` that
+    a file lacks are NULL.
+    """
+    if not uris:
+        return spark.createDataFrame([], schema)
+    # Spark takes its paths as they are.
+    return spark.read.schema(schema).parquet(*[unquote(u.removeprefix("file://")) for u in uris])
+
+
+def read_table(spark: SparkSession, handle: DeltaTable) -> DataFrame:
+    """All rows of a version of a table."""
+    return read_files(spark, handle.file_uris(), spark_schema(handle.schema()))
+
+
+def game_of_file(uris: Sequence[str], pattern: str) -> Column:
+    """The game of each row of `read_files`, from the folder of its file.
+
+    `pattern`: of `Names.silver_path` or `Names.gold_path`.
+    """
+    # Without files Spark has no such column.
+    path = F.col("_metadata.file_path") if uris else F.lit(None).cast("string")
+    return F.regexp_extract(path, pattern, 1)

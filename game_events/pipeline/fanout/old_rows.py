@@ -1,0 +1,126 @@
+"""Rows of the tables that a job replaces: the job's workers read them from the files, and merge or carry over.
+
+The rows of a table that a job does not change never pass through Spark: they are copied, as Arrow, into the table's new file.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.storage.errors import store_errors_named
+from game_events.lakehouse.tables import Lakehouse, Table
+
+#: Rows that are read at a time.
+READ_ROWS = 1_048_576
+
+
+@dataclass(frozen=True)
+class OldRows:
+    """The files of the games' tables before the job, and the columns that identify a row; picklable.
+
+    Attributes:
+        aggregate: which of a game's gold tables.
+        keys: columns that identify a row; none: each table has one row.
+        schema: columns of the tables; a file's missing ones are NULL.
+        files: game -> paths of the files below the table's folder.
+    """
+
+    lakehouse: Lakehouse
+    aggregate: str
+    game_column: str
+    keys: tuple[str, ...]
+    schema: pa.Schema
+    files: Mapping[str, Sequence[str]]
+
+    def with_old(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: the new rows, and the old rows with the same keys. All new rows of a game are in one task."""
+        new: list[pa.RecordBatch] = []
+        schema, games = pa.schema([]), pa.array(self.files, pa.string())
+        for batch in batches:
+            yield batch
+            schema = batch.schema
+            wanted = pc.is_in(batch.column(self.game_column), value_set=games)
+            # A copy: the columns of a batch that Spark has sent share one buffer.
+            new.append(batch.select([self.game_column, *self.keys]).filter(wanted))
+        if not new:
+            return
+        keys = pa.Table.from_batches(new)
+        order, parts = parts_by_game(keys, self.game_column)
+        keys = keys.select(self.keys).take(order)
+        for game in parts:
+            for rows, found in self._matched(game, keys.slice(*parts[game])):
+                for batch in rows.filter(found).to_batches():
+                    yield _with_game(batch, game, schema)
+
+    def others(self, game: str, keys: pa.Table) -> Iterator[pa.Table]:
+        """The old rows of a game with other keys than these."""
+        for rows, found in self._matched(game, keys):
+            yield rows.filter(pc.invert(found)) if pc.any(found).as_py() else rows
+
+    def _matched(self, game: str, keys: pa.Table) -> Iterator[tuple[pa.Table, pa.Array]]:
+        """The old rows of a game, part by part, and which of them have one of these keys."""
+        table = self.lakehouse.gold(game, self.aggregate)
+        for rows in self._read(table, self.files[game]):
+            yield rows, has_key(rows, keys)
+
+    def _read(self, table: Table, paths: Sequence[str]) -> Iterator[pa.Table]:
+        system, prefix = file_system(table)
+        for path in paths:
+            with store_errors_named(table.uri), system.open_input_file(prefix + path) as source:
+                file = pq.ParquetFile(source)
+                names = [name for name in self.schema.names if name in file.schema_arrow.names]
+                for batch in file.iter_batches(READ_ROWS, columns=names):
+                    rows = pa.Table.from_batches([batch])
+                    yield pa.Table.from_arrays([_column(rows, field) for field in self.schema], schema=self.schema)
+
+
+def parts_by_game(rows: pa.Table, game_column: str) -> tuple[pa.Array, dict[Any, tuple[int, int]]]:
+    """The order of the rows by game, and game -> start and length of its part in this order."""
+    codes = rows.column(game_column).combine_chunks().dictionary_encode(null_encoding="encode")
+    if isinstance(codes, pa.ChunkedArray):
+        codes = codes.combine_chunks()
+    numbers = codes.indices.to_numpy()
+    order = np.argsort(numbers, kind="stable")
+    names = codes.dictionary.to_pylist()
+    bounds = np.searchsorted(numbers[order], np.arange(len(names) + 1)).tolist()
+    return pa.array(order), {name: (bounds[n], bounds[n + 1] - bounds[n]) for n, name in enumerate(names)}
+
+
+def has_key(rows: pa.Table, keys: pa.Table) -> pa.Array:
+    """Which rows have one of these keys; NULL equals NULL, as in Spark's `groupBy`.
+
+    Each further column makes numbers of the pairs of the number so far and its own.
+    """
+    if not keys.column_names:
+        return pa.repeat(pa.scalar(True), rows.num_rows)
+    first, *others = keys.column_names
+    if not others:
+        return pc.is_in(rows.column(first), value_set=keys.column(first).combine_chunks())
+    known, found = _numbers(keys.column(first), rows.column(first))
+    for name in others:
+        wanted, asked = _numbers(keys.column(name), rows.column(name))
+        size = keys.num_rows
+        known, found = _numbers(pc.add(pc.multiply(known, size), wanted), pc.add(pc.multiply(found, size), asked))
+    return pc.is_valid(found)
+
+
+def _numbers(keys: pa.ChunkedArray, values: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+    """Both as numbers of the keys' distinct values; a value that is none of these is NULL."""
+    distinct = keys.unique()
+    return pc.index_in(keys, value_set=distinct).cast(pa.int64()), pc.index_in(values, value_set=distinct).cast(pa.int64())
+
+
+def _column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+    return rows.column(field.name).cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+
+
+def _with_game(rows: pa.RecordBatch, game: str, schema: pa.Schema) -> pa.RecordBatch:
+    """Old rows in the schema of the new ones (types and nullability: Spark compares them); their first column is the game."""
+    columns = [pa.repeat(pa.scalar(game), rows.num_rows), *rows.columns]
+    return pa.RecordBatch.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)

@@ -1,0 +1,150 @@
+"""Passes of silver's refresh: each stages rows in one Spark job and commits them by game.
+
+The first pass stages the rows of all games above the low watermark and opens only the tables of games that have such rows. If a
+table is not at the low watermark, or its commit lost a conflict, the next pass stages the game's rows from its own batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.data.staging import remove_empty_folder
+from game_events.lakehouse.layers import Layer
+from game_events.pipeline.fanout.routing import OVER_LIMIT, Routing, admit
+from game_events.pipeline.fanout.worker import FanOutResult
+from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.silver.admission import counted_routing, is_allowed, routing
+from game_events.pipeline.silver.commit import drop, settle
+from game_events.pipeline.silver.stage import Staging, Start, stage_games
+from game_events.pipeline.silver.starts import SilverRun, guarded, is_at_watermark, is_overtaken, starts_of
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """Outcome of one or more passes.
+
+    `done`: game -> last bronze batch in its silver table. `failed`: game -> reason. `retry`: games for the next pass.
+    `replaced`: games with all rows replaced by a later pass than the first. `unrouted`: reason -> rows that belong to no game.
+    """
+
+    done: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    retry: frozenset[str] = frozenset()
+    replaced: frozenset[str] = frozenset()
+    unrouted: Counter[str] = field(default_factory=Counter)
+
+    def then(self, later: PassResult) -> PassResult:
+        """Both results together; only the later pass has games to retry."""
+        done, failed, replaced = self.done | later.done, self.failed | later.failed, self.replaced | later.replaced
+        return PassResult(done, failed, later.retry, replaced, self.unrouted + later.unrouted)
+
+
+def run_pass(run: SilverRun, games: Collection[str] | None = None) -> PassResult:
+    """Stage rows in one Spark job, commit them by game: all games from the low watermark, or these from their own batches."""
+    decisions = Decisions.read(run.pipeline, run.source.bronze.key)
+    if games is None:
+        starts, staged, found = _stage_from_watermark(run, decisions)
+    else:
+        starts, staged, found = _stage_from_tables(run, decisions, games)
+    if not starts:
+        return found
+    outcome = settle(run.source, decisions, starts, staged, run.report)
+    run.report.mark_new(Layer.SILVER, outcome.landed.keys() - run.state.games.keys())
+    # Tables that the first pass replaces are above the low watermarks of the later layers.
+    replaced = frozenset(game for game in outcome.landed if starts[game].replace and games is not None)
+    done = dict.fromkeys(outcome.landed, run.source.batch)
+    return found.then(PassResult(done, outcome.failed, found.retry | outcome.again, replaced))
+
+
+def _stage_from_watermark(run: SilverRun, decisions: Decisions) -> tuple[dict[str, Start], FanOutResult, PassResult]:
+    """Stage all rows above the low watermark, and drop the files of games with tables that are not there."""
+    pipeline, source, known = run.pipeline, run.source, set(run.state.games)
+    floor = run.state.floor(Layer.SILVER)
+    pipeline.on_progress(f"silver: batches {floor + 1} to {source.batch}")
+    # Games that failed are staged by the next pass: their rows may crash a worker.
+    left_out = frozenset(run.state.failed_in(Layer.SILVER))
+    work = Staging(source, floor, routing(pipeline, known), len(known), None, decisions, left_out)
+    result, unrouted = _stage_admitted(work, known)
+    failpoints.reach("silver_staged")
+    if unrouted[OVER_LIMIT]:
+        run.report.warn(
+            f"names that are no {pipeline.settings.names.entities} yet stay in bronze, as there is no room for more: raise "
+            "GAME_EVENTS_MAX_GAMES and GAME_EVENTS_MAX_GAMES_EVER, or name those you want in GAME_EVENTS_GAMES"
+        )
+    starts: dict[str, Start] = {}
+    failed, retry = dict(result.failed), set()
+    for game, start in starts_of(run, decisions, sorted(result.games), redecide=False).items():
+        if isinstance(start, Start) and is_at_watermark(run.state, decisions, game, start):
+            starts[game] = replace(start, begin=floor)
+            continue
+        drop(pipeline, result, game)
+        if isinstance(start, Start):
+            retry.add(game)
+        else:
+            failed[game] = start
+    return starts, result, PassResult(failed=failed, retry=frozenset(retry), unrouted=+unrouted)
+
+
+def _stage_from_tables(
+    run: SilverRun, decisions: Decisions, games: Collection[str]
+) -> tuple[dict[str, Start], FanOutResult, PassResult]:
+    """Stage each game's rows above the batch of its own table."""
+    pipeline, source = run.pipeline, run.source
+    rejects = source.rules.has("quarantine") or decisions.in_force
+    allowed = sorted(game for game in games if is_allowed(pipeline, game))
+    starts: dict[str, Start] = {}
+    done: dict[str, int] = {}
+    failed: dict[str, str] = {}
+    retry: set[str] = set()
+    for game, start in starts_of(run, decisions, allowed, redecide=run.full and rejects).items():
+        if isinstance(start, str):
+            failed[game] = start
+        elif is_overtaken(run, start):
+            retry.add(game)
+        elif start.begin >= source.batch and not start.replace:
+            done[game] = start.begin
+        else:
+            starts[game] = replace(start, decided=0) if start.redecide else start
+    result = FanOutResult()
+    if starts:
+        pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.names.entities} from their own progress")
+        routed = Routing(frozenset(pipeline.settings.games), frozenset(starts))
+        lowest = min(start.begin for start in starts.values())
+        result = stage_games(Staging(source, lowest, routed, len(starts), dict(starts), decisions))
+        failpoints.reach("silver_replanned")
+    for game in starts.keys() - result.games - result.failed.keys():
+        start = starts[game]
+        # All its rows are gone from bronze: the silver table is the only one that has them.
+        expired = start.handle is not None and start.taken is None and not pipeline.extensions.transformed(game)
+        if expired or not start.replace:
+            del starts[game]
+            if start.handle is not None and not expired:
+                done[game] = start.begin  # bronze has no new rows of the game
+    return starts, result, PassResult(done, failed, frozenset(retry))
+
+
+def _stage_admitted(work: Staging, known: set[str]) -> tuple[FanOutResult, Counter[str]]:
+    """Stage the rows of known games and admitted names; and the rows of the other names, by reason."""
+    pipeline = work.source.pipeline
+    if work.routing.room != 0:
+        result = stage_games(work)
+        if not result.crowded:
+            new = {game: result.rows(game) for game in result.games if game not in known}
+            _, refused = admit(pipeline.settings, known, new)
+            if refused:
+                # A name with a table was admitted before, even if progress has lost it or the table cannot be read.
+                opened = for_games(new, guarded(lambda game: pipeline.lakehouse.silver(game).open()))
+                had = {game for game, found in opened.items() if found is not None}
+                _, refused = admit(pipeline.settings, known | had, {g: rows for g, rows in new.items() if g not in had})
+            for game in refused:
+                drop(pipeline, result, game)
+                remove_empty_folder(pipeline.lakehouse.silver(game))
+            unrouted = Counter({why: sum(names.values()) for why, names in result.refused.items()})
+            unrouted[OVER_LIMIT] += sum(refused.values())
+            return result, unrouted
+    only, others = counted_routing(work, known)
+    return stage_games(replace(work, routing=only, games=len(only.only or ()))), others

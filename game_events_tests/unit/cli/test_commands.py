@@ -1,0 +1,77 @@
+"""The table of commands, and what each imports: a command loads only what it uses, as imports are most of its time."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from game_events import cli as package
+from game_events.cli.main import COMMANDS, all_commands
+
+#: Prints the exit code of a command and the packages that are imported at its end.
+PROGRAM = """
+import json, sys
+from contextlib import redirect_stdout
+from game_events.cli.main import main
+try:
+    with redirect_stdout(sys.stderr):
+        main()
+except SystemExit as ended:
+    print(json.dumps([ended.code or 0, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+def imported(folder, *arguments):
+    """Packages that a command imports in an interpreter of its own; it succeeds."""
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    code, packages = json.loads(done.stdout)
+    assert code == 0, done.stderr
+    return set(packages)
+
+
+def test_the_help_in_the_table_is_that_of_each_command():
+    found = {name: (command.name, command.help) for name, command in all_commands().commands.items()}
+    assert found == {name: (name, text) for name, (_, text) in COMMANDS.items()}
+
+
+def test_every_command_of_the_package_is_in_the_table():
+    # A module of a command begins with the command's name; further modules of a command have options or values after it.
+    modules = Path(package.__file__).parent.rglob("*.py")
+    texts = [ast.get_docstring(ast.parse(path.read_text())) or "" for path in modules]
+    named = {match[1] for match in (re.match(r"`game-events ([\w-]+)", text) for text in texts) if match}
+    assert named == set(COMMANDS)
+
+
+def test_help_imports_no_command(tmp_path):
+    slow = {"aiohttp", "confluent_kafka", "dagster", "deltalake", "duckdb", "pandas", "pyarrow", "pydantic_settings", "pyspark"}
+    assert not slow & imported(tmp_path, "--help")
+
+
+def test_the_list_of_tables_imports_no_pandas_though_it_opens_them(tmp_path):
+    write_deltalake(tmp_path / "lakehouse" / "bronze_events", pa.table({"n": [1]}))
+    assert not {"duckdb", "pandas"} & imported(tmp_path, "tables")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("tables",), ("log",), ("sql", "select 1"), ("quarantine", "list"), ("history", "--help"), ("archive", "--help")],
+    ids=" ".join,
+)
+def test_commands_that_read_tables_import_neither_dagster_nor_spark(command, tmp_path):
+    assert not {"aiohttp", "dagster", "pyspark"} & imported(tmp_path, *command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("rest", "status"), ("schema", "--help"), ("doctor", "--help"), ("forget", "--help"), ("run", "--help")],
+    ids=" ".join,
+)
+def test_commands_that_run_no_job_import_no_dagster(command, tmp_path):
+    assert not {"aiohttp", "dagster"} & imported(tmp_path, *command)
