@@ -4,37 +4,57 @@ import dagster as dg
 
 from game_events.config.extensions import extensions_of
 from game_events.config.logging import limit_library_loggers
-from game_events.config.settings import Settings, load_settings
+from game_events.config.settings import Settings
 from game_events.orchestration.assets.http_export import build_rest
 from game_events.orchestration.assets.labels import labelled
 from game_events.orchestration.assets.layers import build_tables
 from game_events.orchestration.checks.rules import build_rule_checks, declared_rules
 from game_events.orchestration.checks.tables import build_check_schedule, build_checks
-from game_events.orchestration.jobs.archive import archive
-from game_events.orchestration.jobs.continuous import continuous
-from game_events.orchestration.jobs.maintain import hourly_maintenance, maintain
-from game_events.orchestration.jobs.refresh import redecode, refresh, replay
+from game_events.orchestration.graph import Graph
+from game_events.orchestration.jobs.archive import build_archive
+from game_events.orchestration.jobs.continuous import build_continuous
+from game_events.orchestration.jobs.maintain import build_hourly_maintenance, build_maintain
+from game_events.orchestration.jobs.refresh import build_redecode, build_refresh, build_replay
 from game_events.orchestration.jobs.validate import build_validate
-from game_events.orchestration.keys import Keys
 from game_events.orchestration.resources import LakehouseResource, SparkResource
-from game_events.orchestration.sensors import SENSORS
-from game_events.orchestration.sensors.continuous_mode import continuous_mode
+from game_events.orchestration.sensors import build_sensors
 
 
 def build_defs(settings: Settings | None = None) -> dg.Definitions:
-    """The definitions for some settings (default: those of the environment)."""
+    """The definitions of a pipeline: graph, runs and sensors over one lakehouse.
+
+    `settings`: None: those of the environment, which each run and each tick of a sensor reads again. Definitions of several
+    settings with different prefixes (`names`) can be merged into one code location.
+
+    Raises:
+        ConfigurationError: the settings are invalid.
+    """
     limit_library_loggers()
-    settings = settings or load_settings()
-    keys = Keys.of(settings)
-    checks = build_checks(keys)
-    rest = build_rest(settings, keys)
+    graph = Graph.of(settings)
+    checks = build_checks(graph)
+    rest = build_rest(graph)
+    maintain = build_maintain(graph)
+    spark = SparkResource(source=graph.source)
     return dg.Definitions(
-        assets=labelled(settings, [*build_tables(settings, extensions_of(settings).aggregates, keys), *rest.assets]),
-        asset_checks=[*checks, *build_rule_checks(declared_rules(settings), keys)],
-        jobs=[refresh, replay, redecode, maintain, archive, continuous, build_validate(build_defs), *rest.jobs],
-        schedules=[build_check_schedule(checks), hourly_maintenance],
-        sensors=[*SENSORS, continuous_mode, *rest.sensors],
-        resources={"lakehouse": LakehouseResource(spark=SparkResource())},
+        assets=labelled(graph, [*build_tables(graph, extensions_of(graph.settings).aggregates), *rest.assets]),
+        asset_checks=[*checks, *build_rule_checks(declared_rules(graph.settings), graph)],
+        jobs=[
+            build_refresh(graph),
+            build_replay(graph),
+            build_redecode(graph),
+            maintain,
+            build_archive(graph),
+            build_continuous(graph),
+            build_validate(graph, lambda: build_defs(settings)),
+            *rest.jobs,
+        ],
+        schedules=[build_check_schedule(graph, checks), build_hourly_maintenance(graph, maintain)],
+        sensors=[*build_sensors(graph), *rest.sensors],
+        resources={
+            graph.resource: LakehouseResource(spark=spark, source=graph.source),
+            # For assets of one's own in the same code location.
+            graph.keys.named("spark"): spark,
+        },
         # The default executor would start a JVM for each step and each check.
         executor=dg.in_process_executor,
     )

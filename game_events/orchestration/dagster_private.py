@@ -3,7 +3,12 @@
 `DagsterAssetCheckFailedError`: a step that failed by a blocking check is recognized by the name of this class.
 `AssetCheckExecutionRecordStatus`: of `event_log_storage.get_asset_check_execution_history`; the public API has only the newest
 evaluation of a check. `SqliteEventLogStorage`: knows the files of runs, which Dagster empties and does not delete.
+`plan_process`: the names of the modules of Dagster's executors.
 """
+
+import multiprocessing
+import os
+import sys
 
 from dagster._core.errors import DagsterAssetCheckFailedError
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
@@ -13,4 +18,23 @@ __all__ = [
     "AssetCheckExecutionRecordStatus",
     "DagsterAssetCheckFailedError",
     "SqliteEventLogStorage",
+    "plan_process",
 ]
+
+_IN_PROCESS, _STEP_PROCESS = "dagster._core.executor.in_process", "dagster._core.executor.child_process_executor"
+
+
+def plan_process() -> int | None:
+    """Id of the process that executes the plan of the run that calls this: this one, or with the multi-process executor its
+    parent. None: steps are executed by anything else.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        executor = frame.f_globals.get("__name__")
+        if executor == _IN_PROCESS:
+            return os.getpid()
+        if executor == _STEP_PROCESS:
+            parent = multiprocessing.parent_process()
+            return parent.pid if parent is not None else None
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

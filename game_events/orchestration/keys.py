@@ -98,6 +98,10 @@ class Keys:
             found = self._key(name)
         return found
 
+    def named(self, part: str) -> str:
+        """Name of a job, op, sensor, schedule, pool or resource of this pipeline."""
+        return self.names.asset(part)
+
     def table_name(self, table: str) -> str:
         """A table's name as its readers know it: with the catalog's database, where it is registered in one."""
         return f"{self.catalog}.{table}" if self.catalog else table

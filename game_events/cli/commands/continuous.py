@@ -55,7 +55,7 @@ def run_continuously(output: Output, settings: Settings, duration_s: float | Non
     """
     home = str(dagster_home(settings))
     with DagsterInstance.from_config(home) as instance:
-        other = run_under_way(instance)
+        other = run_under_way(instance, settings)
     if other is not None:
         raise ConfigurationError(
             f"continuous mode is on already: run {other.run_id} ({other.tags.get(PROCESS_TAG, 'its process is not known')}); "
@@ -65,7 +65,7 @@ def run_continuously(output: Output, settings: Settings, duration_s: float | Non
     runs = _Runs(output, settings, duration_s, pressed)
     with pressed.installed(), output.working("continuous (Ctrl-C stops)"):
         runs.start()
-        _wait(runs, output, home, pressed)
+        _wait(runs, output, settings, home, pressed)
     if runs.error is not None:
         raise runs.error
     result = runs.results[-1]
@@ -114,7 +114,7 @@ class _Runs(threading.Thread):
         return True
 
 
-def _wait(runs: _Runs, output: Output, home: str, pressed: CtrlC) -> None:
+def _wait(runs: _Runs, output: Output, settings: Settings, home: str, pressed: CtrlC) -> None:
     """Wait for the end of the runs; ends the process at the second Ctrl-C."""
     warned = False
     while runs.is_alive():
@@ -122,7 +122,7 @@ def _wait(runs: _Runs, output: Output, home: str, pressed: CtrlC) -> None:
         if pressed.count > 1:
             output.say("ended at once")
             try:
-                _switch_off(home)
+                _switch_off(home, settings)
             except Exception as error:  # noqa: BLE001 - it ends at once, whatever Dagster's storage answers
                 output.say(f"the run could not be noted as terminated, so a sensor may start it again: {error}")
             os._exit(128 + signal.SIGINT)  # a shell's exit code for a program that Ctrl-C ended
@@ -133,10 +133,10 @@ def _wait(runs: _Runs, output: Output, home: str, pressed: CtrlC) -> None:
             stop_loops_of_this_process()
 
 
-def _switch_off(home: str) -> None:
+def _switch_off(home: str, settings: Settings) -> None:
     """Who presses Ctrl-C twice wants it off: the run is noted as terminated, so that no sensor starts it again."""
     with DagsterInstance.from_config(home) as instance:
-        run = run_under_way(instance)
+        run = run_under_way(instance, settings)
         if run is not None and run.tags.get(PROCESS_TAG) == this_process():
             instance.report_run_canceled(run, "ended at once by a second Ctrl-C")
 

@@ -5,16 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus, ExecuteInProcessResult, RunsFilter
+from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus, ExecuteInProcessResult
 
 from game_events.cli.common.run_job import JobResult
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
 from game_events.definitions import build_defs
 from game_events.orchestration.jobs.places import allow_here
-from game_events.orchestration.keys import report_in
+from game_events.orchestration.keys import Keys, report_in
 from game_events.orchestration.runs.alerts import send_own_alerts
 from game_events.orchestration.runs.dead_runs import end_dead_runs
+from game_events.orchestration.runs.own_runs import OwnRuns, lakehouse_tag
 from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
 from game_events.orchestration.runs.retention import drop_old_runs
 from game_events.orchestration.runs.tags import OWN_ALERTS, REASON
@@ -26,14 +27,15 @@ def execute(settings: Settings, home: Path, name: str, config: Mapping[str, obje
     """Execute a job (`run_job`); `home`: Dagster's folder."""
     if place is not None:
         allow_here(place)
-    job = build_defs(settings).resolve_job_def(name)
+    own, definitions = OwnRuns.of(settings), build_defs(settings)
+    job = definitions.resolve_job_def(Keys.of(settings).named(name))
     (op,) = job.nodes
     with DagsterInstance.from_config(str(home)) as instance:
         # A run that was killed would keep its pool's slot, and this one would wait for it for ever.
-        end_dead_runs(instance)
+        end_dead_runs(instance, own)
         # Where no daemon runs the command line alone keeps the history short.
-        drop_old_runs(instance, settings.run_history_h)
-        _log_running_runs(instance)
+        drop_old_runs(instance, own, settings.run_history_h, definitions.resolve_asset_graph().asset_check_keys)
+        _log_running_runs(instance, own)
         result = job.execute_in_process(
             instance=instance,
             raise_on_error=False,
@@ -41,7 +43,7 @@ def execute(settings: Settings, home: Path, name: str, config: Mapping[str, obje
                 "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
                 "ops": {op.name: {"config": dict(config)}},
             },
-            tags={REASON: "command line", PROCESS_TAG: this_process(), OWN_ALERTS: "true"},
+            tags={**lakehouse_tag(settings), REASON: "command line", PROCESS_TAG: this_process(), OWN_ALERTS: "true"},
         )
         send_own_alerts(instance, settings, result.run_id)
     return _result(result)
@@ -65,9 +67,9 @@ def _result(result: ExecuteInProcessResult) -> JobResult:
     return JobResult(result.run_id, result.success, report, error)
 
 
-def _log_running_runs(instance: DagsterInstance) -> None:
+def _log_running_runs(instance: DagsterInstance, own: OwnRuns) -> None:
     """Log the runs under way: with pools, this run may have to wait for them."""
-    for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])):
+    for run in own.runs(instance, 20, statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]):
         _progress.info(
             "run %s of %s is under way; this one waits where both write the same table", run.run_id[:8], run.job_name
         )

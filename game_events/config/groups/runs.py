@@ -51,7 +51,15 @@ class RunSettings(BaseSettings):
 
     continuous_run_h: float = Field(24.0, gt=0, description="hours after which a continuous run ends and a new one takes over")
     run_history_h: float = Field(
-        168.0, gt=0, description="hours that ended runs stay in Dagster's storage; their results stay in `event_log`"
+        168.0,
+        ge=0,
+        description="hours that ended runs of this lakehouse stay in Dagster's storage (their results stay in `event_log`); "
+        "`0`: for ever",
+    )
+    automation: bool = Field(
+        True,
+        description="whether sensors and schedules run from the beginning; `off` for a code location that must not start "
+        "anything by itself, such as a branch deployment: each can be switched on in the UI",
     )
 
     # --- retries and alerts (docs/alerts.md)

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
+from pydantic import Field
 
-from game_events.config.settings import Settings
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.places import check_place
-from game_events.orchestration.keys import EXPORTS, OWNERS, REPORT, Keys
-from game_events.orchestration.resources import LakehouseResource
+from game_events.orchestration.keys import EXPORTS, OWNERS, REPORT
 from game_events.orchestration.runs.tags import REASON
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
@@ -24,11 +24,16 @@ JOB, OP = "rest_export", "export_new_rows"
 class ExportConfig(dg.Config):
     """Options of one run of the export."""
 
-    resend: list[str] = []  # noqa: RUF012 - pydantic copies it
-    go_on: list[str] = []  # noqa: RUF012 - pydantic copies it
-    files: str | None = None
-    replay: bool = False
-    replay_statuses: list[int] = []  # noqa: RUF012 - pydantic copies it
+    resend: list[str] = Field(default=[], description="Games whose table was replaced: send all of its rows again.")
+    go_on: list[str] = Field(
+        default=[], description="Games whose table was replaced: go on with the rows that come from now on."
+    )
+    files: str | None = Field(
+        default=None,
+        description="Rows of this folder of Parquet files, or Delta table, below one of `JOB_PLACES`, instead of the source.",
+    )
+    replay: bool = Field(default=False, description="Send chunks that have failed for good once more.")
+    replay_statuses: list[int] = Field(default=[], description="Of these, only those with such an answer; empty: all.")
 
 
 @dataclass(frozen=True)
@@ -40,34 +45,37 @@ class RestParts:
     sensors: list[dg.AutomationConditionSensorDefinition] = field(default_factory=list)
 
 
-def build_rest(settings: Settings, keys: Keys) -> RestParts:
+def build_rest(graph: Graph) -> RestParts:
     """Asset, job and sensor, if the setting names a receiver."""
+    settings, keys = graph.settings, graph.keys
     if settings.rest_url is None:
         return RestParts()
     job = dg.define_asset_job(
-        JOB,
+        keys.named(JOB),
         dg.AssetSelection.assets(keys.rest),
         description="Sends what is new to the HTTP receiver. The same as `game-events rest run`.",
         executor_def=dg.in_process_executor,
+        tags=graph.tags,
     )
     # In a run of its own, so that a slow receiver holds up no table.
     sensor = dg.AutomationConditionSensorDefinition(
-        "rest_automation",
+        keys.named("rest_automation"),
         target=dg.AssetSelection.assets(keys.rest),
-        default_status=dg.DefaultSensorStatus.RUNNING,
+        default_status=graph.sensor_status,
         minimum_interval_seconds=15,
-        run_tags={REASON: "there are new rows to export"},
+        run_tags={**graph.tags, REASON: "there are new rows to export"},
         description="Exports rows over HTTP when the layer before has new ones, whoever brought them.",
     )
-    return RestParts([_asset(settings, keys)], [job], [sensor])
+    return RestParts([_asset(graph)], [job], [sensor])
 
 
-def _asset(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
+def _asset(graph: Graph) -> dg.AssetsDefinition:
     """The asset, behind the layer that the setting names."""
+    settings, keys = graph.settings, graph.keys
     upstream = keys.gold if settings.rest_source == "gold" else keys.silver
 
     @dg.multi_asset(
-        name=OP,
+        name=keys.named(OP),
         specs=[
             dg.AssetSpec(
                 keys.rest,
@@ -80,12 +88,11 @@ def _asset(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
                 owners=OWNERS,
             )
         ],
-        pool="rest",
+        pool=keys.named("rest"),
+        required_resource_keys={graph.resource},
     )
-    def rest_export(
-        context: dg.AssetExecutionContext, config: ExportConfig, lakehouse: LakehouseResource
-    ) -> Iterator[dg.MaterializeResult[None]]:
-        with lakehouse.recorded(context, JOB) as (pipeline, report):
+    def rest_export(context: dg.AssetExecutionContext, config: ExportConfig) -> Iterator[dg.MaterializeResult[None]]:
+        with graph.lakehouse(context).recorded(context, JOB) as (pipeline, report):
             if config.files is not None:
                 check_place(pipeline.settings, config.files)
             if config.replay:

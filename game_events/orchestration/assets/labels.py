@@ -8,14 +8,12 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, Lakehouse, layer_of
-from game_events.orchestration.keys import Keys
+from game_events.orchestration.graph import Graph
 
 
-def labelled(
-    settings: Settings, assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]
-) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+def labelled(graph: Graph, assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]) -> list[dg.AssetsDefinition | dg.AssetSpec]:
     """The assets as the settings describe them: what these do not say stays as it is."""
-    labels, lakehouse, keys = Labels.of(settings), _lakehouse(settings), Keys.of(settings)
+    labels, lakehouse, keys = Labels.of(graph.settings), _lakehouse(graph.settings), graph.keys
     #: Assets that are one table each.
     one = {keys.bronze: BRONZE, keys.quarantine: QUARANTINE, keys.unified: UNIFIED}
 

@@ -13,9 +13,9 @@ from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.events.materializations import AssetEvent, fail_for, report_events
 from game_events.orchestration.events.metadata import table_metadata
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.config import RefreshConfig
-from game_events.orchestration.keys import BY_PATTERN, DEFAULT, OWNERS, Keys, schema_key, source_key
-from game_events.orchestration.resources import LakehouseResource
+from game_events.orchestration.keys import BY_PATTERN, OWNERS, schema_key, source_key
 from game_events.orchestration.runs.tags import ALL_LAYERS, CARRIES
 from game_events.orchestration.sensors.automation import carry_condition
 from game_events.pipeline.bronze.load import load_bronze
@@ -33,18 +33,16 @@ from game_events.sources.kafka.source import subject_of
 SPARK_TABLE = {"spark", "deltalake"}
 
 
-def build_tables(
-    settings: Settings, own: Iterable[GoldAggregate] = (), keys: Keys = DEFAULT
-) -> list[dg.AssetsDefinition | dg.AssetSpec]:
+def build_tables(graph: Graph, own: Iterable[GoldAggregate] = ()) -> list[dg.AssetsDefinition | dg.AssetSpec]:
     """All assets for the source of the settings, external ones included, and those of the user's own aggregates."""
-    external = source_assets(settings)
+    external = source_assets(graph.settings)
     return [
         *external,
-        _bronze([asset.key for asset in external], keys),
-        _silver(settings, keys),
-        _gold(settings, keys),
-        _unified(settings, keys),
-        *build_own_gold(own, keys),
+        _bronze([asset.key for asset in external], graph),
+        _silver(graph),
+        _gold(graph),
+        _unified(graph),
+        *build_own_gold(own, graph),
     ]
 
 
@@ -53,7 +51,9 @@ def _table_spec(key: dg.AssetKey, layer: str, description: str, **more: Any) -> 
     return dg.AssetSpec(key, description=description, **options)
 
 
-def _bronze(sources: Sequence[dg.AssetKey], keys: Keys) -> dg.AssetsDefinition:
+def _bronze(sources: Sequence[dg.AssetKey], graph: Graph) -> dg.AssetsDefinition:
+    keys = graph.keys
+
     @dg.multi_asset(
         name=keys.bronze.path[-1],
         specs=[
@@ -73,10 +73,11 @@ def _bronze(sources: Sequence[dg.AssetKey], keys: Keys) -> dg.AssetsDefinition:
                 skippable=True,
             ),
         ],
-        pool="bronze",
+        pool=keys.named("bronze"),
+        required_resource_keys={graph.resource},
     )
-    def bronze_events(context: dg.AssetExecutionContext, lakehouse: LakehouseResource) -> Iterator[dg.MaterializeResult[None]]:
-        with lakehouse.recorded(context, keys.bronze.path[-1]) as (pipeline, report):
+    def bronze_events(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+        with graph.lakehouse(context).recorded(context, keys.bronze.path[-1]) as (pipeline, report):
             load_bronze(pipeline, report)
             names = new_games(pipeline)
         if names:
@@ -90,8 +91,8 @@ def _bronze(sources: Sequence[dg.AssetKey], keys: Keys) -> dg.AssetsDefinition:
     return bronze_events
 
 
-def _silver(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
-    words = settings.names
+def _silver(graph: Graph) -> dg.AssetsDefinition:
+    words, keys = graph.settings.names, graph.keys
     spec = _table_spec(
         keys.silver,
         "silver",
@@ -100,21 +101,24 @@ def _silver(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
         deps=[keys.bronze],
     )
     return game_asset(
-        spec, "silver", "silver", keys, lambda p, report, games, full: refresh_silver(p, report, games, full=full)
+        spec, "silver", "silver", graph, lambda p, report, games, full: refresh_silver(p, report, games, full=full)
     )
 
 
-def _gold(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
+def _gold(graph: Graph) -> dg.AssetsDefinition:
+    settings, keys = graph.settings, graph.keys
     spec = _table_spec(
         keys.gold,
         "gold",
         f"One table for each {settings.names.entity}. {player_agg(settings).description}. Equal to a full recompute, always.",
         deps=[keys.silver],
     )
-    return game_asset(spec, "gold", "gold", keys, lambda p, report, games, full: refresh_gold(p, report, games, full=full))
+    return game_asset(spec, "gold", "gold", graph, lambda p, report, games, full: refresh_gold(p, report, games, full=full))
 
 
-def _unified(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
+def _unified(graph: Graph) -> dg.AssetsDefinition:
+    settings, keys = graph.settings, graph.keys
+
     @dg.multi_asset(
         name=keys.unified.path[-1],
         specs=[
@@ -127,13 +131,12 @@ def _unified(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
                 automation_condition=carry_condition(keys),
             )
         ],
-        pool="gold",
+        pool=keys.named("gold"),
+        required_resource_keys={graph.resource},
     )
-    def gold_unified_player_agg(
-        context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
-    ) -> Iterator[AssetEvent]:
+    def gold_unified_player_agg(context: dg.AssetExecutionContext, config: RefreshConfig) -> Iterator[AssetEvent]:
         """Bring the unified table up to the games' gold tables."""
-        with lakehouse.recorded(context, keys.unified.path[-1]) as (pipeline, report):
+        with graph.lakehouse(context).recorded(context, keys.unified.path[-1]) as (pipeline, report):
             if context.run.tags.get(CARRIES) == ALL_LAYERS:
                 refresh_downstream(pipeline, report)
                 check_after_run(pipeline, report)
@@ -152,12 +155,13 @@ def _unified(settings: Settings, keys: Keys) -> dg.AssetsDefinition:
     return gold_unified_player_agg
 
 
-def build_own_gold(aggregates: Iterable[GoldAggregate], keys: Keys = DEFAULT) -> list[dg.AssetsDefinition]:
+def build_own_gold(aggregates: Iterable[GoldAggregate], graph: Graph) -> list[dg.AssetsDefinition]:
     """One asset for each."""
-    return [_asset(aggregate, keys) for aggregate in aggregates]
+    return [_asset(aggregate, graph) for aggregate in aggregates]
 
 
-def _asset(aggregate: GoldAggregate, keys: Keys) -> dg.AssetsDefinition:
+def _asset(aggregate: GoldAggregate, graph: Graph) -> dg.AssetsDefinition:
+    keys = graph.keys
     only = f" Games: {', '.join(sorted(aggregate.games))}." if aggregate.games else ""
     often = f" At most once in {aggregate.interval_s:g} s." if aggregate.interval_s else ""
 
@@ -172,7 +176,7 @@ def _asset(aggregate: GoldAggregate, keys: Keys) -> dg.AssetsDefinition:
     def refresh(pipeline: Pipeline, report: RunReport, games: frozenset[str], full: bool) -> None:
         refresh_gold(pipeline, report, games, full=full, aggregate=aggregate)
 
-    return game_asset(spec, "gold", aggregate.layer, keys, refresh)
+    return game_asset(spec, "gold", aggregate.layer, graph, refresh)
 
 
 def source_assets(settings: Settings) -> list[dg.AssetSpec]:

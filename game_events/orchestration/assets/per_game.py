@@ -7,9 +7,8 @@ import dagster as dg
 
 from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.events.materializations import AssetEvent, partition_events
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.config import RefreshConfig
-from game_events.orchestration.keys import Keys
-from game_events.orchestration.resources import LakehouseResource
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 
@@ -17,9 +16,9 @@ from game_events.pipeline.reporting.report import RunReport
 Refresh = Callable[[Pipeline, RunReport, frozenset[str], bool], None]
 
 
-def game_asset(spec: dg.AssetSpec, pool: str, layer: str, keys: Keys, refresh: Refresh) -> dg.AssetsDefinition:
+def game_asset(spec: dg.AssetSpec, pool: str, layer: str, graph: Graph, refresh: Refresh) -> dg.AssetsDefinition:
     """An asset with games as its partitions; `layer`: its tables' entries in the report, `refresh`: materializes some games."""
-    name = spec.key.path[-1]
+    name, keys = spec.key.path[-1], graph.keys
 
     with warnings.catch_warnings():
         # Backfill policies are beta in Dagster 1.13.
@@ -30,12 +29,11 @@ def game_asset(spec: dg.AssetSpec, pool: str, layer: str, keys: Keys, refresh: R
             specs=[spec],
             partitions_def=keys.partitions,
             backfill_policy=dg.BackfillPolicy.single_run(),
-            pool=pool,
+            pool=keys.named(pool),
+            required_resource_keys={graph.resource},
         )
-        def tables_of_games(
-            context: dg.AssetExecutionContext, config: RefreshConfig, lakehouse: LakehouseResource
-        ) -> Iterator[AssetEvent]:
-            with lakehouse.recorded(context, name) as (pipeline, report):
+        def tables_of_games(context: dg.AssetExecutionContext, config: RefreshConfig) -> Iterator[AssetEvent]:
+            with graph.lakehouse(context).recorded(context, name) as (pipeline, report):
                 refresh(pipeline, report, frozenset(context.partition_keys), config.full_refresh)
             yield from rule_evaluations(report, keys)
             yield from partition_events(context, report, spec.key, layer, keys)

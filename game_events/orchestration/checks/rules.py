@@ -6,8 +6,8 @@ import dagster as dg
 
 from game_events.config.settings import Settings
 from game_events.orchestration.checks.tables import check_result
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import DEFAULT, Keys
-from game_events.orchestration.resources import LakehouseResource
 from game_events.pipeline.checks.rule_audit import audit_rules
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.reporting.result import RunResult
@@ -28,8 +28,9 @@ def declared_rules(settings: Settings) -> tuple[Rule, ...]:
     return Pipeline(settings, no_spark).rules
 
 
-def build_rule_checks(rules: Iterable[Rule], keys: Keys = DEFAULT) -> list[dg.AssetChecksDefinition]:
+def build_rule_checks(rules: Iterable[Rule], graph: Graph) -> list[dg.AssetChecksDefinition]:
     """The checks of these rules, to be run by themselves: any of them, in one Spark job for each layer."""
+    keys = graph.keys
     by_name = {(keys.by_layer[rule.layer], check_name(rule.name)): rule for rule in rules}
     if not by_name:
         return []
@@ -44,10 +45,10 @@ def build_rule_checks(rules: Iterable[Rule], keys: Keys = DEFAULT) -> list[dg.As
         for (asset, name), rule in by_name.items()
     ]
 
-    @dg.multi_asset_check(name="rules", specs=specs, can_subset=True)
-    def rules_hold(context: dg.AssetCheckExecutionContext, lakehouse: LakehouseResource) -> Iterable[dg.AssetCheckResult]:
+    @dg.multi_asset_check(name=keys.named("rules"), specs=specs, can_subset=True, required_resource_keys={graph.resource})
+    def rules_hold(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:
         chosen = [by_name[(key.asset_key, key.name)] for key in context.selected_asset_check_keys]
-        report = RunResult(rules=audit_rules(lakehouse.pipeline(context.run.run_id), chosen))
+        report = RunResult(rules=audit_rules(graph.lakehouse(context).pipeline(context.run.run_id), chosen))
         yield from map(check_result, rule_evaluations(report, keys))
 
     return [rules_hold]

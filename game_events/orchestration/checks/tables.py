@@ -7,44 +7,48 @@ from collections.abc import Sequence
 
 import dagster as dg
 
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import DEFAULT, FAILED_GAMES, Keys
-from game_events.orchestration.resources import LakehouseResource
 from game_events.pipeline.checks.registry import CHECKS, TableCheck
 from game_events.pipeline.reporting.steps import CheckResult
 
 
-def build_checks(keys: Keys = DEFAULT) -> list[dg.AssetChecksDefinition]:
+def build_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:
     """One asset check for each of `pipeline.whole_checks.CHECKS`."""
-    return [_asset_check(check, keys) for check in CHECKS]
+    return [_asset_check(check, graph) for check in CHECKS]
 
 
-def build_check_schedule(checks: Sequence[dg.AssetChecksDefinition]) -> dg.ScheduleDefinition:
+def build_check_schedule(graph: Graph, checks: Sequence[dg.AssetChecksDefinition]) -> dg.ScheduleDefinition:
     """The job `checks`, which makes every check in full, by its schedule: once a day, at night."""
     job = dg.define_asset_job(
-        "checks",
+        graph.keys.named("checks"),
         selection=dg.AssetSelection.checks(*checks),
         description="Every check on the whole, in full: it reads all of bronze's coordinates, and gold of a sample of games.",
         executor_def=dg.in_process_executor,
+        tags=graph.tags,
     )
     return dg.ScheduleDefinition(
-        name="daily_checks",
+        name=graph.keys.named("daily_checks"),
         job=job,
         cron_schedule="17 3 * * *",
         execution_timezone="UTC",
         description="Makes every check on the whole once a day; what only shows from afar (volume, doubled rows) shows here.",
-        default_status=dg.DefaultScheduleStatus.RUNNING,
+        default_status=graph.schedule_status,
     )
 
 
-def _asset_check(check: TableCheck, keys: Keys) -> dg.AssetChecksDefinition:
+def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
+    keys = graph.keys
+
     @dg.asset_check(
         asset=keys.by_layer[check.layer],
         name=check.name,
         description=check.description,
         blocking=check.blocking,
+        required_resource_keys={graph.resource},
     )
-    def evaluate(context: dg.AssetCheckExecutionContext, lakehouse: LakehouseResource) -> dg.AssetCheckResult:
-        with lakehouse.recorded(context, f"check {check.name}", lineage=False) as (pipeline, report):
+    def evaluate(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        with graph.lakehouse(context).recorded(context, f"check {check.name}", lineage=False) as (pipeline, report):
             found = check.run(pipeline)
             report.add_checks(found)
         return check_result(check_evaluation(found, keys))

@@ -1,6 +1,4 @@
-"""What jobs share: options of runs, as on the command line, and of materializations by hand; jobs of one op."""
-
-from collections.abc import Mapping
+"""What jobs share: options of runs, as on the command line, and of materializations by hand."""
 
 import dagster as dg
 from pydantic import Field
@@ -12,7 +10,7 @@ from game_events.pipeline.runs.selection import Selection, selection_of
 class RefreshConfig(dg.Config):
     """Options of a materialization by hand."""
 
-    full_refresh: bool = False
+    full_refresh: bool = Field(default=False, description="Replace the tables by everything that the layer before has of them.")
 
 
 class RunConfig(dg.Config):
@@ -33,9 +31,3 @@ class RunConfig(dg.Config):
     def selection(self, pipeline: Pipeline) -> Selection:
         """Checked against what there is; raises before anything is touched."""
         return selection_of(pipeline, self.select, self.games, self.full_refresh)
-
-
-def job_of(op: dg.OpDefinition, name: str, description: str, tags: Mapping[str, str] | None = None) -> dg.JobDefinition:
-    """A job of one op, in one process: the default executor would start a JVM for each step."""
-    graph = dg.GraphDefinition(name=name, node_defs=[op])
-    return graph.to_job(description=description, executor_def=dg.in_process_executor, tags=tags)

@@ -13,20 +13,22 @@ from dataclasses import replace
 from typing import Any
 
 import dagster as dg
-from dagster import DagsterExecutionInterruptedError, DagsterRunStatus, RunsFilter
+from dagster import DagsterExecutionInterruptedError, DagsterRunStatus
 from py4j.protocol import Py4JError
+from pydantic import Field
 from pyspark.errors import PySparkException
 
+from game_events.config.settings import Settings
 from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.events.materializations import report_events
 from game_events.orchestration.events.metadata import latency_metadata, latency_table
-from game_events.orchestration.jobs.config import job_of
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.event_throttle import EventThrottle
 from game_events.orchestration.keys import DEFAULT, JOB, REPORT, Keys, OpEvent
-from game_events.orchestration.resources import LakehouseResource
+from game_events.orchestration.runs.own_runs import OwnRuns, repository_of
 from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process, worker_is_gone
-from game_events.orchestration.runs.tags import ENDED_BY_ITSELF, HANDED_OVER, ROW_CHANGING_TAG
+from game_events.orchestration.runs.tags import CARRIES_ALL, ENDED_BY_ITSELF, HANDED_OVER, ROW_CHANGING_TAG
 from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.continuous.loop import PAUSED, WAITING, Loop, LoopReport, first_line
 from game_events.pipeline.observability.event_log import RunLog
@@ -56,22 +58,23 @@ def stop_loops_of_this_process() -> None:
         switch.set()
 
 
-def run_under_way(instance: dg.DagsterInstance) -> dg.DagsterRun | None:
-    """The continuous run that is under way and has a living process, or None."""
-    runs = instance.get_runs(RunsFilter(job_name=JOB, statuses=UNDER_WAY), limit=10)
+def run_under_way(instance: dg.DagsterInstance, settings: Settings) -> dg.DagsterRun | None:
+    """The lakehouse's continuous run that is under way and has a living process, or None."""
+    runs = OwnRuns.of(settings).runs(instance, 10, job_name=Keys.of(settings).named(JOB), statuses=UNDER_WAY)
     return next((run for run in runs if not worker_is_gone(instance, run)), None)
 
 
 class ContinuousConfig(dg.Config):
     """Options of a continuous run."""
 
-    duration_s: float | None = None
+    duration_s: float | None = Field(default=None, gt=0, description="End by itself after so many seconds; empty: never.")
 
 
-def row_changing_run(instance: dg.DagsterInstance) -> str | None:
-    """A queued or running run that changes rows, as a text; one that was killed does not count."""
-    for run in instance.get_runs(RunsFilter(statuses=UNDER_WAY), limit=100):
-        changes_rows = run.job_name in ROW_CHANGING_JOBS or run.tags.get(ROW_CHANGING_TAG) == "true"
+def row_changing_run(instance: dg.DagsterInstance, own: OwnRuns, keys: Keys = DEFAULT) -> str | None:
+    """A queued or running own run that changes rows, as a text; one that was killed does not count."""
+    jobs = set(map(keys.named, ROW_CHANGING_JOBS))
+    for run in own.runs(instance, 100, statuses=UNDER_WAY):
+        changes_rows = run.job_name in jobs or run.tags.get(ROW_CHANGING_TAG) == "true"
         if changes_rows and not worker_is_gone(instance, run):
             return f"run {run.run_id} of {run.job_name} goes first"
     return None
@@ -109,21 +112,33 @@ class LoopThread(threading.Thread):
         return self.done.is_set()
 
 
-@dg.op(
-    name=OP,
-    description="Reads the topic, brings silver up to it, and gold at its own interval, until it is terminated.",
-    out=dg.Out(dg.Nothing),
-    pool="continuous",
-)
-def run_continuously(
-    context: dg.OpExecutionContext, config: ContinuousConfig, lakehouse: LakehouseResource
-) -> Iterator[OpEvent]:
+def build_continuous(graph: Graph) -> dg.JobDefinition:
+    """The job `continuous`.
+
+    The sensor starts it again, with pauses that grow; Dagster's own retries would start a second one. And it brings every
+    layer up to date by itself: automation has nothing to add to what it logs.
+    """
+
+    @graph.op(OP, "Reads the topic, brings silver up to it, and gold at its own interval, until it is terminated.", JOB)
+    def run_continuously(context: dg.OpExecutionContext, config: ContinuousConfig) -> Iterator[OpEvent]:
+        yield from _run(context, config, graph)
+
+    return graph.job(
+        run_continuously,
+        JOB,
+        "Continuous mode: one long run that keeps every table up to the topic. Terminate it to switch continuous mode "
+        "off; if it dies, the sensor `continuous_mode` starts it again.",
+        {"dagster/max_retries": "0", **CARRIES_ALL},
+    )
+
+
+def _run(context: dg.OpExecutionContext, config: ContinuousConfig, graph: Graph) -> Iterator[OpEvent]:
     """The loop in a thread, its events as they become due; each table's rows are in one event."""
     instance = context.instance
     instance.add_run_tags(context.run_id, {PROCESS_TAG: this_process(), ENDED_BY_ITSELF: "false", HANDED_OVER: "false"})
     throttle = EventThrottle()
-    pipeline = replace(lakehouse.pipeline(context.run_id), quiet=True)
-    keys = Keys.of(pipeline.settings)
+    pipeline = replace(graph.lakehouse(context).pipeline(context.run_id), quiet=True)
+    keys, own = graph.keys, OwnRuns.of(pipeline.settings, repository_of(context.run))
     run_log = RunLog(pipeline, JOB, context.retry_number)
 
     def add(report: RunReport) -> None:
@@ -132,7 +147,7 @@ def run_continuously(
 
     loop = Loop(
         pipeline,
-        wait_for=lambda: row_changing_run(instance),
+        wait_for=lambda: row_changing_run(instance, own, keys),
         on_cycle=add,
         duration_s=config.duration_s,
         # Dagster keeps a run's events as long as the run is there, so a run that never ends would fill its storage.
@@ -233,14 +248,3 @@ def _result(loop: Loop, worker: LoopThread, keys: Keys) -> Iterator[OpEvent]:
         failed = "; ".join(f"{t.table}: {t.error}" for t in report.total.errors[:10])
         raise dg.Failure(f"{len(report.total.errors)} tables failed: {failed}", metadata=whole)
     yield dg.Output(None, metadata=whole)
-
-
-# The sensor starts it again, with pauses that grow; Dagster's own retries would start a second one. And it brings every
-# layer up to date by itself: automation has nothing to add to what it logs.
-continuous = job_of(
-    run_continuously,
-    JOB,
-    "Continuous mode: one long run that keeps every table up to the topic. Terminate it to switch continuous mode "
-    "off; if it dies, the sensor `continuous_mode` starts it again.",
-    tags={"dagster/max_retries": "0", "game_events/carries": "all"},
-)

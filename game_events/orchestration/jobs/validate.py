@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Iterator
 
 import dagster as dg
 
-from game_events.orchestration.jobs.config import RunConfig, job_of
-from game_events.orchestration.resources import LakehouseResource
+from game_events.orchestration.graph import Graph
+from game_events.orchestration.jobs.config import RunConfig
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.preflight import PreflightResult, run_plan_checks
 from game_events.pipeline.runs.selection import selection_of
@@ -24,18 +24,12 @@ def dry_run(pipeline: Pipeline, load: Callable[[], dg.Definitions], **asked: Col
     return validation(pipeline, {"graph": graph} | run_plan_checks(pipeline, lambda: selection_of(pipeline, **asked)))
 
 
-def build_validate(load: Callable[[], dg.Definitions]) -> dg.JobDefinition:
+def build_validate(graph: Graph, load: Callable[[], dg.Definitions]) -> dg.JobDefinition:
     """The job `validate`; its run calls `load` for the definitions, as the job is one of their parts."""
 
-    @dg.op(
-        name="check_everything",
-        description="Settings, connections, tables, graph, and what a run would do. Changes nothing.",
-        out=dg.Out(dg.Nothing),
-    )
-    def check_everything(
-        context: dg.OpExecutionContext, config: RunConfig, lakehouse: LakehouseResource
-    ) -> Iterator[dg.Output[None]]:
-        pipeline = lakehouse.pipeline(context.run_id)
+    @graph.op("check_everything", "Settings, connections, tables, graph, and what a run would do. Changes nothing.", None)
+    def check_everything(context: dg.OpExecutionContext, config: RunConfig) -> Iterator[dg.Output[None]]:
+        pipeline = graph.lakehouse(context).pipeline(context.run_id)
         found = dry_run(pipeline, load, select=config.select, games=config.games, full_refresh=config.full_refresh)
         whole = {"checks": dg.MetadataValue.json([c.to_dict() for c in found])}
         failed = [c for c in found if not c.ok]
@@ -46,4 +40,4 @@ def build_validate(load: Callable[[], dg.Definitions]) -> dg.JobDefinition:
         yield dg.Output(None, metadata=whole | {c.check.replace(" ", "_"): c.detail for c in found})
 
     description = "Dry run: checks all that a run needs and reports what it would do. The same as `game-events run --dry-run`."
-    return job_of(check_everything, "validate", description)
+    return graph.job(check_everything, "validate", description)

@@ -7,10 +7,10 @@ killed, or one that was killed with `game-events up`, would stay "started" and k
 
 import logging
 
-import dagster as dg
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
-from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process, worker_is_gone
+from game_events.orchestration.runs.own_runs import OwnRuns
+from game_events.orchestration.runs.process_tag import PROCESS_TAG, worker_is_gone
 from game_events.orchestration.runs.tags import OWN_ALERTS
 
 log = logging.getLogger(__name__)
@@ -27,13 +27,13 @@ UNFINISHED = [*WORKING, DagsterRunStatus.QUEUED]
 LIMIT = 200
 
 
-def end_dead_runs(instance: DagsterInstance) -> list[DagsterRun]:
-    """Mark runs of this machine without a living process as failed (those being canceled: as canceled).
+def end_dead_runs(instance: DagsterInstance, own: OwnRuns) -> list[DagsterRun]:
+    """Mark own runs of this machine without a living process as failed (those being canceled: as canceled).
 
     Returns:
         the runs, as they were before.
     """
-    working = instance.get_runs(RunsFilter(statuses=WORKING), limit=LIMIT)
+    working = own.runs(instance, LIMIT, statuses=WORKING)
     dead = [run for run in working if worker_is_gone(instance, run)]
     for run in dead:
         now = instance.get_run_by_id(run.run_id)
@@ -58,13 +58,7 @@ def free_slots(instance: DagsterInstance, run_id: str) -> None:
         storage.free_concurrency_slots_for_run(run_id)
 
 
-def unfinished_runs(instance: DagsterInstance) -> list[DagsterRun]:
-    """Runs that wait or work, newest first; ends dead ones first."""
-    end_dead_runs(instance)
-    return list(instance.get_runs(RunsFilter(statuses=UNFINISHED), limit=LIMIT))
-
-
-def mark_process(context: dg.InitResourceContext) -> None:
-    """Tag the run with its process."""
-    if context.instance is not None and context.run is not None:
-        context.instance.add_run_tags(context.run.run_id, {PROCESS_TAG: this_process()})
+def unfinished_runs(instance: DagsterInstance, own: OwnRuns) -> list[DagsterRun]:
+    """Own runs that wait or work, newest first; ends dead ones first."""
+    end_dead_runs(instance, own)
+    return own.runs(instance, LIMIT, statuses=UNFINISHED)

@@ -1,4 +1,4 @@
-"""Retention of runs: those that ended long ago are deleted from Dagster's storage.
+"""Retention of runs: those of the own lakehouse that ended long ago are deleted from Dagster's storage.
 
 What they did stays in the table `event_log`. A run stays as long as it has the newest event of an asset or of one of its
 partitions: without it Dagster would take them for never materialized, and automation would make them again.
@@ -6,13 +6,14 @@ partitions: without it Dagster would take them for never materialized, and autom
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from dagster import AssetRecordsFilter, DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+from dagster import AssetCheckKey, AssetRecordsFilter, DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus
 
 from game_events.orchestration.dagster_private import SqliteEventLogStorage
+from game_events.orchestration.runs.own_runs import OwnRuns
 
 log = logging.getLogger(__name__)
 #: Runs deleted at a time: a sensor's tick has to stay short.
@@ -23,38 +24,41 @@ PAGE = 250
 IDS_AT_ONCE = 500
 #: Seconds between two searches, which read the newest event of every asset and partition, where all old runs are needed.
 SEARCH_EVERY_S = 3_600.0
-#: Key of the time of the last search in Dagster's storage; the command line and the sensor share it.
-SEARCHED_AT = "game_events/old_runs_looked_at"
+#: Key of the time of a lakehouse's last search in Dagster's storage; the command line and the sensor share it.
+SEARCHED_AT = "game_events/old_runs_looked_at:{}"
 ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 
 
-def drop_old_runs(instance: DagsterInstance, keep_h: float) -> int:
-    """Delete runs that ended more than `keep_h` hours ago, their events and their output, the oldest first.
+def drop_old_runs(instance: DagsterInstance, own: OwnRuns, keep_h: float, checks: Collection[AssetCheckKey] = ()) -> int:
+    """Delete own runs that ended more than `keep_h` hours ago (0: none), their events and their output, the oldest first.
 
-    Guarantee: the newest materialization of each asset and partition stays, and the newest run of each job. Once no old run was
-    found that could be deleted, the next search is an hour later.
+    Guarantee: no run of another lakehouse, code location or team is deleted; the newest materialization, observation and check
+    evaluation (of `checks`) of each asset and partition stays, and the newest run of each job. Once no old run was found that
+    could be deleted, the next search is an hour later.
 
     Returns:
         how many were deleted, `AT_ONCE` at most.
     """
+    if not keep_h:
+        return 0
     before = datetime.now(UTC) - timedelta(hours=keep_h)
     needed: set[str] = set()
     dropped: list[str] = []
     # Of thousands of games each may need an old run of its own: these must not hide the runs behind them.
-    for page in _old_runs(instance, before):
+    for page in _old_runs(instance, own, before):
         if not needed:
-            if _searched_just_now(instance):
+            if _searched_just_now(instance, own):
                 return 0
-            needed = _with_newest_events(instance)
+            needed = _with_newest_events(instance, checks)
         # Whether continuous mode is on, for one, is read from its newest run.
         jobs = {run.job_name for run in page}
-        needed |= {run.run_id for job in jobs for run in instance.get_runs(RunsFilter(job_name=job), limit=1)}
+        needed |= {run.run_id for job in jobs for run in instance.get_runs(own.tagged(job_name=job), limit=1)}
         dropped += [run.run_id for run in page if run.run_id not in needed]
         if len(dropped) >= AT_ONCE:
             break
     else:
         if needed:
-            instance.daemon_cursor_storage.set_cursor_values({SEARCHED_AT: str(time.time())})
+            instance.daemon_cursor_storage.set_cursor_values({SEARCHED_AT.format(own.lakehouse): str(time.time())})
     del dropped[AT_ONCE:]
     for run_id in dropped:
         instance.compute_log_manager.delete_logs(prefix=[run_id])
@@ -65,29 +69,29 @@ def drop_old_runs(instance: DagsterInstance, keep_h: float) -> int:
     return len(dropped)
 
 
-def _searched_just_now(instance: DagsterInstance) -> bool:
+def _searched_just_now(instance: DagsterInstance, own: OwnRuns) -> bool:
     """Whether all old runs were searched within the hour, and the unneeded ones deleted."""
-    at = instance.daemon_cursor_storage.get_cursor_values({SEARCHED_AT}).get(SEARCHED_AT)
+    key = SEARCHED_AT.format(own.lakehouse)
+    at = instance.daemon_cursor_storage.get_cursor_values({key}).get(key)
     return at is not None and 0 <= time.time() - float(at) < SEARCH_EVERY_S
 
 
-def _old_runs(instance: DagsterInstance, before: datetime) -> Iterator[Sequence[DagsterRun]]:
+def _old_runs(instance: DagsterInstance, own: OwnRuns, before: datetime) -> Iterator[Sequence[DagsterRun]]:
     """Runs that ended before then, the oldest first, a page at a time."""
-    wanted = RunsFilter(statuses=ENDED, updated_before=before)
+    wanted = own.tagged(statuses=ENDED, updated_before=before)
     page = instance.get_runs(wanted, limit=PAGE, ascending=True)
     while page:
         yield page
         page = instance.get_runs(wanted, cursor=page[-1].run_id, limit=PAGE, ascending=True)
 
 
-def _with_newest_events(instance: DagsterInstance) -> set[str]:
-    """Runs with the newest materialization of an asset or a partition."""
-    found: set[str] = set()
+def _with_newest_events(instance: DagsterInstance, checks: Collection[AssetCheckKey]) -> set[str]:
+    """Runs with the newest materialization of an asset or a partition, observation of an asset, or evaluation of a check."""
     storage = instance.event_log_storage
+    found = {record.run_id for record in storage.get_latest_asset_check_execution_by_key(list(checks)).values()}
     for record in instance.get_asset_records():
-        newest = record.asset_entry.last_materialization_record
-        if newest is not None:
-            found.add(newest.run_id)
+        newest = (record.asset_entry.last_materialization_record, record.asset_entry.last_observation_record)
+        found.update(event.run_id for event in newest if event is not None)
         key = record.asset_entry.asset_key
         ids = list(storage.get_latest_storage_id_by_partition(key, DagsterEventType.ASSET_MATERIALIZATION).values())
         for start in range(0, len(ids), IDS_AT_ONCE):

@@ -1,14 +1,27 @@
 """Sensors: cheap, bounded in time, with a cursor; what cannot be reached is a skip with a reason."""
 
-from game_events.orchestration.sensors import alerts, data_alarms, dead_runs, kafka_lag, new_games, schema_versions
-from game_events.orchestration.sensors.automation import automation
+import dagster as dg
 
-SENSORS = [
-    kafka_lag.kafka_lag,
-    schema_versions.schema_versions,
-    new_games.new_games,
-    automation,
-    dead_runs.dead_runs,
-    alerts.alerts,
-    data_alarms.data_alarms,
-]
+from game_events.orchestration.graph import Graph
+from game_events.orchestration.sensors.alerts import build_alerts
+from game_events.orchestration.sensors.automation import build_automation
+from game_events.orchestration.sensors.continuous_mode import build_continuous_mode
+from game_events.orchestration.sensors.data_alarms import build_data_alarms
+from game_events.orchestration.sensors.dead_runs import build_dead_runs
+from game_events.orchestration.sensors.kafka_lag import build_kafka_lag
+from game_events.orchestration.sensors.new_games import build_new_games
+from game_events.orchestration.sensors.schema_versions import build_schema_versions
+
+
+def build_sensors(graph: Graph) -> list[dg.SensorDefinition]:
+    """All sensors of a pipeline."""
+    return [
+        build_kafka_lag(graph),
+        build_schema_versions(graph),
+        build_new_games(graph),
+        build_automation(graph),
+        build_dead_runs(graph),
+        build_alerts(graph),
+        build_data_alarms(graph),
+        build_continuous_mode(graph),
+    ]

@@ -8,15 +8,18 @@ import time
 from datetime import UTC, datetime
 
 import dagster as dg
-from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+from dagster import DagsterInstance, DagsterRunStatus
 from pydantic import Field
 
-from game_events.config.settings import Settings, load_settings
+from game_events.config.settings import Settings
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import JOB as CONTINUOUS_JOB
+from game_events.orchestration.keys import Keys
 from game_events.orchestration.runs.alerts import alert_of_run
 from game_events.orchestration.runs.check_alerts import CheckMemory, alert_of_check, history, turns
+from game_events.orchestration.runs.own_runs import OwnRuns, repository_of
 from game_events.orchestration.runs.tags import OWN_ALERTS
-from game_events.orchestration.sensors.ticks import Cursor, masked
+from game_events.orchestration.sensors.ticks import Cursor, own_runs, sensor
 from game_events.pipeline.observability.alerts import send
 
 #: Failed runs read in one tick, besides those already sent, and alerts sent in one: each may take 10 s, and Dagster ends
@@ -44,18 +47,21 @@ class AlertCursor(Cursor):
     checks: dict[str, CheckMemory] = Field(default_factory=dict)
 
 
-def send_run_alerts(instance: DagsterInstance, settings: Settings, cursor: AlertCursor, left: int) -> int:
-    """Send an alert for each run that failed since; returns how many more may be sent in this tick."""
+def send_run_alerts(instance: DagsterInstance, settings: Settings, own: OwnRuns, cursor: AlertCursor, left: int) -> int:
+    """Send an alert for each own run that failed since; returns how many more may be sent in this tick.
+
+    Not for one that another code location on the same lakehouse has started: that location's sensor sends it.
+    """
     after = datetime.fromtimestamp(cursor.since - OVERLAP_S, UTC)
     # Those already sent are found again: as many failures within a minute must not hide the ones behind them.
     limit = RUNS + len(cursor.runs)
-    records = instance.get_run_records(
-        RunsFilter(statuses=[DagsterRunStatus.FAILURE], updated_after=after), limit, "update_timestamp", ascending=True
-    )
+    records = own.records(instance, limit, by_update=True, statuses=[DagsterRunStatus.FAILURE], updated_after=after)
     for record in records:
         run, ended = record.dagster_run, record.end_time or record.update_timestamp.timestamp()
         if run.run_id not in cursor.runs and ended >= cursor.born:
-            alert = alert_of_run(instance, settings, run) if run.tags.get(OWN_ALERTS) != "true" else None
+            elsewhere = None not in (own.repository, repository_of(run)) and own.repository != repository_of(run)
+            mine = run.tags.get(OWN_ALERTS) != "true" and not elsewhere
+            alert = alert_of_run(instance, settings, run) if mine else None
             if alert is not None:
                 if not left or not send(settings, alert):
                     return 0
@@ -82,7 +88,7 @@ def send_check_alerts(
         for record in turns(settings, new, memory):
             run = instance.get_run_by_id(record.run_id) if record.run_id else None
             # A continuous run of the command line sends alerts of its checks only at its end, days later (with the same id).
-            if run is None or run.tags.get(OWN_ALERTS) != "true" or run.job_name == CONTINUOUS_JOB:
+            if run is None or run.tags.get(OWN_ALERTS) != "true" or run.job_name == Keys.of(settings).named(CONTINUOUS_JOB):
                 if not left or not send(settings, alert_of_check(settings, record, run.job_name if run else None, memory)):
                     return 0
                 left -= 1
@@ -92,26 +98,37 @@ def send_check_alerts(
     return left
 
 
-@dg.sensor(
-    name="alerts",
-    description="Sends the webhook of the settings an alert when a run fails, and when a check begins to fail or passes again.",
-    minimum_interval_seconds=15,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-)
-@masked
-def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-    """Read what has happened since the last tick; what could not be sent is sent by the next."""
-    settings = load_settings()
-    if settings.alert_webhook_url is None:
-        context.update_cursor("")
-        return dg.SkipReason("GAME_EVENTS_ALERT_WEBHOOK_URL is not set: no alerts are sent")
-    cursor = AlertCursor.read(context.cursor)
-    keys = sorted(context.repository_def.asset_graph.asset_check_keys) if context.repository_def else []
-    left = send_run_alerts(context.instance, settings, cursor, ALERTS)
-    left = send_check_alerts(context.instance, settings, keys, cursor, left) if left else 0
-    context.update_cursor(cursor.model_dump_json())
-    said = f"{ALERTS - left} alerts sent" if left else "the webhook did not take an alert, or there are many: going on"
-    unknown = sorted(settings.alert_severity.keys() - {key.name for key in keys}) if keys else []
-    if unknown:
-        said += f"; GAME_EVENTS_ALERT_SEVERITY names no check: {', '.join(unknown)}"
-    return dg.SkipReason(said)
+def build_alerts(graph: Graph) -> dg.SensorDefinition:
+    """The sensor; what could not be sent is sent by the next tick."""
+
+    @sensor(
+        graph,
+        "alerts",
+        "Sends the webhook of the settings an alert when a run of this lakehouse fails, and when a check begins to fail or passes "
+        "again.",
+        15,
+    )
+    def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        settings = graph.source.read()
+        if settings.alert_webhook_url is None:
+            context.update_cursor("")
+            return dg.SkipReason("GAME_EVENTS_ALERT_WEBHOOK_URL is not set: no alerts are sent")
+        cursor = AlertCursor.read(context.cursor)
+        left = send_run_alerts(context.instance, settings, own_runs(context, settings), cursor, ALERTS)
+        checks = own_checks(graph, context)
+        left = send_check_alerts(context.instance, settings, checks, cursor, left) if left else 0
+        context.update_cursor(cursor.model_dump_json())
+        said = f"{ALERTS - left} alerts sent" if left else "the webhook did not take an alert, or there are many: going on"
+        unknown = sorted(settings.alert_severity.keys() - {key.name for key in checks}) if checks else []
+        if unknown:
+            said += f"; GAME_EVENTS_ALERT_SEVERITY names no check: {', '.join(unknown)}"
+        return dg.SkipReason(said)
+
+    return alerts
+
+
+def own_checks(graph: Graph, context: dg.SensorEvaluationContext) -> list[dg.AssetCheckKey]:
+    """The checks of the pipeline's assets, sorted; not those of other assets in the same code location."""
+    known = context.repository_def.asset_graph.asset_check_keys if context.repository_def else ()
+    layers = set(graph.keys.by_layer.values())
+    return sorted(key for key in known if key.asset_key in layers)

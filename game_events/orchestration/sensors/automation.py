@@ -9,7 +9,8 @@ from typing import Any
 
 import dagster as dg
 
-from game_events.orchestration.keys import DEFAULT, EXPORTS, Keys
+from game_events.orchestration.graph import Graph
+from game_events.orchestration.keys import DEFAULT, Keys
 from game_events.orchestration.runs.tags import CARRIES_ALL, REASON
 
 Condition = dg.AutomationCondition[Any]
@@ -36,12 +37,15 @@ def carry_condition(keys: Keys = DEFAULT) -> Condition:
     return any_of(by_hand).since(carried) & ~any_of(condition.in_progress()) & ~condition.in_progress() & ~any_of(blocked)
 
 
-automation = dg.AutomationConditionSensorDefinition(
-    "automation",
-    # The export is asked for by a sensor of its own; a group may be empty.
-    target=dg.AssetSelection.all() - dg.AssetSelection.groups(EXPORTS),
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    minimum_interval_seconds=15,
-    run_tags={**CARRIES_ALL, REASON: "a layer was materialized by hand"},
-    description="Carries what was materialized by hand down to the unified table, in one run.",
-)
+def build_automation(graph: Graph) -> dg.AutomationConditionSensorDefinition:
+    """The sensor over the condition."""
+    keys = graph.keys
+    return dg.AutomationConditionSensorDefinition(
+        keys.named("automation"),
+        # The export is asked for by a sensor of its own.
+        target=dg.AssetSelection.assets(keys.unified),
+        default_status=graph.sensor_status,
+        minimum_interval_seconds=15,
+        run_tags={**graph.tags, **CARRIES_ALL, REASON: "a layer was materialized by hand"},
+        description="Carries what was materialized by hand down to the unified table, in one run.",
+    )

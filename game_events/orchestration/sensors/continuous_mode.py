@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import dagster as dg
-from dagster import DagsterRunStatus, RunsFilter
+from dagster import DagsterRunStatus
 
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import JOB
 from game_events.orchestration.runs.dead_runs import UNFINISHED, end_dead_runs
-from game_events.orchestration.runs.tags import ENDED_BY_ITSELF, HANDED_OVER
-from game_events.orchestration.sensors.ticks import masked
+from game_events.orchestration.runs.own_runs import OwnRuns
+from game_events.orchestration.runs.tags import ENDED_BY_ITSELF, HANDED_OVER, REASON
+from game_events.orchestration.sensors.ticks import own_runs, sensor
 
 #: Seconds to wait after a failure, doubled with each further one, up to the greatest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10, 600
@@ -49,10 +51,10 @@ class StartDecision:
     run_key: str | None = None
 
 
-def decide(runs: Sequence[PastRun], now_s: float) -> StartDecision:
+def decide(runs: Sequence[PastRun], now_s: float, job: str = JOB) -> StartDecision:
     """Decide from the newest runs, newest first."""
     if not runs:
-        return StartDecision(False, f"continuous mode was never started: start the job `{JOB}` once, or `run --continuous`")
+        return StartDecision(False, f"continuous mode was never started: start the job `{job}` once, or `run --continuous`")
     newest = runs[0]
     if newest.status in UNFINISHED:
         return StartDecision(False, f"on: run {newest.run_id} is {newest.status.value.lower()}")
@@ -63,7 +65,7 @@ def decide(runs: Sequence[PastRun], now_s: float) -> StartDecision:
         return StartDecision(False, f"{why}; the next one in {left:.0f} s") if left > 0 else _after(newest, why)
     if newest.status != DagsterRunStatus.FAILURE:
         how = "was terminated" if newest.status == DagsterRunStatus.CANCELED else "ended by itself"
-        return StartDecision(False, f"off: run {newest.run_id} {how}; start the job `{JOB}` to switch it on")
+        return StartDecision(False, f"off: run {newest.run_id} {how}; start the job `{job}` to switch it on")
     failures = 0
     for run in runs:
         if run.status != DagsterRunStatus.FAILURE:
@@ -83,11 +85,11 @@ def _after(run: PastRun, why: str) -> StartDecision:
     return StartDecision(True, why, f"continuous-after-{run.run_id}")
 
 
-def past_runs(instance: dg.DagsterInstance) -> list[PastRun]:
-    """The newest runs; dead ones are reported as failed first, which frees their pool's slot."""
-    end_dead_runs(instance)
+def past_runs(instance: dg.DagsterInstance, own: OwnRuns, job: str = JOB) -> list[PastRun]:
+    """The newest own runs of the job; dead ones are reported as failed first, which frees their pool's slot."""
+    end_dead_runs(instance, own)
     found = []
-    for record in instance.get_run_records(RunsFilter(job_name=JOB), limit=RUNS_SEEN):
+    for record in own.records(instance, RUNS_SEEN, job_name=job):
         began = record.start_time or record.create_timestamp.timestamp()
         run = record.dagster_run
         # With tables that failed it is a failed run; but its user, or its time, has ended it.
@@ -98,18 +100,22 @@ def past_runs(instance: dg.DagsterInstance) -> list[PastRun]:
     return found
 
 
-@dg.sensor(
-    name="continuous_mode",
-    description="Starts continuous mode again if its run failed or its process vanished; does nothing before it was started "
-    "once, or after it was terminated.",
-    job_name=JOB,
-    minimum_interval_seconds=10,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-)
-@masked
-def continuous_mode(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-    """Decide once from the newest runs."""
-    decision = decide(past_runs(context.instance), datetime.now(UTC).timestamp())
-    if not decision.start:
-        return dg.SkipReason(decision.why)
-    return dg.RunRequest(run_key=decision.run_key, tags={"game_events/reason": decision.why[:200]})
+def build_continuous_mode(graph: Graph) -> dg.SensorDefinition:
+    """The sensor: it decides once a tick, from the newest runs."""
+
+    @sensor(
+        graph,
+        "continuous_mode",
+        "Starts continuous mode again if its run failed or its process vanished; does nothing before it was started once, or "
+        "after it was terminated.",
+        10,
+        job=JOB,
+    )
+    def continuous_mode(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        job, own = graph.keys.named(JOB), own_runs(context, graph.source.read())
+        decision = decide(past_runs(context.instance, own, job), datetime.now(UTC).timestamp(), job)
+        if not decision.start:
+            return dg.SkipReason(decision.why)
+        return dg.RunRequest(run_key=decision.run_key, tags={REASON: decision.why[:200]})
+
+    return continuous_mode

@@ -12,14 +12,14 @@ from dagster import DagsterInstance
 from deltalake import DeltaTable
 from pydantic import Field
 
-from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.orchestration.checks.tables import check_evaluation
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import JOB as CONTINUOUS_JOB
 from game_events.orchestration.keys import Keys
 from game_events.orchestration.runs.alerts import alert_of_loss
 from game_events.orchestration.runs.tags import OWN_ALERTS
-from game_events.orchestration.sensors.ticks import Cursor, masked
+from game_events.orchestration.sensors.ticks import Cursor, sensor
 from game_events.pipeline.checks.freshness import fresh, last_records
 from game_events.pipeline.checks.gaps import LOST, Loss, losses
 from game_events.pipeline.checks.volume import volume
@@ -95,7 +95,7 @@ def _send_alerts(pipeline: Pipeline, watch: Watch, version: int, lost: list[Loss
     severity, sent = severity_of(pipeline.settings, LOST), list(watch.sent)
     left = ALERTS
     for loss in lost:
-        if severity is None or loss.key in sent or _sends_itself(instance, loss.run_id):
+        if severity is None or loss.key in sent or _sends_itself(pipeline, instance, loss.run_id):
             continue
         if not left or not send(pipeline.settings, alert_of_loss(pipeline.settings, loss, severity)):
             return watch.model_copy(update={"sent": sent})
@@ -104,25 +104,32 @@ def _send_alerts(pipeline: Pipeline, watch: Watch, version: int, lost: list[Loss
     return watch.model_copy(update={"version": version, "sent": []})
 
 
-def _sends_itself(instance: DagsterInstance, run_id: str | None) -> bool:
+def _sends_itself(pipeline: Pipeline, instance: DagsterInstance, run_id: str | None) -> bool:
     """Whether a run sends its own alerts: one of the command line, at its end; a continuous one lasts too long."""
     run = instance.get_run_by_id(run_id) if run_id is not None else None
-    return run is not None and run.tags.get(OWN_ALERTS) == "true" and run.job_name != CONTINUOUS_JOB
+    return (
+        run is not None
+        and run.tags.get(OWN_ALERTS) == "true"
+        and run.job_name != Keys.of(pipeline.settings).named(CONTINUOUS_JOB)
+    )
 
 
-@dg.sensor(
-    name="data_alarms",
-    description="Checks, also without any run, for producers and games that fell silent (checks `fresh`, `volume`), and "
-    "sends the webhook an alert of records that were lost before they were read.",
-    minimum_interval_seconds=60,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-)
-@masked
-def data_alarms(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-    """Check once; without a bronze there is nothing to check."""
-    watch = Watch.read(context.cursor)
-    found, watch = check(Pipeline(load_settings(), no_spark), watch, time.time(), context.instance)
-    if found:
-        return dg.SensorResult(asset_events=found, cursor=watch.model_dump_json())
-    context.update_cursor(watch.model_dump_json())
-    return dg.SkipReason("nothing has turned since the last tick" if watch.table else "there is no bronze yet")
+def build_data_alarms(graph: Graph) -> dg.SensorDefinition:
+    """The sensor; without a bronze there is nothing to check."""
+
+    @sensor(
+        graph,
+        "data_alarms",
+        "Checks, also without any run, for producers and games that fell silent (checks `fresh`, `volume`), and sends the webhook "
+        "an alert of records that were lost before they were read.",
+        60,
+    )
+    def data_alarms(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        watch = Watch.read(context.cursor)
+        found, watch = check(Pipeline(graph.source.read(), no_spark), watch, time.time(), context.instance)
+        if found:
+            return dg.SensorResult(asset_events=found, cursor=watch.model_dump_json())
+        context.update_cursor(watch.model_dump_json())
+        return dg.SkipReason("nothing has turned since the last tick" if watch.table else "there is no bronze yet")
+
+    return data_alarms

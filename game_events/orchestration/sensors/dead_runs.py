@@ -2,29 +2,31 @@
 
 import dagster as dg
 
-from game_events.config.settings import load_settings
-from game_events.errors import GameEventsError
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.runs.dead_runs import end_dead_runs
 from game_events.orchestration.runs.retention import drop_old_runs
-from game_events.orchestration.sensors.ticks import masked
+from game_events.orchestration.sensors.ticks import own_runs, sensor
 
 
-@dg.sensor(
-    name="dead_runs",
-    description="Runs of this machine with a killed process are marked as failed, and their pool slots given back; runs "
-    "that ended more than `RUN_HISTORY_H` ago are deleted from Dagster's storage.",
-    minimum_interval_seconds=30,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-)
-@masked
-def dead_runs(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-    """End dead runs and delete old ones; never starts one."""
-    ended = end_dead_runs(context.instance)
-    try:
-        dropped = drop_old_runs(context.instance, load_settings().run_history_h)
+def build_dead_runs(graph: Graph) -> dg.SensorDefinition:
+    """The sensor; it never starts a run, and looks at no run of another lakehouse."""
+
+    @sensor(
+        graph,
+        "dead_runs",
+        "Runs of this lakehouse and machine with a killed process are marked as failed, and their pool slots given back; those "
+        "that ended more than `RUN_HISTORY_H` ago are deleted from Dagster's storage.",
+        30,
+    )
+    def dead_runs(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        settings = graph.source.read()
+        own = own_runs(context, settings)
+        ended = end_dead_runs(context.instance, own)
+        checks = context.repository_def.asset_graph.asset_check_keys if context.repository_def else ()
+        dropped = drop_old_runs(context.instance, own, settings.run_history_h, checks)
         said = f"; deleted {dropped} that ended long ago" if dropped else ""
-    except GameEventsError as error:  # dead runs are ended whatever the settings are
-        said = f"; those that ended long ago stay: {error}"
-    if not ended:
-        return dg.SkipReason(f"every unfinished run has its process{said}")
-    return dg.SkipReason(f"ended {len(ended)} runs without a process: {', '.join(run.run_id[:8] for run in ended)}{said}")
+        if not ended:
+            return dg.SkipReason(f"every unfinished run has its process{said}")
+        return dg.SkipReason(f"ended {len(ended)} runs without a process: {', '.join(run.run_id[:8] for run in ended)}{said}")
+
+    return dead_runs

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import dagster as dg
 from dagster import DagsterInstance, DagsterRun
 
-from game_events.config.settings import Settings, load_settings
+from game_events.config.settings import Settings
 from game_events.orchestration.events.metadata import partition_table
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import DEFAULT, Keys, source_key
 from game_events.orchestration.runs.dead_runs import unfinished_runs
+from game_events.orchestration.runs.own_runs import OwnRuns
 from game_events.orchestration.runs.tags import REASON, unused_run_key
 from game_events.orchestration.sensors.lag_decision import EVENT_EVERY_S, Memory, decide
-from game_events.orchestration.sensors.ticks import masked
+from game_events.orchestration.sensors.ticks import own_runs, sensor
 from game_events.pipeline.observability.alerts import Alert, send
 from game_events.pipeline.observability.lag import PipelineLag, digest, read_lag
 from game_events.sources.core.source import Split
@@ -24,10 +26,11 @@ TIMEOUT_S = 5.0
 WRITERS = ("refresh", "continuous", "replay", "redecode")
 
 
-def writer_of_bronze(instance: DagsterInstance, keys: Keys = DEFAULT) -> DagsterRun | None:
-    """A run that writes bronze, or waits for its turn to."""
-    for run in unfinished_runs(instance):
-        if run.job_name in WRITERS or keys.bronze in (run.asset_selection or ()):
+def writer_of_bronze(instance: DagsterInstance, own: OwnRuns, keys: Keys = DEFAULT) -> DagsterRun | None:
+    """An own run that writes bronze, or waits for its turn to."""
+    writers = set(map(keys.named, WRITERS))
+    for run in unfinished_runs(instance, own):
+        if run.job_name in writers or keys.bronze in (run.asset_selection or ()):
             return run
     return None
 
@@ -58,34 +61,36 @@ def _event(lag: PipelineLag, key: dg.AssetKey, partitions: Sequence[Split]) -> d
     )
 
 
-@dg.sensor(
-    name="kafka_lag",
-    description="Starts the job `refresh` when the topic has records that bronze has not, or a layer or game was left behind; "
-    "waits while a run is under way, and longer after each run without progress.",
-    job_name="refresh",
-    minimum_interval_seconds=15,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-)
-@masked
-def kafka_lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-    """Ask the broker and the tables' logs."""
-    memory = Memory.read(context.cursor)
-    now = time.time()
-    settings = load_settings()
-    lag = read_lag(settings, TIMEOUT_S)
-    events, memory = lag_event(settings, lag, memory, now)
-    memory = alert_on_lag(settings, lag, memory)
-    writer = writer_of_bronze(context.instance, Keys.of(settings))
-    if writer is not None:
-        run = f"run {writer.run_id[:8]} of {writer.job_name} is {writer.status.value.lower()}"
-        why = f"{lag.total_lag:,} records wait: {run}"
-        return dg.SensorResult(skip_reason=why, asset_events=events, cursor=memory.model_dump_json())
-    decision = decide(lag, memory, now)
-    cursor = decision.memory.model_dump_json()
-    if decision.run_key is None:
-        return dg.SensorResult(skip_reason=decision.why, asset_events=events, cursor=cursor)
-    request = dg.RunRequest(run_key=unused_run_key(context.instance, decision.run_key), tags={REASON: decision.why[:200]})
-    return dg.SensorResult(run_requests=[request], asset_events=events, cursor=cursor)
+def build_kafka_lag(graph: Graph) -> dg.SensorDefinition:
+    """The sensor: it asks the broker and the tables' logs."""
+
+    @sensor(
+        graph,
+        "kafka_lag",
+        "Starts the job `refresh` when the topic has records that bronze has not, or a layer or game was left behind; waits while "
+        "a run is under way, and longer after each run without progress.",
+        15,
+        job="refresh",
+    )
+    def kafka_lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        memory, now, settings = Memory.read(context.cursor), time.time(), graph.source.read()
+        lag = read_lag(settings, TIMEOUT_S)
+        events, memory = lag_event(settings, lag, memory, now)
+        memory = alert_on_lag(settings, lag, memory)
+        writer = writer_of_bronze(context.instance, own_runs(context, settings), graph.keys)
+        if writer is not None:
+            run = f"run {writer.run_id[:8]} of {writer.job_name} is {writer.status.value.lower()}"
+            why = f"{lag.total_lag:,} records wait: {run}"
+            return dg.SensorResult(skip_reason=why, asset_events=events, cursor=memory.model_dump_json())
+        decision = decide(lag, memory, now)
+        cursor = decision.memory.model_dump_json()
+        if decision.run_key is None:
+            return dg.SensorResult(skip_reason=decision.why, asset_events=events, cursor=cursor)
+        key = unused_run_key(context.instance, decision.run_key)
+        request = dg.RunRequest(run_key=key, tags={REASON: decision.why[:200]})
+        return dg.SensorResult(run_requests=[request], asset_events=events, cursor=cursor)
+
+    return kafka_lag
 
 
 def alert_on_lag(settings: Settings, lag: PipelineLag, memory: Memory) -> Memory:

@@ -2,12 +2,12 @@
 
 import dagster as dg
 
-from game_events.config.settings import Settings, load_settings
+from game_events.config.settings import Settings
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse, is_game
-from game_events.orchestration.keys import Keys
-from game_events.orchestration.sensors.ticks import masked
+from game_events.orchestration.graph import Graph
+from game_events.orchestration.sensors.ticks import sensor
 
 
 def games_of(settings: Settings) -> tuple[set[str], set[str]]:
@@ -33,20 +33,22 @@ def to_add(settings: Settings, known: set[str], admitted: set[str], tables: set[
     return sorted(sure) + sorted(g for g in tables - known - sure if allowed(g))[:room]
 
 
-@dg.sensor(
-    name="new_games",
-    description="Games with tables made elsewhere (another Dagster instance, a restored lakehouse) become partitions.",
-    minimum_interval_seconds=60,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-)
-@masked
-def new_games(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-    """Compare the lakehouse with the partitions; nothing is ever removed."""
-    settings = load_settings()
-    admitted, tables = games_of(settings)
-    keys = Keys.of(settings)
-    names = to_add(settings, set(context.instance.get_dynamic_partitions(str(keys.partitions.name))), admitted, tables)
-    if not names:
-        return dg.SkipReason("every game of the lakehouse is a partition")
-    context.log.info("new_games=%s", ",".join(names))
-    return dg.SensorResult(dynamic_partitions_requests=[keys.partitions.build_add_request(names)])
+def build_new_games(graph: Graph) -> dg.SensorDefinition:
+    """The sensor: it compares the lakehouse with the partitions; nothing is ever removed."""
+
+    @sensor(
+        graph,
+        "new_games",
+        "Games with tables made elsewhere (another Dagster instance, a restored lakehouse) become partitions.",
+        60,
+    )
+    def new_games(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        settings, partitions = graph.source.read(), graph.keys.partitions
+        admitted, tables = games_of(settings)
+        names = to_add(settings, set(context.instance.get_dynamic_partitions(str(partitions.name))), admitted, tables)
+        if not names:
+            return dg.SkipReason("every game of the lakehouse is a partition")
+        context.log.info("new_games=%s", ",".join(names))
+        return dg.SensorResult(dynamic_partitions_requests=[partitions.build_add_request(names)])
+
+    return new_games

@@ -7,13 +7,13 @@ from typing import Any
 
 import dagster as dg
 
-from game_events.config.settings import load_settings
 from game_events.decoding.core.kept_columns import kept_columns
 from game_events.errors import DataError
 from game_events.lakehouse.tables import Lakehouse
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import schema_key
 from game_events.orchestration.runs.tags import REASON, unused_run_key
-from game_events.orchestration.sensors.ticks import masked
+from game_events.orchestration.sensors.ticks import sensor
 from game_events.pipeline.schemas.history import SchemaHistory, as_markdown
 from game_events.schema_registry import SchemaRegistry, SubjectVersion
 from game_events.sources.factory import subjects
@@ -53,44 +53,49 @@ def changes_by_version(history: SchemaHistory, versions: list[SubjectVersion], n
     return texts
 
 
-@dg.sensor(
-    name="schema_versions",
-    description="A new version of a topic's subject becomes an event of its asset, and starts the job `refresh`.",
-    job_name="refresh",
-    minimum_interval_seconds=30,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-)
-@masked
-def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-    """Ask the registry once for each subject."""
-    events, new_texts, keys = [], [], []
-    settings = load_settings()
-    names = subjects(settings, TIMEOUT_S)
-    seen = read_cursor(context.cursor, names)
-    registry = SchemaRegistry(settings)
-    for subject in names:
-        if subject in seen and registry.newest(subject) == max(seen[subject].items(), default=None):
-            continue
-        versions = registry.versions(subject)
-        # A number with another schema (a recreated registry) is new.
-        new = [v for v in versions if seen.get(subject, {}).get(v.version) != v.schema_id]
-        seen[subject] = {v.version: v.schema_id for v in versions}
-        if new:
-            changes = changes_by_version(
-                SchemaHistory(registry, Lakehouse.of(settings), subject, kept_columns(settings)), versions, new
-            )
-            events.append(_event(schema_key(settings, subject), new, changes, registry.url))
-            new_texts.append(f"{subject} version {new[-1].version}")
-            keys.append(f"{subject}-{'-'.join(str(v.schema_id) for v in new)}-{new[-1].version}")
-    cursor = json.dumps({subject: seen[subject] for subject in names})
-    if not events:
-        context.update_cursor(cursor)
-        return dg.SkipReason(f"no new version: {', '.join(f'subject {s} still has {len(seen[s])} versions' for s in names)}")
-    key = "+".join(keys)
-    request = dg.RunRequest(
-        run_key=unused_run_key(context.instance, key), tags={REASON: f"schema: {', '.join(new_texts)}"[:200]}
+def build_schema_versions(graph: Graph) -> dg.SensorDefinition:
+    """The sensor: it asks the registry once for each subject."""
+
+    @sensor(
+        graph,
+        "schema_versions",
+        "A new version of a topic's subject becomes an event of its asset, and starts the job `refresh`.",
+        30,
+        job="refresh",
     )
-    return dg.SensorResult(asset_events=events, run_requests=[request], cursor=cursor)
+    def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        events, new_texts, keys = [], [], []
+        settings = graph.source.read()
+        names = subjects(settings, TIMEOUT_S)
+        seen = read_cursor(context.cursor, names)
+        registry = SchemaRegistry(settings)
+        for subject in names:
+            if subject in seen and registry.newest(subject) == max(seen[subject].items(), default=None):
+                continue
+            versions = registry.versions(subject)
+            # A number with another schema (a recreated registry) is new.
+            new = [v for v in versions if seen.get(subject, {}).get(v.version) != v.schema_id]
+            seen[subject] = {v.version: v.schema_id for v in versions}
+            if new:
+                changes = changes_by_version(
+                    SchemaHistory(registry, Lakehouse.of(settings), subject, kept_columns(settings)), versions, new
+                )
+                events.append(_event(schema_key(settings, subject), new, changes, registry.url))
+                new_texts.append(f"{subject} version {new[-1].version}")
+                keys.append(f"{subject}-{'-'.join(str(v.schema_id) for v in new)}-{new[-1].version}")
+        cursor = json.dumps({subject: seen[subject] for subject in names})
+        if not events:
+            context.update_cursor(cursor)
+            return dg.SkipReason(
+                f"no new version: {', '.join(f'subject {s} still has {len(seen[s])} versions' for s in names)}"
+            )
+        key = "+".join(keys)
+        request = dg.RunRequest(
+            run_key=unused_run_key(context.instance, key), tags={REASON: f"schema: {', '.join(new_texts)}"[:200]}
+        )
+        return dg.SensorResult(asset_events=events, run_requests=[request], cursor=cursor)
+
+    return schema_versions
 
 
 def _event(key: dg.AssetKey, new: list[SubjectVersion], changes: Mapping[int, str], registry: str) -> dg.AssetMaterialization:

@@ -1,4 +1,4 @@
-"""What sensors share: cursors, and errors (Dagster keeps the reason of each skipped tick, the traceback of each that fails)."""
+"""What sensors share: how they are declared, cursors, and errors (Dagster keeps the reason of each skipped tick, the traceback of each that fails)."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -9,10 +9,37 @@ from deltalake.exceptions import DeltaError
 from pydantic import BaseModel, ValidationError
 
 from game_events.config.masking import mask, masked_traceback, settings_to_mask
+from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
+from game_events.orchestration.graph import Graph
+from game_events.orchestration.runs.own_runs import OwnRuns
 
 Result = TypeVar("Result")
 Evaluate = Callable[[dg.SensorEvaluationContext], Result]
+
+
+def sensor(
+    graph: Graph, name: str, description: str, interval_s: int, job: str | None = None
+) -> Callable[[Evaluate[Result]], dg.SensorDefinition]:
+    """Decorator of a sensor that `masked` guards; it runs from the beginning unless the settings say that nothing does."""
+
+    def sensor_of(evaluate: Evaluate[Result]) -> dg.SensorDefinition:
+        decorate = dg.sensor(
+            name=graph.keys.named(name),
+            description=description,
+            job_name=None if job is None else graph.keys.named(job),
+            minimum_interval_seconds=interval_s,
+            default_status=graph.sensor_status,
+        )
+        return decorate(masked(evaluate))  # type: ignore[arg-type]
+
+    return sensor_of
+
+
+def own_runs(context: dg.SensorEvaluationContext, settings: Settings) -> OwnRuns:
+    """The runs of the settings' lakehouse, those among them that this code location has started and no process has tagged yet."""
+    location = context.code_location_origin
+    return OwnRuns.of(settings, None if location is None else f"{context.repository_name}@{location.location_name}")
 
 
 def masked(evaluate: Evaluate[Result]) -> Evaluate[Result]:

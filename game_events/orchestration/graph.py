@@ -1,0 +1,85 @@
+"""One pipeline in Dagster: its settings, and the names of its parts.
+
+Several pipelines may be in one code location, or one Dagster instance: their prefixes (`names` of the settings) are in the names
+of their assets, jobs, ops, sensors, schedules, pools and resources.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import dagster as dg
+
+from game_events.config.settings import Settings
+from game_events.config.source import SettingsSource
+from game_events.orchestration.keys import Keys
+from game_events.orchestration.resources import LakehouseResource
+from game_events.orchestration.runs.own_runs import lakehouse_tag
+
+LAKEHOUSE = "lakehouse"
+StepContext = dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What all parts of a pipeline's definitions are made from.
+
+    Attributes:
+        source: where a run or a tick reads the settings; `settings`: those at the time when the definitions are loaded.
+        keys: names of the parts.
+    """
+
+    source: SettingsSource
+    settings: Settings
+    keys: Keys
+
+    @classmethod
+    def of(cls, settings: Settings | None = None) -> Self:
+        """The graph of some settings; of those of the environment, which each run and tick reads again.
+
+        Raises:
+            ConfigurationError: they are invalid.
+        """
+        source = SettingsSource(settings)
+        found = source.read()
+        return cls(source, found, Keys.of(found))
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tag of all runs of the pipeline's jobs."""
+        return lakehouse_tag(self.settings)
+
+    @property
+    def resource(self) -> str:
+        """Key of the resource with the pipeline."""
+        return self.keys.named(LAKEHOUSE)
+
+    def lakehouse(self, context: StepContext) -> LakehouseResource:
+        """The resource, in a step."""
+        found: LakehouseResource = getattr(context.resources, self.resource)
+        return found
+
+    def op(self, name: str, description: str, pool: str | None) -> Callable[[Callable[..., Any]], dg.OpDefinition]:
+        """Decorator of an op without outputs that uses the resource, in a pool of the pipeline."""
+        return dg.op(
+            name=self.keys.named(name),
+            description=description,
+            out=dg.Out(dg.Nothing),
+            pool=None if pool is None else self.keys.named(pool),
+            required_resource_keys={self.resource},
+        )
+
+    def job(self, op: dg.OpDefinition, name: str, description: str, tags: Mapping[str, str] | None = None) -> dg.JobDefinition:
+        """A job of one op, in one process: the default executor would start a JVM for each step."""
+        graph = dg.GraphDefinition(name=self.keys.named(name), node_defs=[op])
+        return graph.to_job(description=description, executor_def=dg.in_process_executor, tags=self.tags | dict(tags or {}))
+
+    @property
+    def sensor_status(self) -> dg.DefaultSensorStatus:
+        """Whether sensors run from the beginning."""
+        return dg.DefaultSensorStatus.RUNNING if self.settings.automation else dg.DefaultSensorStatus.STOPPED
+
+    @property
+    def schedule_status(self) -> dg.DefaultScheduleStatus:
+        """Whether schedules run from the beginning."""
+        return dg.DefaultScheduleStatus.RUNNING if self.settings.automation else dg.DefaultScheduleStatus.STOPPED
