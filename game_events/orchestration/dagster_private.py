@@ -25,8 +25,9 @@ _IN_PROCESS, _STEP_PROCESS = "dagster._core.executor.in_process", "dagster._core
 
 
 def plan_process() -> int | None:
-    """Id of the process that executes the plan of the run that calls this: this one, or with the multi-process executor its
-    parent. None: steps are executed by anything else.
+    """Id of the process that executes the plan of the run that calls this; None: the run's executor is none of these two.
+
+    It is this process, or with the multi-process executor the parent of the step's process.
     """
     frame = sys._getframe()
     while frame is not None:

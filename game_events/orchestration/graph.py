@@ -1,6 +1,6 @@
 """One pipeline in Dagster: its settings, and the names of its parts.
 
-Several pipelines may be in one code location, or one Dagster instance: their prefixes (`names` of the settings) are in the names
+Several pipelines may be in one code location, or Dagster instance: their prefixes (`names` of the settings) are in the names
 of their assets, jobs, ops, sensors, schedules, pools and resources.
 """
 

@@ -14,7 +14,7 @@ from game_events.spark.connect import close_session, connect
 log = logging.getLogger(__name__)
 
 
-def new_session(settings: Settings, more: Mapping[str, object] | None = None) -> SparkSession:
+def new_session(settings: Settings, more: Mapping[str, str] | None = None) -> SparkSession:
     """The session of the settings, with `more` configuration above theirs; its workers can import this project.
 
     Raises:

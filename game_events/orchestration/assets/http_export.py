@@ -30,7 +30,7 @@ class ExportConfig(dg.Config):
     )
     files: str | None = Field(
         default=None,
-        description="Rows of this folder of Parquet files, or Delta table, below one of `JOB_PLACES`, instead of the source.",
+        description="Rows of this folder of Parquet files, or Delta table, below one of `JOB_PLACES`, instead.",
     )
     replay: bool = Field(default=False, description="Send chunks that have failed for good once more.")
     replay_statuses: list[int] = Field(default=[], description="Of these, only those with such an answer; empty: all.")

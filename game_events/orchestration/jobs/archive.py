@@ -26,8 +26,8 @@ def build_archive(graph: Graph) -> dg.JobDefinition:
 
     @graph.op(
         OP,
-        "Adds the raw records that came since the last time to an archive of Parquet files, each once. Nothing of the lakehouse "
-        "changes.",
+        "Adds the raw records that came since the last time to an archive of Parquet files, each once. Nothing of the "
+        "lakehouse changes.",
         "bronze",
     )
     def archive_raw_records(context: dg.OpExecutionContext, config: ArchiveConfig) -> Iterator[dg.Output[None]]:
@@ -43,5 +43,6 @@ def build_archive(graph: Graph) -> dg.JobDefinition:
     return graph.job(
         archive_raw_records,
         "archive",
-        "Raw records of bronze and quarantine to an archive that the files source reads back. The same as `game-events archive`.",
+        "Raw records of bronze and quarantine to an archive that the files source reads back. The same as "
+        "`game-events archive`.",
     )

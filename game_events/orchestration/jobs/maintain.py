@@ -26,10 +26,10 @@ def build_maintain(graph: Graph) -> dg.JobDefinition:
 
     @graph.op(
         OP,
-        "Joins small files of append-only tables, deletes files that were replaced long enough ago or left by crashes, shortens the "
-        "tables' logs. No row and no progress changes; starts no Spark.",
-        # Work that rewrites rows would lose its last commit to a compaction; the continuous run has a pool of its own, and takes
-        # a compaction beside it calmly.
+        "Joins small files of append-only tables, deletes files that were replaced long enough ago or left by crashes, "
+        "shortens the tables' logs. No row and no progress changes; starts no Spark.",
+        # Work that rewrites rows would lose its last commit to a compaction; the continuous run has a pool of its own, and
+        # takes a compaction beside it calmly.
         "bronze",
     )
     def look_after_tables(context: dg.OpExecutionContext, config: MaintenanceConfig) -> Iterator[dg.Output[None]]:
@@ -62,8 +62,8 @@ def build_hourly_maintenance(graph: Graph, maintain: dg.JobDefinition) -> dg.Sch
         job=maintain,
         cron_schedule="41 * * * *",
         execution_timezone="UTC",
-        description="Maintains the tables each hour, so that runs in triggered mode leave no small files behind; continuous mode "
-        "does it by itself meanwhile.",
+        description="Maintains the tables each hour, so that runs in triggered mode leave no small files behind; continuous "
+        "mode does it by itself meanwhile.",
         default_status=graph.schedule_status,
     )
 

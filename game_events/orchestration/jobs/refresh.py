@@ -37,12 +37,12 @@ class RedecodeConfig(dg.Config):
 
 
 def build_refresh(graph: Graph) -> dg.JobDefinition:
-    """The job `refresh`: one run of the whole pipeline; a game that fails alone fails the run after the others' results are kept."""
+    """The job `refresh`: the whole pipeline; a game that fails alone fails the run after the others' results are kept."""
 
     @graph.op(
         "refresh_all_layers",
-        "Reads the topic up to the offsets seen now, then brings silver, gold and the unified table up to date; or only what its "
-        "configuration selects.",
+        "Reads the topic up to the offsets seen now, then brings silver, gold and the unified table up to date; or only what "
+        "its configuration selects.",
         "bronze",
     )
     def refresh_all_layers(context: dg.OpExecutionContext, config: RunConfig) -> Iterator[OpEvent]:

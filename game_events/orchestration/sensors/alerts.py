@@ -104,8 +104,8 @@ def build_alerts(graph: Graph) -> dg.SensorDefinition:
     @sensor(
         graph,
         "alerts",
-        "Sends the webhook of the settings an alert when a run of this lakehouse fails, and when a check begins to fail or passes "
-        "again.",
+        "Sends the webhook of the settings an alert when a run of this lakehouse fails, and when a check begins to fail or "
+        "passes again.",
         15,
     )
     def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:

@@ -120,8 +120,8 @@ def build_data_alarms(graph: Graph) -> dg.SensorDefinition:
     @sensor(
         graph,
         "data_alarms",
-        "Checks, also without any run, for producers and games that fell silent (checks `fresh`, `volume`), and sends the webhook "
-        "an alert of records that were lost before they were read.",
+        "Checks, also without any run, for producers and games that fell silent (checks `fresh`, `volume`), and sends the "
+        "webhook an alert of records that were lost before they were read.",
         60,
     )
     def data_alarms(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:

@@ -67,8 +67,8 @@ def build_kafka_lag(graph: Graph) -> dg.SensorDefinition:
     @sensor(
         graph,
         "kafka_lag",
-        "Starts the job `refresh` when the topic has records that bronze has not, or a layer or game was left behind; waits while "
-        "a run is under way, and longer after each run without progress.",
+        "Starts the job `refresh` when the topic has records that bronze has not, or a layer or game was left behind; waits "
+        "while a run is under way, and longer after each run without progress.",
         15,
         job="refresh",
     )

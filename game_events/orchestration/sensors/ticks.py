@@ -1,4 +1,7 @@
-"""What sensors share: how they are declared, cursors, and errors (Dagster keeps the reason of each skipped tick, the traceback of each that fails)."""
+"""What sensors share: how they are declared, cursors, and errors.
+
+Dagster keeps the reason of each skipped tick, and the traceback of each that fails.
+"""
 
 from collections.abc import Callable
 from functools import wraps
@@ -37,7 +40,7 @@ def sensor(
 
 
 def own_runs(context: dg.SensorEvaluationContext, settings: Settings) -> OwnRuns:
-    """The runs of the settings' lakehouse, those among them that this code location has started and no process has tagged yet."""
+    """The runs of the settings' lakehouse, and those of this code location that no process has tagged yet."""
     location = context.code_location_origin
     return OwnRuns.of(settings, None if location is None else f"{context.repository_name}@{location.location_name}")
 

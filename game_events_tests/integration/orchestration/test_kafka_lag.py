@@ -9,9 +9,10 @@ from confluent_kafka.admin import AdminClient
 from deltalake import write_deltalake
 
 from game_events.config.settings import load_settings
-from game_events.orchestration.sensors.kafka_lag import kafka_lag
+from game_events.orchestration.graph import Graph
+from game_events.orchestration.sensors.kafka_lag import build_kafka_lag
 from game_events.orchestration.sensors.lag_decision import Memory
-from game_events.orchestration.sensors.new_games import new_games, to_add
+from game_events.orchestration.sensors.new_games import build_new_games, to_add
 from game_events.pipeline.observability.lag import read_lag
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
@@ -49,7 +50,7 @@ def skipped(found):
 
 @pytest.fixture
 def tick(instance, environment):  # noqa: ARG001 - the sensor reads it
-    return Ticks(kafka_lag, instance)
+    return Ticks(build_kafka_lag(Graph.of()), instance)
 
 
 def wave(*games, **options):
@@ -92,7 +93,9 @@ def test_lag_is_shown_and_read_and_a_run_that_failed_is_tried_again(tick, runs, 
     assert tick().run_requests[0].run_key == f"{key}~2"
 
     # While a run writes bronze, records wait.
-    under_way = runs.instance.add_run(dg.DagsterRun(job_name="refresh", status=dg.DagsterRunStatus.STARTED))
+    under_way = runs.instance.add_run(
+        dg.DagsterRun(job_name="refresh", status=dg.DagsterRunStatus.STARTED, tags=Graph.of().tags)
+    )
     assert f"records wait: run {under_way.run_id[:8]} of refresh is started" in skipped(tick())
 
 
@@ -139,7 +142,7 @@ def test_a_new_bronze_that_starts_at_the_end_is_made_before_records_are_missed(t
 
 
 def test_games_made_elsewhere_become_partitions_and_names_that_are_none_do_not(instance, environment):
-    tick = Ticks(new_games, instance)
+    tick = Ticks(build_new_games(Graph.of()), instance)
     assert "every game of the lakehouse is a partition" in skipped(tick())
     for name in ("silver_rummy_events", "silver_unified_events", "silver_Bad Name_events", "gold_chess_player_agg"):
         write_deltalake(f"{environment.lakehouse}/{name}", pa.table({"a": [1]}))

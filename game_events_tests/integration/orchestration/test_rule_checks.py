@@ -9,6 +9,7 @@ from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.orchestration.assets.layers import build_tables
 from game_events.orchestration.checks.rules import build_rule_checks, declared_rules
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import GOLD_KEY, REPORT, SILVER_KEY
 from game_events.orchestration.resources import LakehouseResource, SparkResource
 from game_events_tests.support.fixtures.dagster import materializations
@@ -104,7 +105,7 @@ def test_a_rule_reads_the_columns_of_the_message_in_a_run_and_by_itself_whatever
 
 def check_alone():
     """All rule checks by themselves, as the UI's button runs them."""
-    checks = build_rule_checks(declared_rules(load_settings()))
+    checks = build_rule_checks(declared_rules(load_settings()), Graph.of())
     return dg.materialize(
         [*build_tables(load_settings()), *checks],
         selection=dg.AssetSelection.checks(*checks),

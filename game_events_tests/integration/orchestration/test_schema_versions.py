@@ -5,7 +5,8 @@ import json
 import dagster as dg
 import pytest
 
-from game_events.orchestration.sensors.schema_versions import schema_versions
+from game_events.orchestration.graph import Graph
+from game_events.orchestration.sensors.schema_versions import build_schema_versions
 from game_events.producer.produce import register_versions
 from game_events.schema_registry import registry_client
 
@@ -25,7 +26,7 @@ def look(instance, environment):  # noqa: ARG001 - the sensor reads it
 
     def tick(cursor=None):
         context = dg.build_sensor_context(instance=instance, cursor=cursor)
-        found = schema_versions(context)
+        found = build_schema_versions(Graph.of())(context)
         return found, found.cursor if isinstance(found, dg.SensorResult) else context.cursor
 
     return tick

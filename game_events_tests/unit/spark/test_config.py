@@ -21,6 +21,7 @@ from game_events.lakehouse.tables import Table
 from game_events.orchestration import resources
 from game_events.orchestration.runs.errors import errors_decide
 from game_events.sinks.http.rate_limiter import limiter_host
+from game_events.spark import session
 from game_events.spark.code_shipping import packed, shares_python_environment, ship_code
 from game_events.spark.config import server_only_settings, session_config, spark_config
 from game_events.spark.connect import CONNECT_MODE, connect, is_session_lost, named
@@ -103,7 +104,7 @@ def test_files_of_the_user_are_checked_before_anything_is_sent(tmp_path):
 
 
 def test_a_session_that_lacks_code_is_given_to_nobody(monkeypatch, tmp_path):
-    monkeypatch.setattr(resources, "connect", lambda *_: Session())
+    monkeypatch.setattr(session, "connect", lambda *_: Session())
     monkeypatch.setenv("GAME_EVENTS_SPARK_REMOTE", "sc://h:1")
     monkeypatch.setenv("GAME_EVENTS_SPARK_PY_FILES", str(tmp_path / "helper.py"))
     resource = resources.SparkResource()

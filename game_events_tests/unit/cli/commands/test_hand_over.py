@@ -12,6 +12,7 @@ from game_events.cli.common.output import Output
 from game_events.cli.common.run_job import JobResult
 from game_events.config.settings import load_settings
 from game_events.orchestration.keys import JOB
+from game_events.orchestration.runs.own_runs import OwnRuns, lakehouse_tag
 from game_events.orchestration.runs.tags import HANDED_OVER
 from game_events.orchestration.sensors.continuous_mode import HAND_OVER_S, decide, past_runs
 
@@ -25,7 +26,7 @@ def test_ctrl_c_while_a_run_hands_over_leaves_continuous_mode_off(monkeypatch, t
     def run_job(*_):
         with DagsterInstance.from_config(str(tmp_path)) as instance:
             handed_over = not begun
-            tags = {HANDED_OVER: str(handed_over).lower()}
+            tags = {HANDED_OVER: str(handed_over).lower(), **lakehouse_tag(load_settings())}
             run = DagsterRun(job_name=JOB, status=DagsterRunStatus.SUCCESS, tags=tags)
             begun.append(instance.add_run(run).run_id)
         if ctrl_c:
@@ -37,5 +38,5 @@ def test_ctrl_c_while_a_run_hands_over_leaves_continuous_mode_off(monkeypatch, t
     continuous.run_continuously(Output(as_json=True), load_settings(), None)
     assert len(begun) == (1 if ctrl_c else 2)
     with DagsterInstance.from_config(str(tmp_path)) as instance:
-        decision = decide(past_runs(instance), time.time() + 2 * HAND_OVER_S)
+        decision = decide(past_runs(instance, OwnRuns.of(load_settings())), time.time() + 2 * HAND_OVER_S)
     assert (decision.start, decision.why.partition(":")[0]) == (False, "off")

@@ -13,12 +13,14 @@ from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.orchestration.events.materializations import fail_for
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import REPORT, SILVER_KEY
 from game_events.orchestration.runs.alerts import send_own_alerts
 from game_events.orchestration.runs.dead_runs import end_dead_runs
+from game_events.orchestration.runs.own_runs import OwnRuns
 from game_events.orchestration.runs.process_tag import PROCESS_TAG
 from game_events.orchestration.runs.tags import OWN_ALERTS
-from game_events.orchestration.sensors.alerts import alerts
+from game_events.orchestration.sensors.alerts import build_alerts
 from game_events.orchestration.sensors.kafka_lag import alert_on_lag
 from game_events.orchestration.sensors.lag_decision import Memory
 from game_events.pipeline.observability.alerts import VERSION, Alert, send
@@ -74,7 +76,7 @@ def stub(context):
     )
 
 
-@dg.job
+@dg.job(tags=Graph.of().tags)
 def refresh():
     fail()
 
@@ -104,7 +106,7 @@ class World:
         """What one tick told, and what it said of it."""
         before = len(self.receiver.bodies)
         context = dg.build_sensor_context(self.instance, cursor=self.cursor, repository_def=self.repository)
-        found = alerts(context)
+        found = build_alerts(Graph.of())(context)
         self.cursor = context.cursor
         return self.receiver.bodies[before:], found.skip_message
 
@@ -280,9 +282,9 @@ def test_a_run_of_the_command_line_tells_of_itself_and_the_sensor_leaves_it_alon
 
 
 def test_a_run_of_the_command_line_that_was_killed_is_told_by_the_sensor(world):
-    tags = {OWN_ALERTS: "true", PROCESS_TAG: f"{socket.gethostname()}:4000000:1"}
+    tags = {OWN_ALERTS: "true", PROCESS_TAG: f"{socket.gethostname()}:4000000:1", **Graph.of().tags}
     run = world.instance.add_run(dg.DagsterRun(job_name="refresh", status=DagsterRunStatus.STARTED, tags=tags))
-    end_dead_runs(world.instance)
+    end_dead_runs(world.instance, OwnRuns.of(load_settings()))
     (alert,), _ = world.tick()
     assert alert["run_id"] == run.run_id
     assert "its process" in alert["error"]

@@ -12,16 +12,22 @@ from dagster import DagsterRunStatus
 from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
+from game_events.config.settings import load_settings
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.runs.dead_runs import end_dead_runs
+from game_events.orchestration.runs.own_runs import OwnRuns, lakehouse_tag
 from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
 from game_events.orchestration.runs.tags import OWN_ALERTS
-from game_events.orchestration.sensors.dead_runs import dead_runs
+from game_events.orchestration.sensors.dead_runs import build_dead_runs
 from game_events.orchestration.sensors.kafka_lag import writer_of_bronze
 from game_events_tests.support.fixtures.dagster import PROJECT
+
+OWN = OwnRuns.of(load_settings())
 
 #: A run as the command line starts it, which claims the pool `bronze` and then hangs.
 HANG = """
 import sys, time, dagster as dg
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
 from game_events.orchestration.runs.tags import OWN_ALERTS
 @dg.op(pool="bronze")
@@ -29,7 +35,7 @@ def hang(): print("working", flush=True); time.sleep(600)
 @dg.job(executor_def=dg.in_process_executor)
 def refresh(): hang()
 with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
-    refresh.execute_in_process(instance=instance, tags={PROCESS_TAG: this_process(), OWN_ALERTS: "true"})
+    refresh.execute_in_process(instance=instance, tags={PROCESS_TAG: this_process(), OWN_ALERTS: "true", **Graph.of().tags})
 """
 
 
@@ -66,7 +72,8 @@ def test_a_killed_run_is_failed_with_the_reason_and_its_pool_slot_is_free_again(
     assert killed.status == DagsterRunStatus.STARTED
     assert instance.event_log_storage.get_concurrency_info("bronze").active_slot_count == 1
 
-    found = dead_runs(dg.build_sensor_context(instance=instance))
+    sensor = build_dead_runs(Graph.of())
+    found = sensor(dg.build_sensor_context(instance=instance))
     assert "ended 1 runs without a process" in found.skip_message
     after = instance.get_run_by_id(killed.run_id)
     assert after.status == DagsterRunStatus.FAILURE
@@ -75,12 +82,12 @@ def test_a_killed_run_is_failed_with_the_reason_and_its_pool_slot_is_free_again(
     assert "its process" in said[0]
     assert "the next run finishes its work" in said[0]
     assert instance.event_log_storage.get_concurrency_info("bronze").active_slot_count == 0
-    assert "every unfinished run has its process" in dead_runs(dg.build_sensor_context(instance=instance)).skip_message
+    assert "every unfinished run has its process" in sensor(dg.build_sensor_context(instance=instance)).skip_message
 
 
 def test_a_killed_run_holds_nobody_back(after_a_kill):
     instance, killed = after_a_kill
-    assert writer_of_bronze(instance) is None
+    assert writer_of_bronze(instance, OWN) is None
     assert instance.get_run_by_id(killed.run_id).status == DagsterRunStatus.FAILURE
 
 
@@ -96,17 +103,17 @@ def start(instance):
     """A run that is under way, by whom its tag says."""
 
     def make(process, status=DagsterRunStatus.STARTED, name="refresh"):
-        tags = {PROCESS_TAG: process} if process else {}
+        tags = lakehouse_tag(load_settings()) | ({PROCESS_TAG: process} if process else {})
         run = dg.DagsterRun(job_name=name, status=status, tags=tags, remote_job_origin=origin(name))
         return instance.add_run(run)
 
     return make
 
 
-def me(host=None, pid=None, started=None):
+def me(host=None, pid=None, started=None, place=None):
     """This process, or one that differs from it."""
     mine = this_process().split(":")
-    return ":".join(str(other) if other else part for part, other in zip(mine, (host, pid, started), strict=True))
+    return ":".join(str(other) if other else part for part, other in zip(mine, (host, pid, started, place), strict=True))
 
 
 def test_only_runs_known_to_be_dead_are_ended(instance, start):
@@ -123,7 +130,7 @@ def test_only_runs_known_to_be_dead_are_ended(instance, start):
         start(me(pid=4_000_000), DagsterRunStatus.STARTING).run_id,
     }
     canceling = start(me(pid=4_000_000), DagsterRunStatus.CANCELING).run_id
-    assert {r.run_id for r in end_dead_runs(instance)} == {*dead, canceling}
+    assert {r.run_id for r in end_dead_runs(instance, OWN)} == {*dead, canceling}
     status = {r.run_id: r.status for r in instance.get_runs()}
     assert {status[run_id] for run_id in dead} == {DagsterRunStatus.FAILURE}
     assert status[canceling] == DagsterRunStatus.CANCELED
@@ -139,7 +146,7 @@ def test_a_run_that_is_executed_again_is_not_judged_by_the_process_of_the_run_it
             dg.DagsterRun(
                 job_name="refresh",
                 status=DagsterRunStatus.STARTING,
-                tags={PROCESS_TAG: process},
+                tags={PROCESS_TAG: process, **lakehouse_tag(load_settings())},
                 parent_run_id=parent.run_id,
                 root_run_id=parent.run_id,
                 remote_job_origin=origin("refresh"),
@@ -147,7 +154,7 @@ def test_a_run_that_is_executed_again_is_not_judged_by_the_process_of_the_run_it
         )
 
     inherited, killed = again(me(pid=4_000_000)), again(me(pid=4_000_001))
-    assert [r.run_id for r in end_dead_runs(instance)] == [killed.run_id]
+    assert [r.run_id for r in end_dead_runs(instance, OWN)] == [killed.run_id]
     assert instance.get_run_by_id(inherited.run_id).status == DagsterRunStatus.STARTING
 
 
@@ -155,7 +162,7 @@ def test_a_run_that_writes_bronze_or_waits_to_is_seen(instance, start):
     assert start(me(), name="__ASSET_JOB")
     for name in ("refresh", "continuous", "replay", "redecode"):
         for status in (DagsterRunStatus.QUEUED, DagsterRunStatus.STARTED):
-            assert writer_of_bronze(instance) is None
+            assert writer_of_bronze(instance, OWN) is None
             run = start(me(), status, name)
-            assert writer_of_bronze(instance).run_id == run.run_id
+            assert writer_of_bronze(instance, OWN).run_id == run.run_id
             instance.delete_run(run.run_id)

@@ -7,16 +7,20 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
+from game_events.config.settings import load_settings
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.continuous import HANDED_OVER
 from game_events.orchestration.keys import JOB
 from game_events.orchestration.runs import retention as run_history
+from game_events.orchestration.runs.own_runs import OwnRuns, lakehouse_tag
 from game_events.orchestration.runs.retention import drop_old_runs
 from game_events.orchestration.runs.tags import ENDED_BY_ITSELF
-from game_events.orchestration.sensors.continuous_mode import HAND_OVER_S, PastRun, continuous_mode, decide
-from game_events.orchestration.sensors.dead_runs import dead_runs
+from game_events.orchestration.sensors.continuous_mode import HAND_OVER_S, PastRun, build_continuous_mode, decide
+from game_events.orchestration.sensors.dead_runs import build_dead_runs
 
 PARTITIONS = dg.StaticPartitionsDefinition(["rummy", "spades"])
 NOW = 1_700_000_000.0
+OWN, TAGS = OwnRuns.of(load_settings()), lakehouse_tag(load_settings())
 
 
 @pytest.fixture
@@ -42,7 +46,7 @@ def anything(context):
         raise dg.Failure("as told")
 
 
-@dg.job
+@dg.job(tags=TAGS)
 def refresh():
     anything()
 
@@ -53,7 +57,7 @@ def shard(instance, run_id):
 
 def test_old_runs_go_but_for_those_with_the_newest_event_of_an_asset_or_a_partition(instance):
     def materialized(asset, partition=None):
-        return dg.materialize([asset], instance=instance, partition_key=partition).run_id
+        return dg.materialize([asset], instance=instance, partition_key=partition, tags=TAGS).run_id
 
     gone = [materialized(silver, "rummy"), materialized(bronze), refresh.execute_in_process(instance=instance).run_id]
     failing = {"ops": {"anything": {"config": {"fails": True}}}}
@@ -62,10 +66,10 @@ def test_old_runs_go_but_for_those_with_the_newest_event_of_an_asset_or_a_partit
     kept.append(refresh.execute_in_process(instance=instance).run_id)  # the newest of its job
     assert shard(instance, gone[0]).is_file()
 
-    assert drop_old_runs(instance, keep_h=1) == 0
-    assert drop_old_runs(instance, keep_h=0) == len(gone)
+    assert drop_old_runs(instance, OWN, keep_h=1) == 0
+    assert drop_old_runs(instance, OWN, keep_h=1e-9) == len(gone)
     assert {run.run_id for run in instance.get_runs()} == set(kept)
-    assert drop_old_runs(instance, keep_h=0) == 0
+    assert drop_old_runs(instance, OWN, keep_h=1e-9) == 0
     root = Path(instance.root_directory)
     for run_id in gone:
         assert not shard(instance, run_id).exists()
@@ -78,7 +82,7 @@ def test_runs_that_are_still_needed_do_not_hide_those_behind_them(instance, monk
     monkeypatch.setattr("game_events.orchestration.runs.retention.PAGE", 1)
     needed = [dg.materialize([silver], instance=instance, partition_key=game).run_id for game in ("rummy", "spades")]
     runs = [refresh.execute_in_process(instance=instance).run_id for _ in range(2)]
-    assert drop_old_runs(instance, keep_h=0) == 1
+    assert drop_old_runs(instance, OWN, keep_h=1e-9) == 1
     assert {run.run_id for run in instance.get_runs()} == {*needed, runs[-1]}
 
 
@@ -86,17 +90,17 @@ def test_where_all_old_runs_are_needed_what_is_newest_is_read_once_an_hour(insta
     """The sensor asks every 30 seconds, and so does each command: of thousands of games that is a lot to read."""
     reads, now = [], [1_000_000.0]
     newest = run_history._with_newest_events
-    monkeypatch.setattr(run_history, "_with_newest_events", lambda used: reads.append(now[0]) or newest(used))
+    monkeypatch.setattr(run_history, "_with_newest_events", lambda *used: reads.append(now[0]) or newest(*used))
     monkeypatch.setattr(run_history, "time", SimpleNamespace(time=lambda: now[0]))
-    dg.materialize([silver], instance=instance, partition_key="rummy")
+    dg.materialize([silver], instance=instance, partition_key="rummy", tags=TAGS)
     for _ in range(3):
-        assert drop_old_runs(instance, keep_h=0) == 0
+        assert drop_old_runs(instance, OWN, keep_h=1e-9) == 0
         now[0] += 1_000
     assert len(reads) == 1
-    dg.materialize([silver], instance=instance, partition_key="rummy")
-    assert drop_old_runs(instance, keep_h=0) == 0
+    dg.materialize([silver], instance=instance, partition_key="rummy", tags=TAGS)
+    assert drop_old_runs(instance, OWN, keep_h=1e-9) == 0
     now[0] += 1_000
-    assert drop_old_runs(instance, keep_h=0) == 1
+    assert drop_old_runs(instance, OWN, keep_h=1e-9) == 1
     assert len(reads) == 2
 
 
@@ -104,33 +108,48 @@ def test_as_long_as_there_is_something_to_delete_nobody_waits(instance, monkeypa
     monkeypatch.setattr("game_events.orchestration.runs.retention.AT_ONCE", 2)
     for _ in range(6):
         refresh.execute_in_process(instance=instance)
-    assert [drop_old_runs(instance, keep_h=0) for _ in range(4)] == [2, 2, 1, 0]
+    assert [drop_old_runs(instance, OWN, keep_h=1e-9) for _ in range(4)] == [2, 2, 1, 0]
 
 
 def test_runs_that_wait_or_work_stay_however_old(instance):
     for status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING):
         instance.create_run_for_job(refresh, status=status)
-    assert drop_old_runs(instance, keep_h=0) == 0
+    assert drop_old_runs(instance, OWN, keep_h=1e-9) == 0
     assert len(instance.get_runs()) == 2
 
 
 def test_the_sensor_deletes_what_the_setting_calls_old(instance, monkeypatch):
     for _ in range(2):
         refresh.execute_in_process(instance=instance)
-    assert "deleted" not in dead_runs(dg.build_sensor_context(instance=instance)).skip_message
-    monkeypatch.setenv("GAME_EVENTS_RUN_HISTORY_H", "0.0000001")
-    assert "deleted 1 that ended long ago" in dead_runs(dg.build_sensor_context(instance=instance)).skip_message
+    sensor = build_dead_runs(Graph.of())
+    for keep_h, said in (("1", False), ("0", False), ("0.0000001", True)):
+        monkeypatch.setenv("GAME_EVENTS_RUN_HISTORY_H", keep_h)
+        found = sensor(dg.build_sensor_context(instance=instance)).skip_message
+        assert ("deleted 1 that ended long ago" in found) is said, keep_h
     assert len(instance.get_runs()) == 1
 
 
+def test_runs_of_another_team_and_of_another_lakehouse_stay(instance):
+    """One Dagster instance may have many code locations, with jobs of the same names."""
+    dev = lakehouse_tag(load_settings(names={"prefix": "dev_"}))
+    for tags in ({".dagster/repository": "__repository__@other_team"}, dev, {}):
+        for _ in range(3):
+            instance.add_run(dg.DagsterRun(job_name="refresh", status=DagsterRunStatus.SUCCESS, tags=tags))
+    assert drop_old_runs(instance, OWN, keep_h=1e-9) == 0
+    assert drop_old_runs(instance, OwnRuns.of(load_settings(), "__repository__@other_team"), keep_h=1e-9) == 0
+    assert len(instance.get_runs()) == 9
+    assert drop_old_runs(instance, OwnRuns.of(load_settings(names={"prefix": "dev_"})), keep_h=1e-9) == 2
+
+
 def test_settings_that_are_broken_make_the_sensor_say_so_and_end_dead_runs_all_the_same(instance, monkeypatch):
+    sensor = build_dead_runs(Graph.of())
     monkeypatch.setenv("GAME_EVENTS_RUN_HISTORY_H", "-1")
     monkeypatch.setattr(
-        "game_events.orchestration.sensors.dead_runs.end_dead_runs", lambda _: [SimpleNamespace(run_id="0123456789abcdef")]
+        "game_events.orchestration.sensors.dead_runs.end_dead_runs", lambda *_: [SimpleNamespace(run_id="0123456789abcdef")]
     )
-    found = dead_runs(dg.build_sensor_context(instance=instance))
+    found = sensor(dg.build_sensor_context(instance=instance))
     assert isinstance(found, dg.SkipReason)
-    assert "GAME_EVENTS_RUN_HISTORY_H: Input should be greater than 0" in found.skip_message
+    assert "GAME_EVENTS_RUN_HISTORY_H: Input should be greater than or equal to 0" in found.skip_message
     assert "ended 1 runs without a process: 01234567" in found.skip_message
 
 
@@ -151,6 +170,6 @@ def test_a_run_that_has_lasted_long_enough_is_followed_by_another():
 def test_a_user_who_ends_a_run_that_repeats_one_with_the_tag_has_ended_it(instance, status):
     """The UI's "Re-execute" takes over all tags."""
     run = instance.add_run(dg.DagsterRun(job_name=JOB, status=status, tags={HANDED_OVER: "true"}))
-    found = continuous_mode(dg.build_sensor_context(instance=instance))
+    found = build_continuous_mode(Graph.of())(dg.build_sensor_context(instance=instance))
     assert isinstance(found, dg.SkipReason)
     assert ENDED_BY_ITSELF not in run.tags

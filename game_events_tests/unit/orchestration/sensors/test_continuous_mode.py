@@ -11,9 +11,12 @@ import psutil
 import pytest
 from dagster import DagsterRunStatus
 
-from game_events.orchestration.jobs.continuous import ROW_CHANGING_TAG, continuous, row_changing_run, run_under_way
-from game_events.orchestration.jobs.refresh import redecode, refresh
+from game_events.config.settings import load_settings
+from game_events.orchestration.graph import Graph
+from game_events.orchestration.jobs.continuous import ROW_CHANGING_TAG, build_continuous, row_changing_run, run_under_way
+from game_events.orchestration.jobs.refresh import build_redecode, build_refresh
 from game_events.orchestration.keys import JOB
+from game_events.orchestration.runs.own_runs import OwnRuns
 from game_events.orchestration.runs.process_tag import PROCESS_TAG, is_gone, this_process
 from game_events.orchestration.runs.tags import ENDED_BY_ITSELF
 from game_events.orchestration.sensors.continuous_mode import (
@@ -21,11 +24,13 @@ from game_events.orchestration.sensors.continuous_mode import (
     HEALTHY_S,
     LONGEST_PAUSE_S,
     PastRun,
-    continuous_mode,
+    build_continuous_mode,
     decide,
 )
 
 NOW = 1_700_000_000.0
+GRAPH, OWN = Graph.of(), OwnRuns.of(load_settings())
+continuous, refresh, redecode = build_continuous(GRAPH), build_refresh(GRAPH), build_redecode(GRAPH)
 
 
 def run(status, ended=NOW, lasted=5.0, name="a"):
@@ -76,11 +81,16 @@ def test_each_failure_has_a_run_key_of_its_own():
 def test_a_process_that_is_gone_is_told_from_one_that_lives_and_from_one_nobody_can_see():
     mine = this_process()
     assert not is_gone(mine)
-    host, pid, started = mine.rsplit(":", 2)
-    assert is_gone(f"{host}:{pid}:{int(started) - 60}"), "the same process id, used again"
-    assert not is_gone(f"elsewhere:{pid}:{started}")
-    for unknown in (None, "", "x", f"{host}:x:y"):
+    host, pid, started, place = mine.split(":")
+    boot, namespace = place.split("/")
+    assert is_gone(f"{host}:{pid}:{int(started) - 60}:{place}"), "the same process id, used again"
+    assert is_gone(f"{host}:{pid}:{started}:ffffffff/{namespace}"), "the machine was restarted"
+    assert not is_gone(f"elsewhere:4000000:{started}:{place}")
+    assert not is_gone(f"{host}:4000000:{started}:{boot}/1"), "another container with this host name"
+    for unknown in (None, "", "x", f"{host}:x:y", f"{host}:x:y:{place}"):
         assert not is_gone(unknown)
+    assert not is_gone(f"{host}:{pid}:{started}"), "as an earlier version wrote it"
+    assert is_gone(f"{host}:4000000:{started}")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         tag = f"{socket.gethostname()}:{child.pid}:{int(psutil.Process(child.pid).create_time())}"
         assert not is_gone(tag)
@@ -90,7 +100,7 @@ def test_a_process_that_is_gone_is_told_from_one_that_lives_and_from_one_nobody_
 @pytest.fixture
 def tick(instance):
     def look():
-        return continuous_mode(dg.build_sensor_context(instance=instance))
+        return build_continuous_mode(Graph.of())(dg.build_sensor_context(instance=instance))
 
     return look
 
@@ -99,7 +109,7 @@ def test_the_sensor_starts_a_vanished_run_again_and_not_one_that_was_terminated(
     assert isinstance(tick(), dg.SkipReason)
 
     def started(**tags):
-        made = instance.create_run_for_job(continuous, tags=tags)
+        made = instance.create_run_for_job(continuous, tags=tags | GRAPH.tags)
         instance.report_engine_event("started", made)
         instance.handle_new_event(event(made, dg.DagsterEventType.RUN_START))
         return made
@@ -107,12 +117,12 @@ def test_the_sensor_starts_a_vanished_run_again_and_not_one_that_was_terminated(
     alive = started(**{PROCESS_TAG: this_process()})
     assert instance.get_run_by_id(alive.run_id).status == DagsterRunStatus.STARTED
     assert f"run {alive.run_id} is started" in tick().skip_message
-    assert run_under_way(instance).run_id == alive.run_id
+    assert run_under_way(instance, load_settings()).run_id == alive.run_id
     instance.report_run_canceled(alive)
     assert tick().skip_message.startswith("off: ")
 
     gone = started(**{PROCESS_TAG: f"{socket.gethostname()}:{os.getpid()}:{int(time.time()) - 10**6}"})
-    assert run_under_way(instance) is None
+    assert run_under_way(instance, load_settings()) is None
     first = tick()
     assert instance.get_run_by_id(gone.run_id).status == DagsterRunStatus.FAILURE
     assert isinstance(first, dg.SkipReason)
@@ -127,25 +137,27 @@ def test_the_sensor_starts_a_vanished_run_again_and_not_one_that_was_terminated(
 def test_a_run_that_was_ended_with_a_failing_game_stays_off(instance, tick):
     """Ctrl-C, or the end of `--duration-s`: the run has failed, as a table has, and nobody wants it back."""
     for told, off in (("true", True), ("false", False)):
-        made = instance.create_run_for_job(continuous, tags={ENDED_BY_ITSELF: told})
+        made = instance.create_run_for_job(continuous, tags={ENDED_BY_ITSELF: told, **GRAPH.tags})
         instance.report_run_failed(made, "1 tables failed")
         assert tick().skip_message.startswith("off: ") is off
 
 
 def test_row_changing_work_goes_first_and_other_runs_do_not(instance):
-    assert row_changing_run(instance) is None
-    instance.create_run_for_job(refresh, status=DagsterRunStatus.STARTING)
-    instance.create_run_for_job(redecode, status=DagsterRunStatus.SUCCESS)
-    assert row_changing_run(instance) is None
-    tagged = instance.create_run_for_job(refresh, status=DagsterRunStatus.STARTING, tags={ROW_CHANGING_TAG: "true"})
-    assert row_changing_run(instance) == f"run {tagged.run_id} of refresh goes first"
+    assert row_changing_run(instance, OWN) is None
+    instance.create_run_for_job(refresh, status=DagsterRunStatus.STARTING, tags=GRAPH.tags)
+    instance.create_run_for_job(redecode, status=DagsterRunStatus.SUCCESS, tags=GRAPH.tags)
+    assert row_changing_run(instance, OWN) is None
+    tagged = instance.create_run_for_job(
+        refresh, status=DagsterRunStatus.STARTING, tags={ROW_CHANGING_TAG: "true", **GRAPH.tags}
+    )
+    assert row_changing_run(instance, OWN) == f"run {tagged.run_id} of refresh goes first"
     instance.report_run_canceled(tagged)
-    starting = instance.create_run_for_job(redecode, status=DagsterRunStatus.STARTING)
-    assert row_changing_run(instance) == f"run {starting.run_id} of redecode goes first"
-    assert JOB not in row_changing_run(instance)
+    starting = instance.create_run_for_job(redecode, status=DagsterRunStatus.STARTING, tags=GRAPH.tags)
+    assert row_changing_run(instance, OWN) == f"run {starting.run_id} of redecode goes first"
+    assert JOB not in row_changing_run(instance, OWN)
     # Without a daemon nobody ends a run that was killed: it must not keep continuous mode waiting for ever.
     instance.add_run_tags(starting.run_id, {PROCESS_TAG: f"{socket.gethostname()}:4000000:1"})
-    assert row_changing_run(instance) is None
+    assert row_changing_run(instance, OWN) is None
 
 
 def event(made, kind):

@@ -17,13 +17,14 @@ from game_events.lakehouse.event_columns import OWN_COLUMNS
 from game_events.lakehouse.system_tables.event_log import append_events
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
 from game_events.orchestration.checks.tables import build_checks
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import BRONZE_KEY, GOLD_KEY, SILVER_KEY
 from game_events.orchestration.resources import LakehouseResource, SparkResource
 from game_events.orchestration.runs.alerts import send_own_alerts
 from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.orchestration.sensors import data_alarms as sensor
-from game_events.orchestration.sensors.alerts import alerts
-from game_events.orchestration.sensors.data_alarms import Watch, data_alarms
+from game_events.orchestration.sensors.alerts import build_alerts
+from game_events.orchestration.sensors.data_alarms import Watch, build_data_alarms
 from game_events.pipeline.checks import freshness
 from game_events.pipeline.checks.freshness import fresh
 from game_events.pipeline.context import Pipeline, no_spark
@@ -44,7 +45,9 @@ class World:
         self.later_s, self.cursors, self.batch, self.offset = 0.0, {}, 0, 0
         assets = [dg.AssetSpec(key) for key in (BRONZE_KEY, SILVER_KEY, GOLD_KEY)]
         resources = {"lakehouse": LakehouseResource(spark=SparkResource())}
-        self.repository = dg.Definitions(assets=assets, asset_checks=build_checks(), resources=resources).get_repository_def()
+        self.repository = dg.Definitions(
+            assets=assets, asset_checks=build_checks(Graph.of()), resources=resources
+        ).get_repository_def()
         clock = SimpleNamespace(time=lambda: time.time() + self.later_s)
         monkeypatch.setattr(sensor, "time", clock)
         monkeypatch.setattr(freshness, "time", clock)
@@ -81,7 +84,7 @@ class World:
         """What one tick of both sensors told; results of checks are stored as the daemon does it."""
         self.later_s += later_s
         before = len(self.receiver.bodies)
-        for one in (data_alarms, alerts):
+        for one in (build_data_alarms(Graph.of()), build_alerts(Graph.of())):
             cursor = self.cursors.get(one.name)
             context = dg.build_sensor_context(self.instance, cursor=cursor, repository_def=self.repository)
             found = one(context)
