@@ -27,8 +27,8 @@ OpEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluatio
 
 JOB = "continuous"
 
-#: Metadata key of the games that a check failed for.
-FAILED_GAMES = "failed_games"
+#: Metadata keys of check results: the games that it failed for, and what it covers.
+FAILED_GAMES, COVERS = "failed_games", "covers"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class SparkResource(LazyPySparkResource):
     """
 
     spark_config: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
-    source: dg.ResourceDependency[SettingsSource] = SettingsSource()  # noqa: RUF012 - immutable
+    source: dg.ResourceDependency[SettingsSource] = SettingsSource()  # type: ignore[assignment]
 
     def _init_session(self) -> None:
         """Make the session, once for each process; on a Connect server again if it was given back."""
@@ -56,7 +56,7 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
     """The pipeline over one lakehouse; its settings are those of the graph, or what environment, `.env` and YAML say now."""
 
     spark: dg.ResourceDependency[SparkResource]
-    source: dg.ResourceDependency[SettingsSource] = SettingsSource()  # noqa: RUF012 - immutable
+    source: dg.ResourceDependency[SettingsSource] = SettingsSource()  # type: ignore[assignment]
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Every run that works on the tables says which process does, and on which lakehouse."""

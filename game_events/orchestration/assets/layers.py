@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import dagster as dg
 
 from game_events.config.settings import Settings
 from game_events.extending import GoldAggregate
+from game_events.lakehouse.tables import UNIFIED
 from game_events.orchestration.assets.per_game import game_asset
 from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.checks.tables import check_evaluation
@@ -24,6 +26,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import player_agg
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
+from game_events.pipeline.reporting.present import present
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh_downstream
 from game_events.pipeline.silver.admission import new_games
@@ -31,6 +34,8 @@ from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.sources.kafka.source import subject_of
 
 SPARK_TABLE = {"spark", "deltalake"}
+#: Dagster accepts no shorter window of freshness.
+SHORTEST_WINDOW_S = 60
 
 
 def build_tables(graph: Graph, own: Iterable[GoldAggregate] = ()) -> list[dg.AssetsDefinition | dg.AssetSpec]:
@@ -63,6 +68,7 @@ def _bronze(sources: Sequence[dg.AssetKey], graph: Graph) -> dg.AssetsDefinition
                 "Every decodable record of the source, once: columns decoded by its writer's schema, Kafka metadata, schema "
                 "id, raw value. Append-only.",
                 deps=list(sources),
+                freshness_policy=_freshness(graph.settings),
             ),
             _table_spec(
                 keys.quarantine,
@@ -80,15 +86,28 @@ def _bronze(sources: Sequence[dg.AssetKey], graph: Graph) -> dg.AssetsDefinition
         with graph.lakehouse(context).recorded(context, keys.bronze.path[-1]) as (pipeline, report):
             load_bronze(pipeline, report)
             names = new_games(pipeline)
+            entries = {t.layer: t for t in report.tables}
+            bronze = entries.get("bronze") or present("bronze", pipeline.bronze)
         if names:
             context.instance.add_dynamic_partitions(str(keys.partitions.name), names)
-        entries = {t.layer: t for t in report.tables}
         if "quarantine" in entries:
             yield dg.MaterializeResult(keys.quarantine, metadata=table_metadata(entries["quarantine"], report, keys))
-        metadata = table_metadata(entries["bronze"], report, keys) if "bronze" in entries else {"dagster/row_count": 0}
-        yield dg.MaterializeResult(keys.bronze, metadata=metadata)
+        yield dg.MaterializeResult(keys.bronze, metadata=table_metadata(bronze, report, keys) if bronze is not None else None)
 
     return bronze_events
+
+
+def _freshness(settings: Settings) -> dg.FreshnessPolicy | None:
+    """Dagster's own status of bronze, seen when nothing runs: late after half of `FRESHNESS_S`, overdue after all of it.
+
+    The check `fresh` says more (the topic tells whether producers are silent or the pipeline is late); the policy is on the
+    asset's page and evaluated by Dagster's daemon.
+    """
+    if not settings.freshness_s:
+        return None
+    fail = timedelta(seconds=max(settings.freshness_s, SHORTEST_WINDOW_S))
+    warn = fail / 2 if fail / 2 >= timedelta(seconds=SHORTEST_WINDOW_S) else None
+    return dg.FreshnessPolicy.time_window(fail_window=fail, warn_window=warn)
 
 
 def _silver(graph: Graph) -> dg.AssetsDefinition:
@@ -142,14 +161,14 @@ def _unified(graph: Graph) -> dg.AssetsDefinition:
                 check_after_run(pipeline, report)
             else:
                 refresh_unified(pipeline, report, full=config.full_refresh)
-        unified = [t for t in report.of("unified") if t.error is None]
+            unified = [t for t in report.of("unified") if t.error is None]
+            found = unified[0] if unified else present("unified", pipeline.lakehouse.table(UNIFIED))
         # Its own materialization is the output; the layers above have an event for each game.
         others = replace(report, tables=[t for t in report.tables if t not in unified])
         yield from report_events(context, others, keys)
         yield from rule_evaluations(report, keys)
         yield from (check_evaluation(found, keys) for found in report.checks)
-        metadata = table_metadata(unified[0], report, keys) if unified else {"note": "nothing has changed"}
-        yield dg.MaterializeResult(keys.unified, metadata=metadata)
+        yield dg.MaterializeResult(keys.unified, metadata=table_metadata(found, report, keys) if found is not None else None)
         fail_for(others.errors)
 
     return gold_unified_player_agg

@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterator
 
 import dagster as dg
 
+from game_events.extending import PLAYER_AGG
+from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.events.materializations import AssetEvent, partition_events
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.config import RefreshConfig
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.reporting.present import present
 from game_events.pipeline.reporting.report import RunReport
 
 #: Brings the tables of some games up to date, or (the last argument) replaces them.
@@ -34,8 +37,16 @@ def game_asset(spec: dg.AssetSpec, pool: str, layer: str, graph: Graph, refresh:
         )
         def tables_of_games(context: dg.AssetExecutionContext, config: RefreshConfig) -> Iterator[AssetEvent]:
             with graph.lakehouse(context).recorded(context, name) as (pipeline, report):
-                refresh(pipeline, report, frozenset(context.partition_keys), config.full_refresh)
+                games = frozenset(context.partition_keys)
+                refresh(pipeline, report, games, config.full_refresh)
+                idle = games - {t.game for t in report.of(layer)}
+                unchanged = [present(layer, _table(pipeline.lakehouse, layer, game), game) for game in sorted(idle)]
             yield from rule_evaluations(report, keys)
-            yield from partition_events(context, report, spec.key, layer, keys)
+            yield from partition_events(context, report, unchanged, spec.key, layer, keys)
 
     return tables_of_games
+
+
+def _table(lakehouse: Lakehouse, layer: str, game: str) -> Table:
+    """A game's table; the layer of an aggregate of one's own is `gold:{name}`."""
+    return lakehouse.silver(game) if layer == "silver" else lakehouse.gold(game, layer.partition(":")[2] or PLAYER_AGG)

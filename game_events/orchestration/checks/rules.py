@@ -5,15 +5,18 @@ from collections.abc import Iterable, Iterator
 import dagster as dg
 
 from game_events.config.settings import Settings
-from game_events.orchestration.checks.tables import check_result
+from game_events.orchestration.checks.tables import check_result, is_materialized
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.keys import DEFAULT, Keys
+from game_events.orchestration.keys import COVERS, DEFAULT, Keys
 from game_events.pipeline.checks.rule_audit import audit_rules
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.steps import WHOLE
 from game_events.pipeline.reporting.tables import RuleReport
 from game_events.rules import Rule
 
+#: What the evaluation of a run covers.
+THIS_RUN = "rows of this run"
 #: Games that a check's metadata names, those with most violations first.
 GAMES_SHOWN = 50
 
@@ -47,23 +50,31 @@ def build_rule_checks(rules: Iterable[Rule], graph: Graph) -> list[dg.AssetCheck
 
     @dg.multi_asset_check(name=keys.named("rules"), specs=specs, can_subset=True, required_resource_keys={graph.resource})
     def rules_hold(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:
-        chosen = [by_name[(key.asset_key, key.name)] for key in context.selected_asset_check_keys]
+        # A run that materializes the asset has counted the rows that it wrote, and said so.
+        keys_asked = [key for key in context.selected_asset_check_keys if not is_materialized(context.run, key.asset_key)]
+        chosen = [by_name[(key.asset_key, key.name)] for key in keys_asked]
+        if not chosen:
+            return
         report = RunResult(rules=audit_rules(graph.lakehouse(context).pipeline(context.run.run_id), chosen))
-        yield from map(check_result, rule_evaluations(report, keys))
+        yield from map(check_result, rule_evaluations(report, keys, WHOLE))
 
     return [rules_hold]
 
 
-def rule_evaluations(report: RunResult, keys: Keys = DEFAULT) -> Iterator[dg.AssetCheckEvaluation]:
-    """A check result for each rule in the report, over all games."""
+def rule_evaluations(report: RunResult, keys: Keys = DEFAULT, covers: str = THIS_RUN) -> Iterator[dg.AssetCheckEvaluation]:
+    """A check result for each rule in the report, over all games.
+
+    `covers`: which rows were counted. A run counts those that it wrote: "passed" does not mean that earlier rows satisfy the
+    rule.
+    """
     by_rule: dict[tuple[str, str], list[RuleReport]] = {}
     for entry in report.rules.values():
         by_rule.setdefault((entry.layer, entry.rule), []).append(entry)
     for found in by_rule.values():
-        yield _evaluation(found[0], found, keys)
+        yield _evaluation(found[0], found, keys, covers)
 
 
-def _evaluation(rule: RuleReport, found: list[RuleReport], keys: Keys) -> dg.AssetCheckEvaluation:
+def _evaluation(rule: RuleReport, found: list[RuleReport], keys: Keys, covers: str) -> dg.AssetCheckEvaluation:
     rows, violated = sum(r.rows for r in found), sum(r.violated for r in found)
     worst = sorted((r for r in found if r.violated), key=lambda r: (-r.violated, r.game))
     return dg.AssetCheckEvaluation(
@@ -71,6 +82,7 @@ def _evaluation(rule: RuleReport, found: list[RuleReport], keys: Keys) -> dg.Ass
         check_name=check_name(rule.rule),
         passed=not violated,
         metadata={
+            COVERS: covers,
             "rows": rows,
             "violated": violated,
             "violated_by_game": {r.game: r.violated for r in worst[:GAMES_SHOWN]},
@@ -79,6 +91,6 @@ def _evaluation(rule: RuleReport, found: list[RuleReport], keys: Keys) -> dg.Ass
             "action": rule.action,
         },
         severity=dg.AssetCheckSeverity.ERROR if rule.action == "fail" else dg.AssetCheckSeverity.WARN,
-        description=f"{violated:,} of {rows:,} rows violate: {rule.sql} ({rule.action})",
+        description=f"{violated:,} of {rows:,} rows ({covers}) violate: {rule.sql} ({rule.action})",
         blocking=rule.action == "fail",
     )

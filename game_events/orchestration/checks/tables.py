@@ -1,20 +1,22 @@
 """Checks on the whole as Dagster asset checks.
 
-Run by themselves from the UI and by the job `checks`; the cheap ones by every run that changed something.
+Run by themselves from the UI and by the job `checks`; the cheap ones by every run that changed something. Dagster makes an
+asset's checks in each run that materializes it by hand, too: these are the cheap ones there, and none that reads all games if
+single games are materialized.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import dagster as dg
 
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.keys import DEFAULT, FAILED_GAMES, Keys
+from game_events.orchestration.keys import COVERS, DEFAULT, FAILED_GAMES, Keys
 from game_events.pipeline.checks.registry import CHECKS, TableCheck
 from game_events.pipeline.reporting.steps import CheckResult
 
 
 def build_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:
-    """One asset check for each of `pipeline.whole_checks.CHECKS`."""
+    """One asset check for each of `CHECKS`."""
     return [_asset_check(check, graph) for check in CHECKS]
 
 
@@ -40,20 +42,34 @@ def build_check_schedule(graph: Graph, checks: Sequence[dg.AssetChecksDefinition
 def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
     keys = graph.keys
 
-    @dg.asset_check(
-        asset=keys.by_layer[check.layer],
-        name=check.name,
-        description=check.description,
-        blocking=check.blocking,
-        required_resource_keys={graph.resource},
+    asset = keys.by_layer[check.layer]
+    spec = dg.AssetCheckSpec(check.name, asset=asset, description=check.description, blocking=check.blocking)
+
+    # A subset: its result may be left out.
+    @dg.multi_asset_check(
+        name=f"{asset.path[-1]}_{check.name}", specs=[spec], can_subset=True, required_resource_keys={graph.resource}
     )
-    def evaluate(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+    def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        by_hand = is_materialized(context.run, asset)
+        if by_hand and (check.in_run is None or (check.all_games and has_partitions(context.run))):
+            return
         with graph.lakehouse(context).recorded(context, f"check {check.name}", lineage=False) as (pipeline, report):
-            found = check.run(pipeline)
-            report.add_checks(found)
-        return check_result(check_evaluation(found, keys))
+            found = check.made_in_run(pipeline) if by_hand else check.run(pipeline)
+            report.add_checks(*filter(None, [found]))
+        if found is not None:
+            yield check_result(check_evaluation(found, keys))
 
     return evaluate
+
+
+def is_materialized(run: dg.DagsterRun, asset: dg.AssetKey) -> bool:
+    """Whether a run materializes an asset, by hand."""
+    return asset in (run.asset_selection or ())
+
+
+def has_partitions(run: dg.DagsterRun) -> bool:
+    """Whether a run is of some partitions."""
+    return any(tag.startswith(("dagster/partition", "dagster/asset_partition_range")) for tag in run.tags)
 
 
 def check_evaluation(found: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckEvaluation:
@@ -62,7 +78,7 @@ def check_evaluation(found: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckE
         asset_key=keys.by_layer[found.layer],
         check_name=found.name,
         passed=found.passed,
-        metadata=dict(found.counts) | ({FAILED_GAMES: list(found.games)} if found.games else {}),
+        metadata=dict(found.counts) | {COVERS: found.covers} | ({FAILED_GAMES: list(found.games)} if found.games else {}),
         severity=dg.AssetCheckSeverity.ERROR if found.wrong_rows else dg.AssetCheckSeverity.WARN,
         description=found.summary,
     )

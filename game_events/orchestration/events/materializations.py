@@ -1,6 +1,6 @@
 """A run's report as Dagster events: one materialization for each table that changed, one check result for each check."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import dagster as dg
 
@@ -45,19 +45,29 @@ def report_events(
 
 
 def partition_events(
-    context: dg.AssetExecutionContext, report: RunResult, key: dg.AssetKey, layer: str, keys: Keys = DEFAULT
+    context: dg.AssetExecutionContext,
+    report: RunResult,
+    unchanged: Iterable[TableReport | None],
+    key: dg.AssetKey,
+    layer: str,
+    keys: Keys = DEFAULT,
 ) -> Iterator[AssetEvent]:
-    """Each requested game's own event, with metadata if it changed; a failed game has none and fails the run at the end.
+    """Each requested game's own event, with what its table holds; a failed game has none and fails the run at the end.
 
     So a backfill counts exactly the failed games as failed, and the UI offers exactly them for a retry.
+
+    `unchanged`: tables of games without news; None: a game without a table.
     """
     add_games(context.instance, report, keys)
-    done = {t.game: table_metadata(t, report, keys) for t in report.of(layer) if t.error is None and t.game is not None}
+    changed = [t for t in report.of(layer) if t.error is None]
+    found = [t for t in (*changed, *unchanged) if t is not None]
+    done = {t.game: table_metadata(t, report, keys) for t in found if t.game is not None}
     failed = [t for t in report.of(layer) if t.error is not None]
     if not failed:
         for game, metadata in done.items():
             context.add_asset_metadata(metadata, key, partition_key=game)
-        yield dg.MaterializeResult(key, metadata={"games_changed": len(done), "games_requested": len(context.partition_keys)})
+        numbers = {"games_changed": len(changed), "games_requested": len(context.partition_keys)}
+        yield dg.MaterializeResult(key, metadata=numbers)
         return
     # The one output of a run over several games would mark all of them.
     for game in sorted(set(context.partition_keys) - {t.game for t in failed}):

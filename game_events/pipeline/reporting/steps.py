@@ -9,6 +9,9 @@ from typing import Any
 
 from game_events.pipeline.reporting.merging import latest, merged
 
+#: What a check covers.
+WHOLE, NEW = "whole tables", "what is new"
+
 
 @dataclass(frozen=True)
 class ArchiveResult:
@@ -132,6 +135,7 @@ class CheckResult:
         wrong_rows: a failure means that rows are wrong, missing or duplicated (severity ERROR); otherwise WARN.
         version: Delta version of the layer's table that was checked.
         games: failed games, if each is checked by itself.
+        covers: what was looked at: `WHOLE`, or `NEW`, which passes over faults of earlier commits.
     """
 
     name: str
@@ -142,3 +146,4 @@ class CheckResult:
     wrong_rows: bool = False
     version: int | None = None
     games: tuple[str, ...] = ()
+    covers: str = WHOLE
