@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import dagster as dg
 
+from game_events.orchestration.events.budget import summaries, with_event
 from game_events.orchestration.events.metadata import table_metadata
 from game_events.orchestration.keys import DEFAULT, REPORT, Keys
 from game_events.pipeline.reporting.result import RunResult
@@ -25,7 +26,7 @@ def add_games(instance: dg.DagsterInstance, report: RunResult, keys: Keys = DEFA
 def report_events(
     context: dg.OpExecutionContext | dg.AssetExecutionContext, report: RunResult, keys: Keys = DEFAULT
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
-    """What a whole run did, for the assets and partitions that changed and no others.
+    """What a whole run did, for the assets and partitions that changed and no others (of very many: `budget`).
 
     An op has to yield these: what it logs instead (`log_event`) is kept back until it ends, and lost if it fails.
     """
@@ -34,11 +35,14 @@ def report_events(
         context.log.info("new_games=%s", ",".join(new))
     for notice in report.notices:
         context.log.warning(notice)
-    for entry in report.tables:
-        if entry.error is None:
-            yield dg.AssetMaterialization(
-                keys.layer(entry.layer), partition=entry.game, metadata=table_metadata(entry, report, keys)
-            )
+    changed = [entry for entry in report.tables if entry.error is None]
+    chosen = with_event(context.instance, changed, keys)
+    # An asset's page shows what its newest event has.
+    newest = {entry.layer: entry for entry in chosen}
+    for entry in chosen:
+        metadata = table_metadata(entry, report, keys, whole=entry is newest[entry.layer])
+        yield dg.AssetMaterialization(keys.layer(entry.layer), partition=entry.game, metadata=metadata)
+    yield from summaries(changed, chosen, keys)
     if report.replayed:
         # The table holds the same rows as before, and says of these that they are in bronze now.
         yield dg.AssetObservation(keys.quarantine, metadata={"replayed_rows": report.replayed})

@@ -14,19 +14,22 @@ from game_events.pipeline.reporting.tables import TableReport
 from game_events.sources.core.source import Split
 
 
-def table_metadata(entry: TableReport, report: RunResult, keys: Keys = DEFAULT) -> dict[str, Any]:
-    """Metadata of one table's materialization: Dagster's standard keys, then this pipeline's own."""
+def table_metadata(entry: TableReport, report: RunResult, keys: Keys = DEFAULT, *, whole: bool = True) -> dict[str, Any]:
+    """Metadata of one table's materialization: Dagster's standard keys, then this pipeline's own.
+
+    `whole`: with the columns even if the run did not change them, and with the layer's duration. Both are half of an event.
+    """
     metadata: dict[str, Any] = {
         "dagster/row_count": entry.table_rows,
         "rows_committed": entry.rows,
         "dagster/uri": dg.MetadataValue.path(entry.location),
         "dagster/table_name": keys.table_name(entry.table),
-        "dagster/column_schema": dg.TableSchema(
-            [dg.TableColumn(name, type=kind, description=entry.comments.get(name)) for name, kind in entry.columns]
-        ),
-        "table_bytes": entry.table_bytes,
+        "dagster/size_bytes": entry.table_bytes,
         "delta_version": entry.version,
     }
+    if whole or entry.new or entry.new_columns:
+        columns = [dg.TableColumn(name, type=kind, description=entry.comments.get(name)) for name, kind in entry.columns]
+        metadata["dagster/column_schema"] = dg.TableSchema(columns)
     if entry.batch is not None:
         metadata["bronze_batch"] = entry.batch
     if entry.new_columns:
@@ -44,7 +47,7 @@ def table_metadata(entry: TableReport, report: RunResult, keys: Keys = DEFAULT) 
         asset, value = f.metadata["asset"], getattr(report, f.name)
         if asset is not None and asset[0] == entry.layer and value:
             metadata[asset[1]] = asset[2](value)
-    if entry.layer in report.seconds:
+    if whole and entry.layer in report.seconds:
         seconds = report.seconds[entry.layer]
         metadata["layer_seconds"] = round(seconds, 3)
         metadata["layer_rows_per_second"] = round(report.rows(entry.layer) / seconds, 1) if seconds else None

@@ -1,4 +1,7 @@
-"""Cycles' reports -> at most one event a minute for each table: Dagster's storage and its automation work event by event."""
+"""Cycles' reports -> events at intervals: Dagster's storage and its automation work event by event.
+
+A table has one a minute at most; of many games each has one at longer intervals, so that a day's events stay below 100 MB.
+"""
 
 import threading
 import time
@@ -9,8 +12,8 @@ from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.reporting.tables import TableReport
 
-#: Seconds between two events of one table.
-EVENT_S = 60.0
+#: Seconds between two events of one table, and, of many games' tables, by their number.
+EVENT_S, EVENT_S_BY_GAME = 60.0, 7.0
 #: Events handed out at a time: with very many games each has to wait longer, and Dagster's storage keeps up.
 EVENTS_AT_ONCE = 200
 
@@ -41,7 +44,7 @@ class EventThrottle:
         now = self._clock()
         with self._lock:
             waiting = sorted(self._pending.tables, key=self._last_event)
-            due = [t for t in waiting if everything or now - self._last_event(t) >= EVENT_S]
+            due = [t for t in waiting if everything or now - self._last_event(t) >= self._interval(t)]
             due = due if everything else due[:EVENTS_AT_ONCE]
             if not due:
                 return None
@@ -59,6 +62,10 @@ class EventThrottle:
         """Take back what was handed out and could not be reported."""
         with self._lock:
             self._pending = report.merge(self._pending)
+
+    def _interval(self, entry: TableReport) -> float:
+        tables = sum(1 for name in self._reported_at if name != BRONZE)
+        return EVENT_S if entry.game is None else max(EVENT_S, EVENT_S_BY_GAME * tables)
 
     def _last_event(self, entry: TableReport) -> float:
         return self._reported_at.get(_group(entry), float("-inf"))

@@ -79,7 +79,14 @@ def test_the_event_log_says_what_the_tables_and_the_report_say_in_numbers_that_t
 def assert_numbers_are_numbers(run):
     """So that the assets' page plots them."""
     found = {m.asset_key: m.metadata for m in materializations(run)}
-    plotted = ["dagster/row_count", "rows_committed", "table_bytes", "delta_version", "layer_seconds", "layer_rows_per_second"]
+    plotted = [
+        "dagster/row_count",
+        "rows_committed",
+        "dagster/size_bytes",
+        "delta_version",
+        "layer_seconds",
+        "layer_rows_per_second",
+    ]
     for key, more in ((BRONZE_KEY, ["lag", "rejected_rows"]), (QUARANTINE_KEY, ["rejected_rows"]), (SILVER_KEY, [])):
         names = plotted[:4] + more if key == QUARANTINE_KEY else plotted + more
         for name in names:
