@@ -14,7 +14,8 @@ from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.archive import build_archive
 from game_events.orchestration.jobs.continuous import build_continuous
 from game_events.orchestration.jobs.maintain import build_hourly_maintenance, build_maintain
-from game_events.orchestration.jobs.refresh import build_redecode, build_refresh, build_replay
+from game_events.orchestration.jobs.refresh import build_refresh
+from game_events.orchestration.jobs.repair import build_redecode, build_replay
 from game_events.orchestration.jobs.validate import build_validate
 from game_events.orchestration.resources import LakehouseResource, SparkResource
 from game_events.orchestration.sensors import build_sensors

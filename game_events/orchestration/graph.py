@@ -6,6 +6,7 @@ of their assets, jobs, ops, sensors, schedules, pools and resources.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Self
 
 import dagster as dg
@@ -17,6 +18,8 @@ from game_events.orchestration.resources import LakehouseResource
 from game_events.orchestration.runs.own_runs import lakehouse_tag
 
 LAKEHOUSE = "lakehouse"
+#: Input of an op that only waits for another one.
+START = "start"
 StepContext = dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext
 
 
@@ -59,20 +62,27 @@ class Graph:
         found: LakehouseResource = getattr(context.resources, self.resource)
         return found
 
-    def op(self, name: str, description: str, pool: str | None) -> Callable[[Callable[..., Any]], dg.OpDefinition]:
-        """Decorator of an op without outputs that uses the resource, in a pool of the pipeline."""
+    def op(
+        self, name: str, description: str, pool: str | None, *, after: bool = False
+    ) -> Callable[[Callable[..., Any]], dg.OpDefinition]:
+        """Decorator of an op without outputs that uses the resource, in a pool of the pipeline; `after`: another op."""
         return dg.op(
             name=self.keys.named(name),
             description=description,
+            ins={START: dg.In(dg.Nothing)} if after else None,
             out=dg.Out(dg.Nothing),
             pool=None if pool is None else self.keys.named(pool),
             required_resource_keys={self.resource},
         )
 
-    def job(self, op: dg.OpDefinition, name: str, description: str, tags: Mapping[str, str] | None = None) -> dg.JobDefinition:
-        """A job of one op, in one process: the default executor would start a JVM for each step."""
-        graph = dg.GraphDefinition(name=self.keys.named(name), node_defs=[op])
-        return graph.to_job(description=description, executor_def=dg.in_process_executor, tags=self.tags | dict(tags or {}))
+    def job(
+        self, name: str, description: str, *ops: dg.OpDefinition, tags: Mapping[str, str] | None = None
+    ) -> dg.JobDefinition:
+        """A job of ops one after the other, in one process: the default executor would start a JVM for each of them."""
+        after = {later.name: {START: dg.DependencyDefinition(earlier.name)} for earlier, later in pairwise(ops)}
+        graph = dg.GraphDefinition(name=self.keys.named(name), node_defs=list(ops), dependencies=after)
+        tags = self.tags | dict(tags or {})
+        return graph.to_job(description=description, executor_def=dg.in_process_executor, tags=tags)
 
     @property
     def sensor_status(self) -> dg.DefaultSensorStatus:

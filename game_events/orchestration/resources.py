@@ -1,13 +1,14 @@
 """Dagster's resources: the Spark session, and the pipeline that uses it."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar, cast
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 from dagster_spark.utils import flatten_dict
+from pydantic import PrivateAttr
 from pyspark.sql import SparkSession
 
 from game_events.config.source import SettingsSource
@@ -52,11 +53,30 @@ class SparkResource(LazyPySparkResource):
             close_session(self._spark_session)
 
 
+class OpenRun(Protocol):
+    """What several steps of one run share."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended, and the next step needs another one."""
+        ...
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End it."""
+        ...
+
+
+Run = TypeVar("Run", bound=OpenRun)
+
+
 class LakehouseResource(dg.ConfigurableResource[Any]):
     """The pipeline over one lakehouse; its settings are those of the graph, or what environment, `.env` and YAML say now."""
 
     spark: dg.ResourceDependency[SparkResource]
     source: dg.ResourceDependency[SettingsSource] = SettingsSource()  # type: ignore[assignment]
+
+    _open: OpenRun | None = PrivateAttr(default=None)
+    _opened: int = PrivateAttr(default=0)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Every run that works on the tables says which process does, and on which lakehouse."""
@@ -68,8 +88,21 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
             log.warning("not_encrypted=%r", said)
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
-        """A server that other runs use remembers nothing of this one."""
-        self.spark.release()
+        """What the steps shared is ended, if no step has; a server that other runs use remembers nothing of this one."""
+        try:
+            if self._open is not None and not self._open.closed:
+                self._open.close(dg.DagsterExecutionInterruptedError("the run ended between two steps"))
+        finally:
+            self.spark.release()
+
+    def shared(self, make: Callable[[int], Run]) -> Run:
+        """What the steps of a run share, made at first use, and again after it was closed; `make` takes how often it was.
+
+        Dagster makes one resource for all steps of a run that one process executes.
+        """
+        if self._open is None or self._open.closed:
+            self._open, self._opened = make(self._opened), self._opened + 1
+        return cast(Run, self._open)
 
     def pipeline(self, run_id: str) -> Pipeline:
         """The parts of the pipeline for one step; Spark starts when the first of them needs it."""

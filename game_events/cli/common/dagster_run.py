@@ -29,7 +29,7 @@ def execute(settings: Settings, home: Path, name: str, config: Mapping[str, obje
         allow_here(place)
     own, definitions = OwnRuns.of(settings), build_defs(settings)
     job = definitions.resolve_job_def(Keys.of(settings).named(name))
-    (op,) = job.nodes
+    op = job.nodes_in_topological_order[0]
     with DagsterInstance.from_config(str(home)) as instance:
         # A run that was killed would keep its pool's slot, and this one would wait for it for ever.
         end_dead_runs(instance, own)

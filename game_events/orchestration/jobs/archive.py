@@ -41,8 +41,8 @@ def build_archive(graph: Graph) -> dg.JobDefinition:
         yield dg.Output(None, metadata=metadata)
 
     return graph.job(
-        archive_raw_records,
         "archive",
         "Raw records of bronze and quarantine to an archive that the files source reads back. The same as "
         "`game-events archive`.",
+        archive_raw_records,
     )

@@ -124,11 +124,11 @@ def build_continuous(graph: Graph) -> dg.JobDefinition:
         yield from _run(context, config, graph)
 
     return graph.job(
-        run_continuously,
         JOB,
         "Continuous mode: one long run that keeps every table up to the topic. Terminate it to switch continuous mode "
         "off; if it dies, the sensor `continuous_mode` starts it again.",
-        {"dagster/max_retries": "0", **CARRIES_ALL},
+        run_continuously,
+        tags={"dagster/max_retries": "0", **CARRIES_ALL},
     )
 
 

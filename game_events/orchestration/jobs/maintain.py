@@ -49,9 +49,9 @@ def build_maintain(graph: Graph) -> dg.JobDefinition:
         yield dg.Output(None, metadata=metadata)
 
     return graph.job(
-        look_after_tables,
         "maintain",
         "Maintenance of the tables, safe beside any run and reader. The same as `game-events maintain`.",
+        look_after_tables,
     )
 
 

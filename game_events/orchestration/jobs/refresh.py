@@ -1,147 +1,132 @@
-"""The jobs: `refresh` drives everything, `replay` and `redecode` repair; each logs the tables that changed."""
+"""The job `refresh`: the whole pipeline, a step for each layer.
 
-from collections.abc import Callable, Iterator, Mapping
+Not a job of the assets themselves: a job with partitioned assets cannot be started in Dagster's UI without a choice of
+partitions, and its options could be no one form (decision 25).
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import dagster as dg
-from pydantic import Field
 
-from game_events.orchestration.checks.rules import rule_evaluations
-from game_events.orchestration.checks.tables import check_evaluation
-from game_events.orchestration.events.materializations import report_events
+from game_events.orchestration.checks.whole_run import changes, whole_run
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.config import RunConfig
-from game_events.orchestration.keys import REPORT, OpEvent
+from game_events.orchestration.keys import OpEvent
 from game_events.orchestration.runs.errors import errors_decide
 from game_events.orchestration.runs.tags import CARRIES_ALL, ROW_CHANGING_TAG
 from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.redecode import redecode as redecode_bronze
-from game_events.pipeline.reprocessing.selection import replay_selection
-from game_events.pipeline.runs.refresh import refresh as refresh_all
-from game_events.pipeline.runs.refresh import refresh_downstream, replay_and_refresh
+from game_events.pipeline.runs.refresh import OWN_GOLD, TriggeredRun
+
+JOB, PLAN = "refresh", "plan"
+#: Step -> its op and pool.
+STEPS = {
+    "bronze": ("refresh_bronze", "bronze"),
+    "silver": ("refresh_silver", "silver"),
+    "gold": ("refresh_gold", "gold"),
+    "unified": ("refresh_unified", "gold"),
+    OWN_GOLD: ("refresh_own_aggregates", "gold"),
+}
+DESCRIPTIONS = {
+    "bronze": "Reads the topic up to the offsets seen now.",
+    "silver": "Brings every game's silver table up to bronze, in one Spark job.",
+    "gold": "Brings every game's gold table up to its silver table, in one Spark job.",
+    "unified": "Brings the table over all games up to their gold tables; no Spark.",
+    OWN_GOLD: "Brings the tables of user-defined aggregates up to silver.",
+}
 
 
-class ReplayConfig(dg.Config):
-    """Which rows of `quarantine_events` to try again; empty lists: all of them."""
+class SharedRun:
+    """What the steps of a run share: its report, its selection, and its entry in the event log, written once at its end."""
 
-    reasons: list[str] = Field(default=[], description="Only rows with these reasons, such as BAD_SCHEMA; empty: all.")
-    schema_ids: list[str] = Field(default=[], description="Only rows of these schema ids or GUIDs; empty: all.")
+    def __init__(self, pipeline: Pipeline, config: RunConfig, attempt: int) -> None:
+        """Begin the entry.
 
+        Raises:
+            ConfigurationError: the selection names what there is not.
+        """
+        self.work = TriggeredRun(pipeline, RunReport(), config.selection(pipeline), config.ignore_intervals)
+        self.closed = False
+        self._entry = ExitStack()
+        self._entry.enter_context(recorded(pipeline, self.work.report, JOB, attempt))
 
-class RedecodeConfig(dg.Config):
-    """What else follows when bronze's columns were rebuilt."""
-
-    refresh_silver_and_gold: bool = Field(default=False, description="Rebuild silver and gold from the new columns, too.")
+    def close(self, error: BaseException | None = None) -> None:
+        """Write the entry."""
+        self.closed = True
+        try:
+            self._entry.__exit__(type(error) if error is not None else None, error, None)
+        except BaseException as raised:
+            if raised is not error:
+                raise
 
 
 def build_refresh(graph: Graph) -> dg.JobDefinition:
-    """The job `refresh`: the whole pipeline; a game that fails alone fails the run after the others' results are kept."""
-
-    @graph.op(
-        "refresh_all_layers",
-        "Reads the topic up to the offsets seen now, then brings silver, gold and the unified table up to date; or only what "
-        "its configuration selects.",
-        "bronze",
-    )
-    def refresh_all_layers(context: dg.OpExecutionContext, config: RunConfig) -> Iterator[OpEvent]:
-        if config.full_refresh:
-            context.instance.add_run_tags(context.run_id, {ROW_CHANGING_TAG: "true"})
-
-        def work(pipeline: Pipeline, report: RunReport) -> Mapping[str, object]:
-            refresh_all(pipeline, report, config.selection(pipeline), ignore_intervals=config.ignore_intervals)
-            return {}
-
-        yield from _run(context, graph, "refresh", work)
-
+    """The job; a game that fails alone fails the run after the others' results are kept."""
+    steps = [_step(graph, step) for step in STEPS]
     return graph.job(
-        refresh_all_layers,
-        "refresh",
+        JOB,
         "Triggered mode: all layers, all games, one Spark job for each layer. Sensors, schedules and the command line "
         "start this job; it logs a materialization for each table that changed.",
-        CARRIES_ALL,
+        _plan(graph),
+        *steps,
+        _end(graph),
+        tags=CARRIES_ALL,
     )
 
 
-def build_replay(graph: Graph) -> dg.JobDefinition:
-    """The job `replay`: after a schema was registered, decoding learned something new, or a rule changed."""
+def _plan(graph: Graph) -> dg.OpDefinition:
+    @graph.op(PLAN, "Checks the options of the run; by default everything is brought up to date.", None)
+    def plan(context: dg.OpExecutionContext, config: RunConfig) -> Iterator[OpEvent]:
+        if config.full_refresh:
+            context.instance.add_run_tags(context.run_id, {ROW_CHANGING_TAG: "true"})
+        with errors_decide(context, graph.lakehouse(context).source.read()):
+            selection = _shared(context, graph).work.selection
+        chosen = {layer: "all" if games is None else ", ".join(sorted(games)) for layer, games in selection.update.items()}
+        yield dg.Output(None, metadata={"update": chosen, "replace": sorted(map(str, selection.full))})
 
-    @graph.op(
-        "replay_quarantined_rows",
-        "Tries rows of quarantine_events again; those that decode now, or that the rules let in, reach silver and gold once.",
-        "bronze",
-    )
-    def replay_quarantined_rows(context: dg.OpExecutionContext, config: ReplayConfig) -> Iterator[OpEvent]:
-        def work(pipeline: Pipeline, report: RunReport) -> Mapping[str, object]:
-            done = replay_and_refresh(pipeline, report, replay_selection(config.reasons, config.schema_ids))
-            return {"replayed_rows": done.rows, "left_by_reason": dict(done.left)}
-
-        yield from _run(context, graph, "replay", work)
-
-    return graph.job(
-        replay_quarantined_rows,
-        "replay",
-        "Rows of quarantine_events that can be decoded after all, or satisfy the rules now, reach silver and gold. The "
-        "same as `game-events quarantine replay`.",
-        CARRIES_ALL,
-    )
+    return plan
 
 
-def build_redecode(graph: Graph) -> dg.JobDefinition:
-    """The job `redecode`: after decoding learned something new."""
+def _step(graph: Graph, name: str) -> dg.OpDefinition:
+    op, pool = STEPS[name]
 
-    @graph.op(
-        "redecode_bronze",
-        "Rebuilds bronze's decoded columns from its raw values, without Kafka, in one atomic commit.",
-        "bronze",
-    )
-    def redecode_bronze_events(context: dg.OpExecutionContext, config: RedecodeConfig) -> Iterator[OpEvent]:
-        def work(pipeline: Pipeline, report: RunReport) -> Mapping[str, object]:
-            done = redecode_bronze(pipeline, report)
-            if config.refresh_silver_and_gold:
-                refresh_downstream(pipeline, report, full=True)
-            return {
-                "redecoded_rows": done.rows,
-                "kept_by_reason": dict(done.kept),
-                "new_columns": done.new_columns,
-                "undecoded_by_type": dict(done.other_types),
-            }
+    @graph.op(op, DESCRIPTIONS[name], pool, after=True)
+    def step(context: dg.OpExecutionContext) -> Iterator[OpEvent]:
+        with errors_decide(context, graph.lakehouse(context).source.read()):
+            run = _shared(context, graph)
+            try:
+                run.work.steps[name]()
+            except BaseException as error:
+                run.close(error)
+                if isinstance(error, Exception):
+                    # What was committed before the error stays, so it is reported; a retry reports only what it adds.
+                    yield from changes(context, run.work.report, graph.keys)
+                raise
+        yield dg.Output(None)
 
-        yield from _run(context, graph, "redecode", work)
-
-    return graph.job(
-        redecode_bronze_events,
-        "redecode",
-        "Bronze's decoded columns are rebuilt from its raw values. The same as `game-events redecode`.",
-    )
+    return step
 
 
-def _run(
-    context: dg.OpExecutionContext,
-    graph: Graph,
-    name: str,
-    work: Callable[[Pipeline, RunReport], Mapping[str, object]],
-) -> Iterator[OpEvent]:
-    """Do the work, make the checks, and report both as events; then fail, if the work stopped or a table failed."""
-    pipeline, report = graph.lakehouse(context).pipeline(context.run_id), RunReport()
-    keys = graph.keys
-    with errors_decide(context, pipeline.settings):
-        try:
-            with recorded(pipeline, report, name, context.retry_number):
-                more = work(pipeline, report)
-                check_after_run(pipeline, report)
-        except Exception:
-            # What was committed before the error stays, so it is reported; a retry reports only what it adds.
-            yield from report_events(context, report, keys)
-            yield from rule_evaluations(report, keys)
-            raise
-    yield from report_events(context, report, keys)
-    yield from rule_evaluations(report, keys)
-    yield from (check_evaluation(found, keys) for found in report.checks)
-    whole = {REPORT: dg.MetadataValue.json(report.to_dict() | dict(more))}
-    if report.errors:
-        # Not retried here: one game's failure would hold up everybody's next run. The sensor `kafka_lag` tries it again.
-        failed = "; ".join(f"{t.table}: {t.error}" for t in report.errors[:10])
-        raise dg.Failure(f"{len(report.errors)} tables failed: {failed}", metadata=whole, allow_retries=False)
-    yield dg.Output(None, metadata=whole)
+def _end(graph: Graph) -> dg.OpDefinition:
+    @graph.op("report", "Makes the checks of a run, and logs what it changed.", None, after=True)
+    def report(context: dg.OpExecutionContext) -> Iterator[OpEvent]:
+        with errors_decide(context, graph.lakehouse(context).source.read()):
+            run = _shared(context, graph)
+            check_after_run(run.work.pipeline, run.work.report)
+            run.close()
+            # All at once: automation must not find half of a run's events.
+            yield from whole_run(context, run.work.report, graph.keys)
+
+    return report
+
+
+def _shared(context: dg.OpExecutionContext, graph: Graph) -> SharedRun:
+    """What the steps share; its options are those of the first step, also where a run is executed again from a later one."""
+    lakehouse = graph.lakehouse(context)
+    run_config: dict[str, Any] = dict(context.run.run_config)
+    options = run_config.get("ops", {}).get(graph.keys.named(PLAN), {}).get("config", {})
+    return lakehouse.shared(lambda attempt: SharedRun(lakehouse.pipeline(context.run_id), RunConfig(**options), attempt))

@@ -40,4 +40,8 @@ def build_validate(graph: Graph, load: Callable[[], dg.Definitions]) -> dg.JobDe
         yield dg.Output(None, metadata=whole | {c.check.replace(" ", "_"): c.detail for c in found})
 
     description = "Dry run: checks all that a run needs and reports what it would do. The same as `game-events run --dry-run`."
-    return graph.job(check_everything, "validate", description)
+    return graph.job(
+        "validate",
+        description,
+        check_everything,
+    )

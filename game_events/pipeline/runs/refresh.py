@@ -1,6 +1,7 @@
 """One run over all layers, or over selected ones, for Dagster's jobs and assets and the command line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from pyspark.sql import functions as F
 
@@ -26,6 +27,9 @@ from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.sources.core.source import SourceSnapshot
 from game_events.spark.storage_errors import storage_named
 
+#: Name of the step of the aggregates that users defined.
+OWN_GOLD = "own_gold"
+
 
 def refresh(
     pipeline: Pipeline,
@@ -44,25 +48,91 @@ def refresh(
         GameEventsError: the run cannot continue (broker, registry, settings); what was committed stays, and the next run
             continues from there. A game that fails alone is in the report instead.
     """
-    report = RunReport() if report is None else report
+    run = TriggeredRun(pipeline, RunReport() if report is None else report, selection, ignore_intervals)
     with storage_named(pipeline.lakehouse.root):
-        if selection == EVERYTHING:
-            find_lost_tables(pipeline, report)
-            cycle(pipeline, report, ignore_intervals=ignore_intervals)
-        else:
-            _selected(pipeline, report, selection, ignore_intervals=ignore_intervals)
-    return report
+        for step in run.steps.values():
+            step()
+    return run.report
 
 
-def _selected(pipeline: Pipeline, report: RunReport, selection: Selection, *, ignore_intervals: bool) -> None:
-    report.warn(*selection.notices)
-    if Layer.BRONZE in selection.full:
-        refuse_unless_allowed(pipeline)
-        replace_bronze(pipeline, report)
-    if Layer.BRONZE in selection.update:
-        load_bronze(pipeline, report)
-        replay_what_became_known(pipeline, report)
-    refresh_selected(pipeline, report, selection, ignore_intervals=ignore_intervals)
+@dataclass(frozen=True)
+class TriggeredRun:
+    """A run in triggered mode, step by step: each one finds in the tables what is left to do, whatever was done before it.
+
+    The report gets the result of each step. `ignore_intervals`: as for `refresh`.
+    """
+
+    pipeline: Pipeline
+    report: RunReport
+    selection: Selection = EVERYTHING
+    ignore_intervals: bool = False
+
+    @property
+    def steps(self) -> Mapping[str, Callable[[], None]]:
+        """Name -> step, in their order: the layers, then the aggregates that users defined."""
+        return {
+            Layer.BRONZE: self.bronze,
+            Layer.SILVER: self.silver,
+            Layer.GOLD: self.gold,
+            Layer.UNIFIED: self.unified,
+            OWN_GOLD: self.own_gold,
+        }
+
+    def bronze(self) -> None:
+        """Read the source up to its current end; replace bronze first, if that was selected and is allowed."""
+        chosen = self.selection
+        if chosen == EVERYTHING:
+            find_lost_tables(self.pipeline, self.report)
+        self.report.warn(*chosen.notices)
+        if Layer.BRONZE in chosen.full:
+            refuse_unless_allowed(self.pipeline)
+            replace_bronze(self.pipeline, self.report)
+        if Layer.BRONZE in chosen.update:
+            load_bronze(self.pipeline, self.report)
+            replay_what_became_known(self.pipeline, self.report)
+
+    def silver(self) -> None:
+        """Bring the games' silver tables up to bronze; first the full refreshes."""
+        update, full = self.selection.update, self.selection.full
+        # After a full refresh of bronze, silver is replaced in any case.
+        if Layer.SILVER in full and not (Layer.BRONZE in full and full[Layer.SILVER] is None):
+            refresh_silver(self.pipeline, self.report, full[Layer.SILVER], full=True)
+        if Layer.SILVER in update:
+            refresh_silver(self.pipeline, self.report, update[Layer.SILVER], just_loaded=self.selection == EVERYTHING)
+            if update[Layer.SILVER] is None:
+                self.report.visible(Layer.SILVER)
+
+    def gold(self) -> None:
+        """Bring the games' tables of the built-in aggregate up to silver; first the full refreshes."""
+        update, full = self.selection.update, self.selection.full
+        if Layer.GOLD in full:
+            refresh_gold(self.pipeline, self.report, full[Layer.GOLD], full=True)
+        if Layer.GOLD in update:
+            refresh_gold(self.pipeline, self.report, update[Layer.GOLD])
+            if self._whole:
+                self.report.visible(Layer.GOLD)
+
+    def unified(self) -> None:
+        """Bring the table over all games up to the games' gold tables."""
+        if Layer.UNIFIED in self.selection.update:
+            refresh_unified(self.pipeline, self.report, full=Layer.UNIFIED in self.selection.full)
+            if self._whole:
+                self.report.visible(Layer.UNIFIED)
+
+    def own_gold(self) -> None:
+        """Bring the tables of the aggregates that users defined up to silver; first the full refreshes."""
+        full = self.selection.full
+        for aggregate in self.pipeline.extensions.aggregates:
+            if aggregate.layer in full:
+                refresh_gold(self.pipeline, self.report, full[aggregate.layer], full=True, aggregate=aggregate)
+        chosen = None if self.selection == EVERYTHING else self.selection.update
+        refresh_own_gold(self.pipeline, self.report, chosen, ignore_intervals=self.ignore_intervals)
+
+    @property
+    def _whole(self) -> bool:
+        """Whether all games are refreshed: latencies are measured only then."""
+        update = self.selection.update
+        return all(layer in update and update[layer] is None for layer in (Layer.SILVER, Layer.GOLD))
 
 
 def cycle(
@@ -111,35 +181,6 @@ def refresh_downstream(
         refresh_unified(pipeline, report)
         report.visible(Layer.UNIFIED)
         refresh_own_gold(pipeline, report, ignore_intervals=ignore_intervals)
-
-
-def refresh_selected(pipeline: Pipeline, report: RunReport, selection: Selection, *, ignore_intervals: bool = False) -> None:
-    """Refresh the selected layers after bronze, in order: per layer first the full refreshes."""
-    update, full = selection.update, selection.full
-    # Latencies are measured only if all games are refreshed.
-    whole = all(layer in update and update[layer] is None for layer in (Layer.SILVER, Layer.GOLD))
-    # After a full refresh of bronze, silver is replaced in any case.
-    if Layer.SILVER in full and not (Layer.BRONZE in full and full[Layer.SILVER] is None):
-        refresh_silver(pipeline, report, full[Layer.SILVER], full=True)
-    if Layer.SILVER in update:
-        refresh_silver(pipeline, report, update[Layer.SILVER])
-        if update[Layer.SILVER] is None:
-            report.visible(Layer.SILVER)
-    if Layer.GOLD in full:
-        refresh_gold(pipeline, report, full[Layer.GOLD], full=True)
-    if Layer.GOLD in update:
-        refresh_gold(pipeline, report, update[Layer.GOLD])
-        if whole:
-            report.visible(Layer.GOLD)
-    if Layer.UNIFIED in update:
-        refresh_unified(pipeline, report, full=Layer.UNIFIED in full)
-        if whole:
-            report.visible(Layer.UNIFIED)
-    for aggregate in pipeline.extensions.aggregates:
-        if aggregate.layer in full:
-            refresh_gold(pipeline, report, full[aggregate.layer], full=True, aggregate=aggregate)
-    chosen = None if selection == EVERYTHING else update
-    refresh_own_gold(pipeline, report, chosen, ignore_intervals=ignore_intervals)
 
 
 def replay_and_refresh(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:

@@ -97,7 +97,7 @@ def test_metadata_says_what_the_tables_say(runs, environment):
     assert meta[BRONZE_KEY]["schema_ids"].value == sorted(sent.schema_ids.values())
     assert sum(meta[QUARANTINE_KEY]["reasons"].value.values()) == sum(sent.poison.values())
     output = [e for e in result.all_events if e.event_type == dg.DagsterEventType.STEP_OUTPUT]
-    report = output[0].step_output_data.metadata[REPORT].data
+    report = output[-1].step_output_data.metadata[REPORT].data
     assert report["rows"]["bronze"] == sent.decodable
 
 

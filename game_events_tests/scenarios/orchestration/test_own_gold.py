@@ -36,6 +36,6 @@ def test_a_run_logs_the_games_that_changed_and_one_game_by_hand_is_that_game(run
     assert by_hand.success
     assert logged(by_hand) == {("gold_devices", "rummy"): 1}
     assert differences(environment, ("rummy",), "devices", DEVICES_SQL) == []
-    asked = runs.job("refresh", refresh_all_layers={"ignore_intervals": True})
+    asked = runs.job("refresh", plan={"ignore_intervals": True})
     assert logged(asked) == {("gold_devices", "spades"): 1}
     assert differences(environment, ("rummy", "spades"), "devices", DEVICES_SQL) == []

@@ -15,7 +15,7 @@ pytestmark = [
 
 
 def refresh(runs, **asked):
-    return runs.job("refresh", refresh_all_layers=asked)
+    return runs.job("refresh", plan=asked)
 
 
 def held(settings):

@@ -41,7 +41,7 @@ def test_a_run_of_definitions_with_given_settings_works_on_their_lakehouse_and_s
             seen.append(graph.lakehouse(context).pipeline(context.run_id).settings.lakehouse)
             yield dg.Output(None)
 
-        job = graph.job(look, "look_at_settings", "Looks at the settings of a run.")
+        job = graph.job("look_at_settings", "Looks at the settings of a run.", look)
         found = dg.Definitions(jobs=[job], resources=build_defs(given).resources)
         result = found.resolve_job_def(job.name).execute_in_process(instance=instance)
         assert result.success

@@ -14,7 +14,8 @@ from dagster import DagsterRunStatus
 from game_events.config.settings import load_settings
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.continuous import ROW_CHANGING_TAG, build_continuous, row_changing_run, run_under_way
-from game_events.orchestration.jobs.refresh import build_redecode, build_refresh
+from game_events.orchestration.jobs.refresh import build_refresh
+from game_events.orchestration.jobs.repair import build_redecode
 from game_events.orchestration.keys import JOB
 from game_events.orchestration.runs.own_runs import OwnRuns
 from game_events.orchestration.runs.process_tag import PROCESS_TAG, is_gone, this_process

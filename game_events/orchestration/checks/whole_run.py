@@ -1,0 +1,35 @@
+"""The events of a whole run: what changed, which rules and checks failed, and its report."""
+
+from collections.abc import Iterator, Mapping
+
+import dagster as dg
+
+from game_events.orchestration.checks.rules import rule_evaluations
+from game_events.orchestration.checks.tables import check_evaluation
+from game_events.orchestration.events.materializations import report_events
+from game_events.orchestration.keys import REPORT, Keys, OpEvent
+from game_events.pipeline.reporting.report import RunReport
+
+
+def changes(context: dg.OpExecutionContext, report: RunReport, keys: Keys) -> Iterator[OpEvent]:
+    """The tables that changed, and the rules that were evaluated."""
+    yield from report_events(context, report, keys)
+    yield from rule_evaluations(report, keys)
+
+
+def whole_run(
+    context: dg.OpExecutionContext, report: RunReport, keys: Keys, more: Mapping[str, object] | None = None
+) -> Iterator[OpEvent]:
+    """All events of a run that came to its end, and its output; `more`: further parts of the report.
+
+    Raises:
+        Failure: tables failed, each alone.
+    """
+    yield from changes(context, report, keys)
+    yield from (check_evaluation(found, keys) for found in report.checks)
+    whole = {REPORT: dg.MetadataValue.json(report.to_dict() | dict(more or {}))}
+    if report.errors:
+        # Not retried here: one game's failure would hold up everybody's next run. The sensor `kafka_lag` tries it again.
+        failed = "; ".join(f"{t.table}: {t.error}" for t in report.errors[:10])
+        raise dg.Failure(f"{len(report.errors)} tables failed: {failed}", metadata=whole, allow_retries=False)
+    yield dg.Output(None, metadata=whole)
