@@ -16,10 +16,9 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyarrow.fs import FileSelector, FileType
 
-from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.maintenance.unreferenced_files import delete_files
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, game_of_silver, has_persons, is_person
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, game_of_silver, has_persons, is_person, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, scan_files
 from game_events.pipeline.erasure.subjects import DataSubjects

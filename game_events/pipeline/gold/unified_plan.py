@@ -12,14 +12,13 @@ from deltalake import DeltaTable, Schema
 from pyspark.sql.types import StructType
 
 from game_events.errors import GameEventsError
-from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.file_copies import copied_name
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
-from game_events.lakehouse.tables import UNIFIED, game_of_gold, is_game
+from game_events.lakehouse.tables import UNIFIED, game_of_gold, is_game, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import is_current, player_agg
 from game_events.spark.schemas import merged_columns

@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, commit, paths
+from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.tables import paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport

@@ -11,9 +11,9 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.errors import ConflictError, TransientError
-from game_events.lakehouse.commits.commit import commit, paths
+from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import Lakehouse, paths
 from game_events_tests.support.tables import SCHEMA, data_files, numbers, plan, staged
 
 WIDER = SCHEMA.append(pa.field("more", pa.string()))

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, DataError
-from game_events.lakehouse.commits.commit import Commit, commit, paths
+from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.staging import StagedWriter, file_system
 from game_events.lakehouse.system_tables.suppressed import (
     add_records,
@@ -22,7 +22,7 @@ from game_events.lakehouse.system_tables.suppressed import (
     finish_suppressed,
     read_suppressed,
 )
-from game_events.lakehouse.tables import REST_FAILED_CHUNKS, Lakehouse
+from game_events.lakehouse.tables import REST_FAILED_CHUNKS, Lakehouse, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure import old_files as erasure_files
 from game_events.pipeline.erasure.old_files import remove_old_files

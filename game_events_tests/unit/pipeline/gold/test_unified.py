@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits import commit as commits
-from game_events.lakehouse.commits.commit import Commit, commit, paths
+from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow
@@ -24,7 +24,7 @@ from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.format_version import PARTITIONED, format_of
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.query import TablesSql
-from game_events.lakehouse.tables import UNIFIED, Table
+from game_events.lakehouse.tables import UNIFIED, Table, paths
 from game_events.pipeline.erasure.old_files import remove_old_files
 from game_events.pipeline.erasure.scan import EraseTask, without
 from game_events.pipeline.erasure.subjects import DataSubjects
