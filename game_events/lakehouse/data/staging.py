@@ -177,6 +177,13 @@ class StagedWriter:
         self._writer = self._sink = None
 
 
+def staged(table: Table, rows: pa.Table) -> list[StagedFile]:
+    """Rows as files that are not committed yet; without rows, none."""
+    writer = StagedWriter(table, rows.schema)
+    writer.write(rows)
+    return writer.close()
+
+
 def repeated_columns(rows: pa.Table) -> list[str]:
     """Parquet columns with repeated values, by the first rows: only for these a dictionary pays.
 

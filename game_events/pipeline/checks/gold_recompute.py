@@ -12,6 +12,7 @@ from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
 
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
 from game_events.lakehouse.commits.parallel import opened
+from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.snapshot import files_with
 from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_schema
 from game_events.lakehouse.tables import UNIFIED
@@ -93,7 +94,7 @@ def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
 
 
 def _holds(unified: DeltaTable, gold: DeltaTable) -> bool:
-    return unified.transaction_version(gold_app(str(gold.metadata().id))) == gold.version()
+    return txn(unified, gold_app(gold)) == gold.version()
 
 
 def _all_rows(pipeline: Pipeline, tables: _Tables) -> DataFrame:

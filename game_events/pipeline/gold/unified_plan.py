@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from game_events.errors import GameEventsError
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, txn
 from game_events.lakehouse.data.file_copies import copied_name
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
@@ -74,9 +74,9 @@ class UnifiedPlan:
         return not self.games and (self.unified is None or self.replaced or not self.whole)
 
 
-def gold_app(gold_id: str) -> str:
+def gold_app(gold: DeltaTable) -> str:
     """Name of the `txn` with the version of a gold table in the unified table."""
-    return Txn.GOLD.of(gold_id)
+    return Txn.GOLD.of(gold.metadata().id)
 
 
 def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedPlan:
@@ -118,8 +118,8 @@ def _compared(gold: DeltaTable, unified: DeltaTable | None, copies: Collection[s
     files = {PurePosixPath(path).name: path for path in paths(gold)}
     kept = {name: path for path in copies if (name := copied_name(path)) in files}
     missing = [path for name, path in files.items() if name not in kept]
-    version = unified.transaction_version(gold_app(str(gold.metadata().id))) if unified is not None else None
-    return ComparedGame(gold, missing, frozenset(copies) - frozenset(kept.values()), version == gold.version())
+    same_version = txn(unified, gold_app(gold)) == gold.version()
+    return ComparedGame(gold, missing, frozenset(copies) - frozenset(kept.values()), same_version)
 
 
 def unified_columns(plan: UnifiedPlan, entity: str) -> pa.Schema:

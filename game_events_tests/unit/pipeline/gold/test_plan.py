@@ -7,22 +7,13 @@ import pytest
 from pyspark.sql.types import StructType
 
 from game_events.config.settings import load_settings
-from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
-from game_events.lakehouse.data.staging import StagedWriter
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.gold.aggregates import player_agg
 from game_events.pipeline.gold.plan import GoldRun, plan_games
+from game_events_tests.support.tables import put
 
 TIME = pa.timestamp("us", tz="UTC")
-
-
-def put(table, columns, **commit_options):
-    data, handle = pa.table(columns), table.open()
-    writer = StagedWriter(table, data.schema)
-    writer.write(data)
-    table_id = str(handle.metadata().id) if handle is not None else None
-    commit(Commit(table, data.schema, writer.close(), {}, table_id=table_id, **commit_options))
 
 
 @pytest.fixture

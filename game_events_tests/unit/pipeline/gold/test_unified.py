@@ -20,7 +20,7 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow
-from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.format_version import PARTITIONED, format_of
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.query import TablesSql
@@ -113,18 +113,17 @@ class World:
             "max_timestamp": times,
         }
         golds = [self.pipeline.lakehouse.gold(game).open() for game in rows]
-        versions = {gold_app(str(gold.metadata().id)): gold.version() for gold in golds if gold is not None}
+        versions = {gold_app(gold): gold.version() for gold in golds if gold is not None}
         put(self.table, pa.table(columns), advance={**versions, Txn.COMMITS: 1}, info={BATCH_INFO: "1"})
         self.pipeline.progress.update(self.key, lambda now: now.done(Layer.UNIFIED, self.batch))
 
 
 def put(table, rows, **options):
     """A commit of rows; returns the table after it."""
-    handle, writer = table.open(), StagedWriter(table, rows.schema)
-    writer.write(rows)
+    handle = table.open()
     table_id = str(handle.metadata().id) if handle is not None else None
     options = {"expected": {}, "advance": {}, "info": {BATCH_INFO: "1"}, **options}
-    commit(Commit(table, rows.schema, writer.close(), table_id=table_id, **options))
+    commit(Commit(table, rows.schema, staged(table, rows), table_id=table_id, **options))
     return table.open()
 
 
@@ -426,9 +425,7 @@ def test_a_table_of_the_old_form_is_replaced_in_one_version_when_there_is_news(w
         rows = pl.scan_delta(world.table.uri, version=version).select("game_name", "gamer_id", "session_count").collect().rows()
         expected = {"rummy": {"a": 1, "b": 2}, "0123": {"a": 3}} if version == 0 else new
         assert sorted(rows) == sorted((g, gamer, n) for g, gamers in expected.items() for gamer, n in gamers.items())
-    held = {
-        world.handle().transaction_version(gold_app(str(world.pipeline.lakehouse.gold(g).open().metadata().id))) for g in new
-    }
+    held = {world.handle().transaction_version(gold_app(world.pipeline.lakehouse.gold(g).open())) for g in new}
     assert held == {world.pipeline.lakehouse.gold(g).open().version() for g in new}
     assert world.refresh().tables == []
 
