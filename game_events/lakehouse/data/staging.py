@@ -74,8 +74,12 @@ class StagedFile:
         return cls(**json.loads(text))
 
 
+#: For Spark: pattern of a file in a partition, with the value of its last folder as its one group (see `partition_of`).
+PARTITION_VALUE = r"=([^/=]+)/[^/]+$"
+
+
 def partition_of(path: str) -> dict[str, str]:
-    """Partition column -> value of a file, from its folders (``game_name=rummy/``): polars finds them nowhere else."""
+    """Partition column -> value of a file, from its path's folders (``game_name=rummy/``): polars finds them nowhere else."""
     return {column: value for column, _, value in (folder.rpartition("=") for folder in path.split("/")[:-1])}
 
 

@@ -16,15 +16,13 @@ from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.transactions import Txn, txn
 from game_events.lakehouse.data.file_copies import copied_name
+from game_events.lakehouse.data.staging import partition_of
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
 from game_events.lakehouse.tables import UNIFIED, game_of_gold, is_game, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import is_current, player_agg
 from game_events.spark.schemas import merged_columns
-
-#: The game of a file of the unified table, in its path.
-COPIES = r"=([^/=]+)/[^/]+$"
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedP
     golds, unread = _golds(pipeline, sorted(names))
     copies: dict[str, set[str]] = defaultdict(set)
     for path in paths(unified) if unified is not None and not replaced else ():
-        copies[game_of(path)].add(path)
+        copies[partition_of(path).get(pipeline.settings.entity_column, "")].add(path)
     games = for_games(golds, lambda game: _compared(golds[game], unified, copies.get(game, set())))
     # Without any gold the rows stay.
     lost = copies.keys() - golds.keys() - unread.keys() if whole and golds else ()
@@ -106,11 +104,6 @@ def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedP
 def is_partitioned(pipeline: Pipeline, unified: DeltaTable) -> bool:
     """Whether the table has a partition for each game."""
     return unified.metadata().partition_columns == [pipeline.settings.entity_column]
-
-
-def game_of(path: str) -> str:
-    """The game of a file of the unified table, from its path or URI."""
-    return PurePosixPath(path).parent.name.rpartition("=")[2]
 
 
 def _compared(gold: DeltaTable, unified: DeltaTable | None, copies: Collection[str]) -> ComparedGame:
