@@ -74,12 +74,12 @@ wheel: setup  ## This project as dist/*.whl, to be installed elsewhere (docs/clu
 COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-header \
   --no-annotate --quiet $(if $(UPGRADE),--upgrade)
 
-lock:  ## Resolve requirements.lock (what it runs with) and requirements-dev.lock (and is tested with) anew; UPGRADE=1: to the newest
+lock:  ## Resolve requirements.lock (what it runs with) and requirements-dev.lock (what it is tested with); UPGRADE=1: to the newest
 	$(INSTALL_UV)
 	@$(COMPILE) -o requirements.lock
 	@$(COMPILE) --extra dev --constraint requirements.lock -o requirements-dev.lock
 
-lock-jars: setup  ## Pin the Java parts anew, by SHA-256, after a change of game_events/jvm/ivy.xml
+lock-jars: setup  ## Pin the Java parts by SHA-256, after a change of game_events/jvm/ivy.xml
 	@$(BIN)/python scripts/pin_jars.py
 
 audit: setup  ## Known holes in the Python packages of requirements-dev.lock, asked of osv.dev: needs the network

@@ -58,7 +58,7 @@ class Arena:
     Attributes:
         folder: everything written is below it.
         events, pairs: size and repetitions.
-        say: told what is under way.
+        say: called with what is under way.
         servers: process ids of broker and registry, which no figure counts.
         closing: what must be closed at the end.
         seconds: how long events arrive in continuous mode.

@@ -23,7 +23,7 @@ POOL = 20_000
 
 
 def main(folder: Path, topic: str, games: int, rate: int, seconds: float) -> None:
-    """Prints how many records were acknowledged, at the end or when it is told to stop."""
+    """Prints how many records were acknowledged, at the end or when it is asked to stop."""
     stopped = False
 
     def stop(_signal: int, _frame: FrameType | None) -> None:

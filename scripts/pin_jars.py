@@ -1,4 +1,4 @@
-"""Writes game_events/jvm/jars.sha256 anew: fetches what ivy.xml names, and pins every file as it came.
+"""Writes game_events/jvm/jars.sha256: fetches what ivy.xml names, and pins every file as it came.
 
 Run it after a change of ivy.xml (`make lock-jars`) and read the difference: a file whose version did not change must keep its
 SHA-256. Maven Central publishes `.sha256` or `.sha1` beside each file to compare with.

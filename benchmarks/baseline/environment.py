@@ -29,7 +29,7 @@ class Environment:
 
 
 def environment(say: Callable[[str], None]) -> Environment:
-    """The environment, made anew if a pin has changed since."""
+    """The environment, made again if a pin has changed since."""
     pins = hashlib.sha256(b"".join((HERE / name).read_bytes() for name in (*PINS, "ivy.xml"))).hexdigest()
     python, jars, ready = VENV / "bin" / "python", VENV / "jars", VENV / ".ready"
     if not ready.is_file() or ready.read_text() != pins:

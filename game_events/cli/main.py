@@ -5,12 +5,12 @@ import logging
 import sys
 import traceback
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import typer
 import typer.main
 from rich.console import Console
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from game_events.cli.common.output import indented
 from game_events.config.logging import limit_library_loggers
@@ -89,18 +89,18 @@ COMMANDS = {
 class LazyCommand(TyperCommand):
     """A command or group known by its name and help: its module is imported when it is called."""
 
-    def load(self) -> Any:  # noqa: ANN401 - a type of typer's own, which is not public
+    def load(self) -> TyperCommand | TyperGroup:
         """The command or group itself."""
         module, attribute = COMMANDS[str(self.name)][0].split(":")
         found = getattr(import_module(f"game_events.cli.{module}"), attribute)
         if not isinstance(found, typer.Typer):
             function, found = found, typer.Typer(add_completion=False)
             found.command(self.name)(function)
-        command = typer.main.get_command(found)
+        command = cast(TyperCommand | TyperGroup, typer.main.get_command(found))
         command.name = self.name
         return command
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:  # noqa: ANN401 - see above
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:  # noqa: ANN401 - typer's own
         """The context of the command itself."""
         return self.load().make_context(info_name, args, parent, **extra)
 
@@ -115,10 +115,10 @@ for _name, (_, _help) in COMMANDS.items():
     app.command(_name, cls=LazyCommand, help=_help)(lambda: None)
 
 
-def all_commands() -> Any:  # noqa: ANN401 - see above
+def all_commands() -> TyperGroup:
     """The command line with every command imported, for what reads all of them: documents and tests."""
-    group: Any = typer.main.get_command(app)
-    group.commands = {name: command.load() for name, command in group.commands.items()}
+    group = typer.main.get_group(app)
+    group.commands = {name: command.load() for name, command in group.commands.items() if isinstance(command, LazyCommand)}
     return group
 
 

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -91,7 +91,7 @@ def _read(size: int) -> bytes:
     return bytes(found)
 
 
-def _send(pipe: Any, answer: bytes) -> None:  # noqa: ANN401 - a binary file
+def _send(pipe: BinaryIO, answer: bytes) -> None:
     pipe.write(len(answer).to_bytes(4, "big") + answer)
     pipe.flush()
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any
-from urllib.parse import unquote
 
 import duckdb
 import pyarrow as pa
@@ -27,7 +26,7 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.duckdb_connection import connect, interruptible
 from game_events.lakehouse.storage.errors import store_errors_named
-from game_events.lakehouse.tables import Lakehouse, Table, add_actions, no_table
+from game_events.lakehouse.tables import Lakehouse, Table, no_table, paths
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Rows that are fetched at once.
@@ -147,7 +146,7 @@ class TablesSql:
         self._connection.register("_empty", schema.empty_table())
         self._connection.execute(f"CREATE TABLE {empty} AS FROM _empty")
         self._connection.unregister("_empty")
-        files = [unquote(path) for path in add_actions(handle).column("path").to_pylist()]
+        files = paths(handle)
         partition = pa.schema([schema.field(name) for name in handle.metadata().partition_columns])
         try:
             if not files:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -93,6 +94,11 @@ def add_actions(handle: DeltaTable, *, flatten: bool = False) -> pa.Table:
     """The files of a version with their statistics; `flatten`: a column `min.{column}`, `max.{column}` for each of them."""
     # `pa.table` would import pandas: a third of a second of every start.
     return pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=flatten)).read_all()
+
+
+def paths(handle: DeltaTable) -> list[str]:
+    """Paths of a version's files, below the table's folder."""
+    return [unquote(path) for path in add_actions(handle).column("path").to_pylist()]
 
 
 def is_person(column: str, person: str | None) -> bool:

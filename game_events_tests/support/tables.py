@@ -9,29 +9,38 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from game_events.lakehouse.commits.commit import Commit
-from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.staging import staged
+from game_events.lakehouse.tables import table_id
 from game_events_tests.support.reconciliation import database
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 
 
-def staged(table, numbers, schema=SCHEMA, **columns):
+def put(table, rows, advance=None, info=None, **options):
+    """A commit of rows (or their columns) after the newest version, with further attributes of a `Commit`.
+
+    Returns the table after it.
+    """
+    rows = pa.table(rows)
+    options = {"expected": {}, "table_id": table_id(table.open()), **options}
+    commit(Commit(table, rows.schema, staged(table, rows), advance=advance or {}, info=info or {}, **options))
+    return table.open()
+
+
+def staged_numbers(table, numbers, schema=SCHEMA, **columns):
     """Files with the given numbers, not committed."""
-    writer = StagedWriter(table, schema)
     numbers = list(numbers)
     data = {"n": numbers, "s": [str(n) for n in numbers]} | columns
-    writer.write(pa.table({f.name: pa.array(data[f.name], f.type) for f in schema}, schema=schema))
-    return writer.close()
+    return staged(table, pa.table({f.name: pa.array(data[f.name], f.type) for f in schema}, schema=schema))
 
 
 def plan(table, numbers, before, after, *, app="txn", schema=SCHEMA, **options):
     """A commit that moves one `txn`."""
-    handle = table.open()
-    table_id = str(handle.metadata().id) if handle is not None else None
     files = options.pop("files", None)
-    files = staged(table, numbers, schema) if files is None else files
-    return Commit(table, schema, files, {app: before}, {app: after}, options.pop("table_id", table_id), **options)
+    files = staged_numbers(table, numbers, schema) if files is None else files
+    options = {"table_id": table_id(table.open()), **options}
+    return Commit(table, schema, files, {app: before}, {app: after}, **options)
 
 
 def rows(table, columns="*"):

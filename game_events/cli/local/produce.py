@@ -1,7 +1,7 @@
 """`game-events produce`: simulated events, registered and written with the Confluent serializer."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
-from game_events.config.settings import load_settings
+from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.manifest import Manifest
@@ -45,36 +45,28 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
     as_json: Json = False,
 ) -> None:
     """Register the schema versions, write events to the topic, and say exactly what was sent."""
-    _refuse_what_is_not_heeded(context, bulk=bulk is not None)
-    output = Output(as_json=as_json)
-    settings = load_settings()
-    if topic is not None:
-        settings = load_settings(kafka_topic=topic, kafka_topic_pattern=None, kafka_assign={}, source_table=None)
-    sample = settings.producer
-    names = sample.entities if games is None else _names(games, settings.names.entity)
-    wanted = _numbers("--versions", versions)
-    chosen = wanted[0] if "," not in versions else wanted
-    both: dict[str, Any] = {"games": names, "versions": chosen, "seed": seed, "gamers_per_game": sample.keys_per_entity}
-    before = _manifest(manifest)
+    _refuse_options_without_effect(context, bulk=bulk is not None)
+    output, settings = Output(as_json=as_json), _settings(topic)
+    names, wanted, before = _names(games, settings), _numbers("--versions", versions), _manifest(manifest)
+    both: dict[str, Any] = {"games": names, "versions": wanted if "," in versions else wanted[0], "seed": seed}
+    both["gamers_per_game"] = settings.producer.keys_per_entity
+    shares = {"late_share": late_share, "duplicate_share": duplicate_share, "poison_share": poison_share}
     with _named_errors(), output.working("producing"):
         if bulk is not None:
-            many = BulkSimulation(records=bulk, hot_share=hot_share, **both)
-            sent = produce_bulk(settings, many, partitions=partitions)
+            sent = produce_bulk(settings, BulkSimulation(records=bulk, hot_share=hot_share, **both), partitions=partitions)
         else:
-            few = Simulation(
-                records_per_game_and_version=records,
-                late_share=late_share,
-                duplicate_share=duplicate_share,
-                poison_share=poison_share,
-                interleaving=_numbers("--interleaving", interleaving) if interleaving else None,
-                **both,
-            )
+            order = _numbers("--interleaving", interleaving) if interleaving else None
+            few = Simulation(records_per_game_and_version=records, interleaving=order, **shares, **both)
             sent = produce(settings, few, partitions=partitions, rate=rate)
     if manifest is not None:
         (before.merge(sent) if before is not None else sent).save(manifest)
+    _show(output, sent, settings.names.entities)
+
+
+def _show(output: Output, sent: Manifest, entities: str) -> None:
     poison = sum(sent.poison.values())
     output.say(
-        f"{sent.records_total:,} records to topic {sent.topic}: {len(sent.records)} {settings.names.entities}, "
+        f"{sent.records_total:,} records to topic {sent.topic}: {len(sent.records)} {entities}, "
         f"schema versions {', '.join(map(str, sent.schema_ids))}, {poison:,} of them undecodable"
     )
     output.result(
@@ -89,7 +81,7 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
     )
 
 
-def _refuse_what_is_not_heeded(context: typer.Context, *, bulk: bool) -> None:
+def _refuse_options_without_effect(context: typer.Context, *, bulk: bool) -> None:
     """Whoever asks for faults or a rate has to get them, or to hear that there are none."""
     for name in _ONE_BY_ONE if bulk else _BULK:
         # By the name: newer versions of typer have a click of their own.
@@ -98,9 +90,17 @@ def _refuse_what_is_not_heeded(context: typer.Context, *, bulk: bool) -> None:
             raise typer.BadParameter(f"{'not' if bulk else 'only'} with --bulk", param_hint=f"--{name.replace('_', '-')}")
 
 
-def _names(text: str, word: str) -> tuple[str, ...]:
+def _settings(topic: str | None) -> Settings:
+    if topic is None:
+        return load_settings()
+    return load_settings(kafka_topic=topic, kafka_topic_pattern=None, kafka_assign={}, source_table=None)
+
+
+def _names(text: str | None, settings: Settings) -> Sequence[str]:
+    if text is None:
+        return settings.producer.entities
     if text.isdigit():
-        begin = re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_") or "entity"
+        begin = re.sub(r"[^a-z0-9]+", "_", settings.names.entity.lower()).strip("_") or "entity"
         return tuple(f"{begin}_{number:04d}" for number in range(1, int(text) + 1))
     return tuple(name.strip() for name in text.split(",") if name.strip())
 

@@ -99,7 +99,11 @@ class ByType(Generic[T]):
         """The function of a type."""
         key = id(type_)
         if key not in self._made:
-            self._made[key] = lambda buf, at: self._made[key](buf, at)  # noqa: PLW0108 - looked up when it is called
+
+            def in_itself(buf: bytes, at: int) -> T:
+                return self._made[key](buf, at)
+
+            self._made[key] = in_itself
             self._made[key] = self._make(type_)
         return self._made[key]
 

@@ -118,7 +118,7 @@ def _listed(node: Node, key: str, is_good: Callable[[Any], bool], otherwise: str
     return found
 
 
-def _has_name(node: Any) -> bool:  # noqa: ANN401 - any JSON
+def _has_name(node: object) -> bool:
     return isinstance(node, dict) and isinstance(node.get("name"), str)
 
 

@@ -21,12 +21,12 @@ class SchemaNode:
     base: str
 
     @classmethod
-    def of_document(cls, document: Any, name: str = "") -> SchemaNode:  # noqa: ANN401 - any JSON
+    def of_document(cls, document: object, name: str = "") -> SchemaNode:
         """A whole document; `name`: its address if it has no ``$id`` (draft 4: ``id``)."""
         found = document.get("$id", document.get("id")) if isinstance(document, dict) else None
         return cls(document, document, found if _is_address(found) and found else name)
 
-    def inner(self, node: Any) -> SchemaNode:  # noqa: ANN401 - any JSON
+    def inner(self, node: object) -> SchemaNode:
         """A nested schema: one with an ``$id`` is a document."""
         address = node.get("$id") if isinstance(node, dict) else None
         if _is_address(address):
@@ -43,7 +43,7 @@ class SchemaNode:
             stack += map(here.inner, children)
 
 
-def _is_address(found: Any) -> TypeGuard[str]:  # noqa: ANN401 - any JSON
+def _is_address(found: object) -> TypeGuard[str]:
     """Whether an ``$id`` is an address, not an anchor."""
     return isinstance(found, str) and not found.startswith("#")
 
@@ -69,7 +69,7 @@ def collect(place: SchemaNode, found: dict[str, SchemaNode]) -> None:
             found.setdefault(here.base.partition("#")[0], here)
 
 
-def pointed(document: Any, pointer: str) -> Any:  # noqa: ANN401 - any JSON
+def pointed(document: object, pointer: str) -> object:
     """The target of a JSON pointer, or None."""
     node = document
     for step in pointer[1:].split("/"):
@@ -83,7 +83,7 @@ def pointed(document: Any, pointer: str) -> Any:  # noqa: ANN401 - any JSON
     return node
 
 
-def anchors(document: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
+def anchors(document: object) -> dict[str, Any]:
     """Anchor -> the first node that has it."""
     found: dict[str, Any] = {}
     for node in (here.node for here in SchemaNode(document, document, "").nested() if isinstance(here.node, dict)):

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from game_events.decoding.core.errors import DamageError
 from game_events.decoding.core.reasons import Reason
@@ -20,7 +20,7 @@ class Real(str):
     __slots__ = ()
 
 
-def parse(payload: bytes) -> Any:  # noqa: ANN401 - any JSON
+def parse(payload: bytes) -> object:
     """Parse one UTF-8 JSON document, nested up to `MAX_LEVELS`; `DAMAGE` for others.
 
     Returns Python's values, numbers with fractions as `Real`; the last value of a repeated name.
@@ -43,7 +43,7 @@ def parse(payload: bytes) -> Any:  # noqa: ANN401 - any JSON
     return document
 
 
-def _constant(name: str) -> Any:  # noqa: ANN401 - it never returns
+def _constant(name: str) -> NoReturn:
     raise DamageError(Reason.MALFORMED, f"no JSON document: {name} is no JSON number")
 
 
@@ -51,7 +51,7 @@ _INNER: dict[type, Callable[[Any], Iterable[Any]]] = {dict: dict.values, list: i
 _DECODER = json.JSONDecoder(parse_float=Real, parse_constant=_constant)
 
 
-def _check_depth(document: Any) -> None:  # noqa: ANN401 - any JSON
+def _check_depth(document: object) -> None:
     level = [document]
     for _ in range(MAX_LEVELS):
         level = [inner for value in level if type(value) in _INNER for inner in _INNER[type(value)](value)]
@@ -59,14 +59,14 @@ def _check_depth(document: Any) -> None:  # noqa: ANN401 - any JSON
         raise DamageError(Reason.TOO_DEEP, f"nested more than {MAX_LEVELS} levels")
 
 
-def _check_surrogates(document: Any) -> None:  # noqa: ANN401 - any JSON
+def _check_surrogates(document: object) -> None:
     try:
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise DamageError(Reason.BAD_UTF8, "half of a surrogate pair is no text") from None
 
 
-def json_text(value: Any) -> str:  # noqa: ANN401 - any JSON
+def json_text(value: object) -> str:
     """A value as JSON text without spaces, with the original order of members and digits of fractions."""
     match value:
         case Real():

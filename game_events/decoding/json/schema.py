@@ -102,7 +102,7 @@ class JsonSchema(SingleTypeSchema):
         """Cache: anchors by the identity of their document."""
         return {}
 
-    def _load(self, text: str, where: str) -> Any:  # noqa: ANN401 - any JSON
+    def _load(self, text: str, where: str) -> dict[str, Any] | bool:
         try:
             document = json.loads(text)
             # Refuses lone surrogates, which no column name can hold.

@@ -34,7 +34,7 @@ def converter(type_: JsonType) -> Convert:
 
 
 def _of_type(kind: type, name: str, convert: Convert) -> Convert:
-    def checked(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    def checked(value: object) -> object:
         if type(value) is not kind:
             raise _wrong(value, name)
         return convert(value)
@@ -67,7 +67,7 @@ def _map(item: Convert) -> Convert:
 
 
 def _unchanged(kind: type, name: str) -> Convert:
-    def convert(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    def convert(value: object) -> object:
         if type(value) is not kind:
             raise _wrong(value, name)
         return value
@@ -75,7 +75,7 @@ def _unchanged(kind: type, name: str) -> Convert:
     return convert
 
 
-def _integer(value: Any) -> int:  # noqa: ANN401 - any JSON
+def _integer(value: object) -> int:
     if type(value) is Real:
         value = _whole(value)
     if type(value) is not int:
@@ -94,7 +94,7 @@ def _whole(written: Real) -> int | Real:
     return int(exact) if exact == exact.to_integral_value() else written
 
 
-def _number(value: Any) -> float:  # noqa: ANN401 - any JSON
+def _number(value: object) -> float:
     if type(value) is not Real and type(value) is not int:
         raise _wrong(value, "number")
     try:
@@ -106,7 +106,7 @@ def _number(value: Any) -> float:  # noqa: ANN401 - any JSON
     return result
 
 
-def _timestamp(value: Any) -> datetime:  # noqa: ANN401 - any JSON
+def _timestamp(value: object) -> datetime:
     found = _TIME.fullmatch(value) if type(value) is str else None
     if found is None:
         raise _wrong(value, "date-time with a zone (RFC 3339)")
@@ -117,7 +117,7 @@ def _timestamp(value: Any) -> datetime:  # noqa: ANN401 - any JSON
         raise DamageError(Reason.OUT_OF_RANGE, "a date-time that no calendar of the years 1 to 9999 has") from None
 
 
-def _date(value: Any) -> date:  # noqa: ANN401 - any JSON
+def _date(value: object) -> date:
     if type(value) is not str or _DATE.fullmatch(value) is None:
         raise _wrong(value, "date")
     try:
@@ -138,5 +138,5 @@ _SCALARS: dict[str, Convert] = {
 _NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "an integer", Real: "a number"}
 
 
-def _wrong(value: Any, wanted: str) -> DamageError:  # noqa: ANN401 - any JSON
+def _wrong(value: object, wanted: str) -> DamageError:
     return DamageError(Reason.MALFORMED, f"{_NAMES.get(type(value), 'null')} instead of {wanted}")

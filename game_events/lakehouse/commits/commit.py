@@ -7,7 +7,6 @@ it follows. So of two concurrent writers with overlapping ranges one commits, an
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +25,7 @@ from game_events.lakehouse.descriptions import comments_of, describe, described,
 from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, REMOTE_CHECKPOINT_COMMITS, Retention
 from game_events.lakehouse.storage.errors import storage_error
-from game_events.lakehouse.tables import Table, add_actions, table_id
+from game_events.lakehouse.tables import Table, add_actions, paths, table_id
 
 #: Attempts beside commits that touch neither the rows nor the progress of this one: compaction, table properties.
 ATTEMPTS = 5
@@ -257,11 +256,6 @@ def _landed(plan: Commit) -> Landed:
             f"{plan.table.name}: the commit landed, but the table cannot be read since: {error}. Run again: its own progress "
             "says how far it is"
         ) from error
-
-
-def paths(handle: DeltaTable) -> list[str]:
-    """Paths of a version's files, below the table's folder."""
-    return [unquote(path) for path in add_actions(handle).column("path").to_pylist()]
 
 
 def removals(handle: DeltaTable, only: frozenset[str] | None = None, *, same_rows: bool = False) -> list[RemoveAction]:

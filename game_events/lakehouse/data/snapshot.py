@@ -3,7 +3,7 @@
 The files are those of the Delta handle that a commit is compared with, so both are one version.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -14,10 +14,12 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse.data.staging import file_system, partition_of
 from game_events.lakehouse.storage.errors import store_errors_named
-from game_events.lakehouse.tables import Table, add_actions
+from game_events.lakehouse.tables import Table, add_actions, paths
 
 #: Key in the commit information of silver, gold and unified, which marks a commit as this project's own.
 BATCH_INFO = "bronze_batch"
+#: Rows that are read at a time.
+READ_ROWS = 1_048_576
 
 
 def files_with(handle: DeltaTable, column: str | None = None, above: int | None = None) -> list[str]:
@@ -46,12 +48,12 @@ def selection(handle: DeltaTable, column: str | None = None, above: int | None =
     """Files that may hold rows with ``column > above``; without a column, all files."""
     actions = _actions(handle, column, above)
     root = handle.table_uri.rstrip("/")
-    paths = actions.column("path").to_pylist()
-    uris = [f"{root}/{path}" for path in paths]
+    listed = actions.column("path").to_pylist()
+    uris = [f"{root}/{path}" for path in listed]
     exact = column is None or not uris
     if not exact and f"min.{column}" in actions.column_names:
         exact = pc.all(pc.fill_null(pc.greater(actions.column(f"min.{column}"), above), False)).as_py()
-    return FileSelection(uris, list(map(unquote, paths)), int(pc.sum(actions.column("num_records")).as_py() or 0), exact)
+    return FileSelection(uris, list(map(unquote, listed)), int(pc.sum(actions.column("num_records")).as_py() or 0), exact)
 
 
 def _actions(handle: DeltaTable, column: str | None, above: int | None) -> pa.Table:
@@ -73,17 +75,23 @@ def read_arrow(
     table: Table, handle: DeltaTable, columns: list[str] | None = None, only: Sequence[str] | None = None
 ) -> pa.Table:
     """A small table's rows in the driver, columns in the table's order; of all files, or of those at some paths."""
+    wanted = pa.schema([f for f in pa.schema(handle.schema()) if columns is None or f.name in columns])
+    parts = list(read_parts(table, wanted, paths(handle) if only is None else only))
+    return pa.concat_tables(parts) if parts else wanted.empty_table()
+
+
+def read_parts(table: Table, schema: pa.Schema, files: Iterable[str], batch_rows: int = READ_ROWS) -> Iterator[pa.Table]:
+    """Rows of files, given by their paths, in the columns of a schema; at most so many rows at a time.
+
+    A column that a file lacks has the value of its partition, or is NULL.
+    """
     system, prefix = file_system(table)
-    schema = pa.schema(handle.schema())
-    wanted = [f for f in schema if columns is None or f.name in columns]
-    parts = []
-    listed = map(unquote, add_actions(handle).column("path").to_pylist()) if only is None else only
-    for path in listed:
+    for path in files:
         with store_errors_named(table.uri), system.open_input_file(prefix + path) as source:
             file = pq.ParquetFile(source)
-            part = file.read(columns=[f.name for f in wanted if f.name in file.schema_arrow.names])
-        own = {name: pa.repeat(value, part.num_rows) for name, value in partition_of(path).items()}
-        own |= {name: part.column(name) for name in part.column_names}
-        arrays = [own[f.name].cast(f.type) if f.name in own else pa.nulls(part.num_rows, f.type) for f in wanted]
-        parts.append(pa.Table.from_arrays(arrays, schema=pa.schema(wanted)))
-    return pa.concat_tables(parts) if parts else pa.schema(wanted).empty_table()
+            held = [name for name in schema.names if name in file.schema_arrow.names]
+            for batch in file.iter_batches(batch_rows, columns=held):
+                own = {name: pa.repeat(value, batch.num_rows) for name, value in partition_of(path).items()}
+                own |= {name: batch.column(name) for name in held}
+                arrays = [own[f.name].cast(f.type) if f.name in own else pa.nulls(batch.num_rows, f.type) for f in schema]
+                yield pa.Table.from_arrays(arrays, schema=schema)

@@ -74,8 +74,12 @@ class StagedFile:
         return cls(**json.loads(text))
 
 
+#: For Spark: pattern of a file in a partition, with the value of its last folder as its one group (see `partition_of`).
+PARTITION_VALUE = r"=([^/=]+)/[^/]+$"
+
+
 def partition_of(path: str) -> dict[str, str]:
-    """Partition column -> value of a file, from its folders (``game_name=rummy/``): polars finds them nowhere else."""
+    """Partition column -> value of a file, from its path's folders (``game_name=rummy/``): polars finds them nowhere else."""
     return {column: value for column, _, value in (folder.rpartition("=") for folder in path.split("/")[:-1])}
 
 
@@ -175,6 +179,13 @@ class StagedWriter:
         stats = json.dumps(delta_statistics(metadata, self._table.person))
         self.files.append(StagedFile(self._table.name, self._name, size, metadata.num_rows, stats, self._game))
         self._writer = self._sink = None
+
+
+def staged(table: Table, rows: pa.Table) -> list[StagedFile]:
+    """Rows as files that are not committed yet; without rows, none."""
+    writer = StagedWriter(table, rows.schema)
+    writer.write(rows)
+    return writer.close()
 
 
 def repeated_columns(rows: pa.Table) -> list[str]:

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.restores import MAINTENANCE_INFO
-from game_events.lakehouse.data.staging import StagedWriter, file_system
+from game_events.lakehouse.data.snapshot import read_parts
+from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import QUARANTINE, Table, add_actions
 
 #: Upper bound of the smallest size class in bytes; each next one is so many times larger.
@@ -90,7 +90,7 @@ def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
     schema = pa.schema(handle.schema())
     writer = StagedWriter(table, schema)
     try:
-        for rows in _rows(table, schema, group):
+        for rows in read_parts(table, schema, group, BATCH_ROWS):
             writer.write(rows)
         files = writer.close()
     except BaseException:
@@ -113,17 +113,3 @@ def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
     )
     failpoints.reach("joined_committed", table.name)
     return landed
-
-
-def _rows(table: Table, schema: pa.Schema, group: list[str]) -> Iterator[pa.Table]:
-    """Rows of files in the table's columns; columns that a file lacks are NULL."""
-    system, prefix = file_system(table)
-    for path in group:
-        with system.open_input_file(prefix + path) as source:
-            file = pq.ParquetFile(source)
-            held = [name for name in schema.names if name in file.schema_arrow.names]
-            for batch in file.iter_batches(BATCH_ROWS, columns=held):
-                columns = [
-                    batch.column(f.name).cast(f.type) if f.name in held else pa.nulls(batch.num_rows, f.type) for f in schema
-                ]
-                yield pa.Table.from_arrays(columns, schema=schema)

@@ -14,10 +14,9 @@ import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.delta_log import Removed, TableLog
 from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.tables import UNIFIED, Table
+from game_events.lakehouse.tables import UNIFIED, Table, paths
 
 
 @dataclass

@@ -5,7 +5,7 @@ the text has the cause. Both repeat the request's address and the store's answer
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from deltalake.exceptions import DeltaError
@@ -105,16 +105,22 @@ def storage_error(error: BaseException, root: str) -> GameEventsError | None:
 
 
 @contextmanager
-def store_errors_named(root: str) -> Iterator[None]:
+def store_errors_named(
+    root: str,
+    carriers: tuple[type[Exception], ...] = CARRIERS,
+    convert: Callable[[BaseException, str], GameEventsError | None] = explain,
+) -> Iterator[None]:
     """Convert errors of the object store below a root into the project's own; every other error is raised unchanged.
 
+    `carriers`: types of errors that may be converted. `convert`: error, root -> the project's error; None for any other.
+
     Raises:
-        TransientError, ConfigurationError: as `explain` returns them.
+        TransientError, ConfigurationError: as `convert` returns them.
     """
     try:
         yield
-    except CARRIERS as error:
-        known = explain(error, root)
+    except carriers as error:
+        known = convert(error, root)
         if known is None:
             raise
         raise known from error

@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn, txn
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.descriptions import COMMENT
 from game_events.lakehouse.tables import Table, table_id
 
@@ -64,13 +64,11 @@ class SystemTable:
             ConflictError: a concurrent writer committed since `handle`.
         """
         before = txn(handle, self.counter)
-        writer = StagedWriter(self.table, self.schema)
-        writer.write(rows)
         commit(
             Commit(
                 self.table,
                 self.schema,
-                writer.close(),
+                staged(self.table, rows.cast(self.schema)),
                 expected={self.counter: before},
                 advance={self.counter: (before or 0) + 1, **(advance or {})},
                 table_id=table_id(handle),

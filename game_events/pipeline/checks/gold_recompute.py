@@ -12,13 +12,15 @@ from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
 
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
 from game_events.lakehouse.commits.parallel import opened
-from game_events.lakehouse.data.snapshot import files_with
+from game_events.lakehouse.commits.transactions import txn
+from game_events.lakehouse.data.snapshot import files_with, selection
 from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_schema
+from game_events.lakehouse.data.staging import PARTITION_VALUE, partition_of
 from game_events.lakehouse.tables import UNIFIED
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import expressions, is_current, player_agg
 from game_events.pipeline.gold.null_values import known_or_meant
-from game_events.pipeline.gold.unified_plan import COPIES, game_of, gold_app
+from game_events.pipeline.gold.unified_plan import gold_app
 from game_events.pipeline.reporting.steps import CheckResult
 from game_events.spark.schemas import merged_columns, quoted
 
@@ -93,7 +95,7 @@ def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
 
 
 def _holds(unified: DeltaTable, gold: DeltaTable) -> bool:
-    return unified.transaction_version(gold_app(str(gold.metadata().id))) == gold.version()
+    return txn(unified, gold_app(gold)) == gold.version()
 
 
 def _all_rows(pipeline: Pipeline, tables: _Tables) -> DataFrame:
@@ -113,10 +115,12 @@ def _all_rows(pipeline: Pipeline, tables: _Tables) -> DataFrame:
         held.select(*columns, F.lit("gold").alias("_source"))
     )
     if tables.unified is not None and tables.current:
-        uris = [uri for uri in files_with(tables.unified) if game_of(uri) in tables.current]
+        found, entity = selection(tables.unified), settings.entity_column
+        games = [partition_of(path).get(entity) for path in found.paths]
+        uris = [uri for uri, game in zip(found.files, games, strict=True) if game in tables.current]
         schema = spark_schema(tables.unified.schema())
-        mine = read_files(spark, uris, StructType([f for f in schema.fields if f.name != settings.entity_column]))
-        mine = mine.withColumn("_game", game_of_file(uris, COPIES))
+        mine = read_files(spark, uris, StructType([f for f in schema.fields if f.name != entity]))
+        mine = mine.withColumn("_game", game_of_file(uris, PARTITION_VALUE))
         rows = rows.unionByName(mine.select(*columns, F.lit("unified").alias("_source")))
     return rows
 

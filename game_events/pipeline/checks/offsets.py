@@ -10,7 +10,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from game_events.errors import first_few
-from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.incarnations import incarnation
 from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.data.snapshot import row_count
@@ -18,7 +17,7 @@ from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.event_columns import COORDINATES
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import Table, add_actions
+from game_events.lakehouse.tables import Table, add_actions, paths
 from game_events.pipeline.checks.offset_ranges import batch_faults, offsets_read, range_faults
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.replay_marks import is_noted

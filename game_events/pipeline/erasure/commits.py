@@ -9,13 +9,13 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import commit, paths
+from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.parallel import opened
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import RECORD
 from game_events.lakehouse.system_tables.suppressed import add_records
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, silver_name
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, paths, silver_name
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, scan_files, without
 from game_events.pipeline.erasure.silver import commit_silver

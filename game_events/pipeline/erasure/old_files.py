@@ -14,12 +14,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from pyarrow.fs import FileSelector, FileType
+from pyarrow.fs import FileSelector, FileSystem, FileType
 
-from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.maintenance.unreferenced_files import delete_files
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, game_of_silver, has_persons, is_person
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, game_of_silver, has_persons, is_person, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, scan_files
 from game_events.pipeline.erasure.subjects import DataSubjects
@@ -116,7 +115,7 @@ def _clean_log(table: Table, handle: DeltaTable, subjects: DataSubjects) -> bool
     return True
 
 
-def _bounds(system: Any, path: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - any of Arrow's file systems
+def _bounds(system: FileSystem, path: str) -> Iterator[tuple[str, Any]]:
     """(column, minimum or maximum) of the files that a log file adds; empty if maintenance has deleted it."""
     with suppress(FileNotFoundError):
         for add in _added(system, path):
@@ -125,7 +124,7 @@ def _bounds(system: Any, path: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN40
                 yield from (stats.get("maxValues") or {}).items()
 
 
-def _added(system: Any, path: str) -> list[Mapping[str, Any]]:  # noqa: ANN401 - any of Arrow's file systems
+def _added(system: FileSystem, path: str) -> list[Mapping[str, Any]]:
     """The `add` actions of a log file or checkpoint."""
     if not path.endswith((".json", ".parquet")):
         return []

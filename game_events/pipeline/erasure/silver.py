@@ -6,12 +6,12 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
-from game_events.lakehouse.commits.commit import Commit, paths
+from game_events.lakehouse.commits.commit import Commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures
 from game_events.lakehouse.commits.parallel import commit_games
 from game_events.lakehouse.commits.transactions import Txn, txns
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import silver_name
+from game_events.lakehouse.tables import paths, silver_name
 from game_events.pipeline.context import note
 from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, without
 from game_events.pipeline.erasure.state import ErasureState

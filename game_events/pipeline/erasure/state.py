@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.system_tables.suppressed import Record
-from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.old_files import replaced_files
 from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, scan_files

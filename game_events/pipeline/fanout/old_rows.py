@@ -10,14 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.storage.errors import store_errors_named
-from game_events.lakehouse.tables import Lakehouse, Table
-
-#: Rows that are read at a time.
-READ_ROWS = 1_048_576
+from game_events.lakehouse.data.snapshot import read_parts
+from game_events.lakehouse.tables import Lakehouse
 
 
 @dataclass(frozen=True)
@@ -66,18 +61,8 @@ class OldRows:
     def _matched(self, game: str, keys: pa.Table) -> Iterator[tuple[pa.Table, pa.Array]]:
         """The old rows of a game, part by part, and which of them have one of these keys."""
         table = self.lakehouse.gold(game, self.aggregate)
-        for rows in self._read(table, self.files[game]):
+        for rows in read_parts(table, self.schema, self.files[game]):
             yield rows, has_key(rows, keys)
-
-    def _read(self, table: Table, paths: Sequence[str]) -> Iterator[pa.Table]:
-        system, prefix = file_system(table)
-        for path in paths:
-            with store_errors_named(table.uri), system.open_input_file(prefix + path) as source:
-                file = pq.ParquetFile(source)
-                names = [name for name in self.schema.names if name in file.schema_arrow.names]
-                for batch in file.iter_batches(READ_ROWS, columns=names):
-                    rows = pa.Table.from_batches([batch])
-                    yield pa.Table.from_arrays([_column(rows, field) for field in self.schema], schema=self.schema)
 
 
 def parts_by_game(rows: pa.Table, game_column: str) -> tuple[pa.Array, dict[Any, tuple[int, int]]]:
@@ -114,10 +99,6 @@ def _numbers(keys: pa.ChunkedArray, values: pa.ChunkedArray) -> tuple[pa.Array, 
     """Both as numbers of the keys' distinct values; a value that is none of these is NULL."""
     distinct = keys.unique()
     return pc.index_in(keys, value_set=distinct).cast(pa.int64()), pc.index_in(values, value_set=distinct).cast(pa.int64())
-
-
-def _column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-    return rows.column(field.name).cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
 
 
 def _with_game(rows: pa.RecordBatch, game: str, schema: pa.Schema) -> pa.RecordBatch:

@@ -11,6 +11,7 @@ from functools import partial
 from operator import or_
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from game_events.errors import TransientError
@@ -189,7 +190,7 @@ class _Stage:
             rows = self._splitter.keep(game, rows, more)
         if self._task.old is not None and game in self._task.old.files:
             # A copy: a slice would keep the rows of all games.
-            self._keys.setdefault(game, []).append(rows.select(self._task.old.keys).take(pa.array(range(rows.num_rows))))
+            self._keys.setdefault(game, []).append(rows.select(self._task.old.keys).take(np.arange(rows.num_rows)))
         if rows.num_rows:
             self._writer(game).write(rows, size)
 

@@ -60,7 +60,7 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan], known: StructType) -> S
         WorkerCrashError: a worker's process ended.
     """
     pipeline, aggregate = run.pipeline, run.aggregate
-    new, old = (sum(found.rows for found in files) for files in zip(*((p.new, p.old) for p in plans.values()), strict=True))
+    new, old = sum(plan.new.rows for plan in plans.values()), sum(plan.old.rows for plan in plans.values())
     tasks = min(len(plans), 1 + new // TASK_ROWS + old // TASK_OLD_ROWS)
     rows, schema, kept = _aggregated(run, plans, known, tasks, few=new <= TASK_ROWS)
     # Custom aggregates have no rules.

@@ -139,7 +139,7 @@ def _commit_plan(pipeline: Pipeline, plan: UnifiedPlan, schema: pa.Schema, files
     """The commit of a plan; it fails after any concurrent commit to the table."""
     unified, aggregate, words = plan.unified, player_agg(pipeline.settings), pipeline.settings.names
     commits = txn(unified, Txn.COMMITS)
-    versions = {gold_app(str(game.gold.metadata().id)): game.gold.version() for game in plan.games.values()}
+    versions = {gold_app(game.gold): game.gold.version() for game in plan.games.values()}
     if (definition := definition_for(unified, aggregate)) is not None:
         versions[definition_app(aggregate.name)] = definition
     info = {"run_id": pipeline.run_id}

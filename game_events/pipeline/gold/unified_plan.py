@@ -12,20 +12,17 @@ from deltalake import DeltaTable, Schema
 from pyspark.sql.types import StructType
 
 from game_events.errors import GameEventsError
-from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, txn
 from game_events.lakehouse.data.file_copies import copied_name
+from game_events.lakehouse.data.staging import partition_of
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
-from game_events.lakehouse.tables import UNIFIED, game_of_gold, is_game
+from game_events.lakehouse.tables import UNIFIED, game_of_gold, is_game, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import is_current, player_agg
 from game_events.spark.schemas import merged_columns
-
-#: The game of a file of the unified table, in its path.
-COPIES = r"=([^/=]+)/[^/]+$"
 
 
 @dataclass(frozen=True)
@@ -75,9 +72,9 @@ class UnifiedPlan:
         return not self.games and (self.unified is None or self.replaced or not self.whole)
 
 
-def gold_app(gold_id: str) -> str:
+def gold_app(gold: DeltaTable) -> str:
     """Name of the `txn` with the version of a gold table in the unified table."""
-    return Txn.GOLD.of(gold_id)
+    return Txn.GOLD.of(gold.metadata().id)
 
 
 def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedPlan:
@@ -94,7 +91,7 @@ def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedP
     golds, unread = _golds(pipeline, sorted(names))
     copies: dict[str, set[str]] = defaultdict(set)
     for path in paths(unified) if unified is not None and not replaced else ():
-        copies[game_of(path)].add(path)
+        copies[partition_of(path).get(pipeline.settings.entity_column, "")].add(path)
     games = for_games(golds, lambda game: _compared(golds[game], unified, copies.get(game, set())))
     # Without any gold the rows stay.
     lost = copies.keys() - golds.keys() - unread.keys() if whole and golds else ()
@@ -109,18 +106,13 @@ def is_partitioned(pipeline: Pipeline, unified: DeltaTable) -> bool:
     return unified.metadata().partition_columns == [pipeline.settings.entity_column]
 
 
-def game_of(path: str) -> str:
-    """The game of a file of the unified table, from its path or URI."""
-    return PurePosixPath(path).parent.name.rpartition("=")[2]
-
-
 def _compared(gold: DeltaTable, unified: DeltaTable | None, copies: Collection[str]) -> ComparedGame:
     """Compare a game's gold with its copies."""
     files = {PurePosixPath(path).name: path for path in paths(gold)}
     kept = {name: path for path in copies if (name := copied_name(path)) in files}
     missing = [path for name, path in files.items() if name not in kept]
-    version = unified.transaction_version(gold_app(str(gold.metadata().id))) if unified is not None else None
-    return ComparedGame(gold, missing, frozenset(copies) - frozenset(kept.values()), version == gold.version())
+    same_version = txn(unified, gold_app(gold)) == gold.version()
+    return ComparedGame(gold, missing, frozenset(copies) - frozenset(kept.values()), same_version)
 
 
 def unified_columns(plan: UnifiedPlan, entity: str) -> pa.Schema:

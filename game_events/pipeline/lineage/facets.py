@@ -3,7 +3,6 @@
 Source: OpenLineage 2-0-2 and its facets; "Naming Conventions" for datasets.
 """
 
-from typing import Any
 from urllib.parse import urlsplit
 
 from openlineage.client.event_v2 import InputDataset, OutputDataset
@@ -155,5 +154,5 @@ def _fields(
     )
 
 
-def _storage() -> Any:  # noqa: ANN401 - a class of the client's
+def _storage() -> storage_dataset.StorageDatasetFacet:
     return storage_dataset.StorageDatasetFacet("delta", "parquet")

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
-from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.restores import unchecked_restore
 from game_events.lakehouse.maintenance.compaction import LOOP_GOAL, Goal, join_files, small_files
 from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles
 from game_events.lakehouse.retention import Retention, is_derived
-from game_events.lakehouse.tables import EVENT_LOG, PROGRESS, Lakehouse, Table
+from game_events.lakehouse.tables import EVENT_LOG, PROGRESS, Lakehouse, Table, paths
 from game_events.pipeline.reporting.steps import TableMaintenance
 
 log = logging.getLogger(__name__)

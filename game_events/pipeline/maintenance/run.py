@@ -13,11 +13,10 @@ from deltalake import DeltaTable
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.restores import unchecked_restore
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL
 from game_events.lakehouse.maintenance.unreferenced_files import Orphans, ReplacedFiles, delete_files, orphans
-from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, UNIFIED, Table, game_of_gold, game_of_silver, is_game
+from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, UNIFIED, Table, game_of_gold, game_of_silver, is_game, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.maintenance.incremental import delete_replaced, groups_of, join_small_files
 from game_events.pipeline.quarantine.full_refresh import listed_files

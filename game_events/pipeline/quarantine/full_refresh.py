@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, Landed, commit, paths
+from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.incarnations import incarnation
 from game_events.lakehouse.commits.restore_check import refuse_restored
@@ -28,7 +28,7 @@ from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.event_columns import HEADERS, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.event_expressions import travelling
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import add_actions, table_id, version_of
+from game_events.lakehouse.tables import add_actions, paths, table_id, version_of
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.refresh_list import ResetList, forget, lists, read_list
 from game_events.pipeline.reporting.report import RunReport

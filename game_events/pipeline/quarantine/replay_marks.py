@@ -4,7 +4,7 @@ from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from game_events.lakehouse.commits.commit import Commit, commit, paths
+from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.retry import retry_on_conflict
@@ -16,7 +16,7 @@ from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.event_columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS
 from game_events.lakehouse.event_expressions import travelling
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import table_id
+from game_events.lakehouse.tables import paths, table_id
 from game_events.pipeline.context import Pipeline
 
 

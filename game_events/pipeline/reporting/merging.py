@@ -50,7 +50,7 @@ def merge(first: R, second: object) -> R:
     return replace(first, **merged_values(first, second))  # type: ignore[type-var]
 
 
-def merge_all(merge_values: Merge, values: Sequence[Any]) -> Any:  # noqa: ANN401
+def merge_all(merge_values: Callable[[R, R], R], values: Sequence[R]) -> R:
     """The values merged in their order, neighbours first: a value that grows is copied log n times, not n times."""
     while len(values) > 1:
         pairs = zip(values[::2], values[1::2], strict=False)
@@ -79,10 +79,7 @@ class Summed:
     @classmethod
     def sum(cls, results: Iterable[Self]) -> Self:
         """All of them together."""
-        total = cls()
-        for result in results:
-            total.add(result)
-        return total
+        return merge_all(merge, [cls(), *results])
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - JSON

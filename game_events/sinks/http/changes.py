@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from game_events.errors import DataError, GameEventsError
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, incarnation, silver_app
 from game_events.lakehouse.commits.parallel import for_games
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, txn
 from game_events.lakehouse.tables import add_actions, is_game
 from game_events.pipeline.context import Pipeline
 from game_events.sinks.http.chunks import ChunkOrigin
@@ -121,13 +121,13 @@ def _find_step(
     if kind == "gold":
         source = pipeline.lakehouse.gold(game)
         gold = source.open()
-        upto = gold.transaction_version(silver_app(silver)) if gold is not None else None
+        upto = txn(gold, silver_app(silver))
         if gold is None or upto is None:
             return None  # gold is not refreshed from this silver yet
         content = f"{gold.metadata().id}:{content}"
     of = {"content": content, "bronze": identity.key, "any": "", "resent": "resent"}
     apps = {name: Txn(kind).of(game, part) for name, part in of.items()}
-    held = {name: outbox.transaction_version(app) if outbox is not None else None for name, app in apps.items()}
+    held = {name: txn(outbox, app) for name, app in apps.items()}
     above, resent = _start(game, source.name, upto, held, on_replaced)
     if above == upto and held["content"] == upto and resent == (held["resent"] or 0):
         return None

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.duckdb_connection import connect, records
 from game_events.pipeline.context import Pipeline
 from game_events.sinks.http.plan import ATTEMPTS, commit_slice, next_slice
@@ -56,9 +56,7 @@ def replay_failed_chunks(pipeline: Pipeline, statuses: Collection[int] = ()) -> 
     rows = _waiting(tables, statuses, next_slice(tables, outbox))
     if not rows.num_rows:
         return 0, 0
-    writer = StagedWriter(tables.outbox, rows.schema)  # `outcomes.staged` would import aiohttp for `rest status`
-    writer.write(rows)
-    commit_slice(tables, outbox, writer.close(), {}, {})
+    commit_slice(tables, outbox, staged(tables.outbox, rows), {}, {})
     return pc.count_distinct(rows.column("chunk")).as_py(), rows.num_rows
 
 

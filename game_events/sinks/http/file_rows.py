@@ -14,10 +14,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from game_events.errors import ConfigurationError, DataError, first_line
-from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.tables import Lakehouse, Table
+from game_events.lakehouse.tables import Lakehouse, Table, paths
 from game_events.pipeline.context import Pipeline
 from game_events.sinks.http.table_rows import ORDER, shaped
 from game_events.sinks.http.tables import ExportTables

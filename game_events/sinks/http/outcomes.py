@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.commits.transactions import txns
+from game_events.lakehouse.data.staging import StagedFile, staged
+from game_events.lakehouse.tables import Table, table_id
 from game_events.sinks.http.delivery import ChunkOutcome
 from game_events.sinks.http.tables import DELIVERED, FAILED, OUTCOME
 
@@ -57,21 +58,12 @@ def append(table: Table, rows: pa.Table, expected: dict[str, int | None], descri
                 raise
 
 
-def staged(table: Table, rows: pa.Table) -> list[StagedFile]:
-    """Rows as files that are not committed yet."""
-    writer = StagedWriter(table, rows.schema)
-    writer.write(rows)
-    return writer.close()
-
-
 def add(
     table: Table, schema: pa.Schema, files: Sequence[StagedFile], expected: dict[str, int | None], description: str
 ) -> None:
     """Append files; they are deleted after a conflict, for which ConflictError is raised."""
-    handle = table.open()
-    table_id = str(handle.metadata().id) if handle is not None else None
     try:
-        commit(Commit(table, schema, files, expected, {}, table_id, description=description))
+        commit(Commit(table, schema, files, expected, {}, table_id(table.open()), description=description))
     except ConflictError as error:
         if _taken_over(table, expected):
             raise ConflictError("another run of the export has taken over: this one stops") from error
@@ -80,4 +72,4 @@ def add(
 
 def _taken_over(table: Table, expected: dict[str, int | None]) -> bool:
     now = table.open()
-    return now is not None and any(now.transaction_version(app) != value for app, value in expected.items())
+    return now is not None and txns(now, expected) != expected

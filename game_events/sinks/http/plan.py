@@ -15,9 +15,10 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import erasures
 from game_events.lakehouse.commits.retry import retry_on_conflict
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, counter, txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedFile, discard
+from game_events.lakehouse.tables import table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
@@ -44,8 +45,8 @@ def plan_slice(
     """
     outbox = tables.outbox.open()
     # A requested resend is done once, also where Dagster tries the run again after its rows were fixed.
-    granted = f"granted:{pipeline.run_id}"
-    if outbox is not None and outbox.transaction_version(granted) is not None:
+    granted = Txn.GRANTED.of(pipeline.run_id)
+    if txn(outbox, granted) is not None:
         on_replaced = OnReplaced(on_replaced.usual)
     steps, held = find_changes(pipeline, outbox, on_replaced)
     _report_held(pipeline, report, account, held)
@@ -100,15 +101,14 @@ def commit_slice(
     Raises:
         ConflictError: another run has changed the outbox since; the files are deleted.
     """
-    commits = outbox.transaction_version(Txn.COMMITS) if outbox is not None else None
     commit(
         Commit(
             tables.outbox,
             outbox_schema(tables.person),
             files,
-            expected={**expected, Txn.COMMITS: commits},
+            expected={**expected, Txn.COMMITS: txn(outbox, Txn.COMMITS)},
             advance={**advance, Txn.COMMITS: next_slice(tables, outbox)},
-            table_id=str(outbox.metadata().id) if outbox is not None else None,
+            table_id=table_id(outbox),
             description=DESCRIPTION,
         )
     )
@@ -120,7 +120,7 @@ def next_slice(tables: ExportTables, outbox: DeltaTable | None) -> int:
     In a recreated outbox it follows the delivery log's last one: chunks with a reused number would count as settled.
     """
     if outbox is not None:
-        return int(outbox.transaction_version(Txn.COMMITS) or 0) + 1
+        return counter(outbox, Txn.COMMITS) + 1
     settled = tables.settled(tables.deliveries.open(), 0, ["slice"])
     return int(pc.max(settled.column("slice")).as_py() or 0) + 1
 

@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, commit, paths
+from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.retry import retry_on_conflict
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, txn
+from game_events.lakehouse.tables import paths, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
@@ -133,7 +134,7 @@ class _Exporter:
 def _take_over(tables: ExportTables, run_id: str) -> int:
     """Make this run the only writer of the delivery log; returns the value of its `txn`."""
     deliveries = tables.deliveries.open()
-    before = deliveries.transaction_version(Txn.EXPORT_RUN) if deliveries is not None else None
+    before = txn(deliveries, Txn.EXPORT_RUN)
     number = (before or 0) + 1
     commit(
         Commit(
@@ -142,7 +143,7 @@ def _take_over(tables: ExportTables, run_id: str) -> int:
             [],
             {Txn.EXPORT_RUN: before},
             {Txn.EXPORT_RUN: number},
-            str(deliveries.metadata().id) if deliveries is not None else None,
+            table_id(deliveries),
             info={"run_id": run_id},
             description=DELIVERY_LOG,
         )
@@ -155,14 +156,14 @@ def _clear(tables: ExportTables) -> None:
     outbox = tables.outbox.open()
     if outbox is None or tables.waiting(outbox, tables.deliveries.open()).num_rows:
         return
-    commits = outbox.transaction_version(Txn.COMMITS)
+    commits = txn(outbox, Txn.COMMITS)
     plan = Commit(
         tables.outbox,
         outbox_schema(tables.person),
         [],
         {Txn.COMMITS: commits},
         {Txn.COMMITS: (commits or 0) + 1},
-        str(outbox.metadata().id),
+        table_id(outbox),
         replace=True,
     )
     with suppress(ConflictError):  # a run that planned, or erased, since will empty it

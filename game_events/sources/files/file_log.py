@@ -13,12 +13,11 @@ from deltalake import DeltaTable
 
 from game_events.errors import DataError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.commits.restores import ANY_COMMIT, restored_lately
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.system_tables.system_table import SystemTable, schema_of
-from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
+from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse, paths
 from game_events.sources.files.location import SourceFile
 
 TAKEN, CHANGED = "taken", "changed"

@@ -13,7 +13,7 @@ import pytest
 
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, bronze_schema
 from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.decode_job import StageResult
@@ -85,10 +85,7 @@ class World:
             (pipeline.bronze, bronze_schema(columns), good),
             (pipeline.quarantine, QUARANTINE_COLUMNS, bad),
         ):
-            writer = StagedWriter(table, schema)
-            if rows:
-                writer.write(pa.Table.from_pylist(rows, schema=schema))
-            files.append(writer.close())
+            files.append(staged(table, pa.Table.from_pylist(rows, schema=schema)))
         return StageResult(*files, set(), set(), Counter())
 
     def run(self):

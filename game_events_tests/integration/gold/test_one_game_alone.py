@@ -6,9 +6,7 @@ import pyarrow as pa
 import pytest
 
 from game_events.errors import TransientError
-from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import UNIFIED, Table
 from game_events.pipeline.gold.refresh import refresh_gold
@@ -19,6 +17,7 @@ from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.reconciliation import gold as gold_rows
 from game_events_tests.support.reconciliation import rows
+from game_events_tests.support.tables import put
 
 TIME = pa.timestamp("us", tz="UTC")
 
@@ -27,16 +26,6 @@ TIME = pa.timestamp("us", tz="UTC")
 def pipeline(tmp_path):
     """A pipeline over a lakehouse of this test, that may not need Spark."""
     return lambda **settings: without_spark(tmp_path, **settings)
-
-
-def put(table, columns, advance, info):
-    """A commit of a few rows, which replaces nothing."""
-    data = pa.table(columns)
-    handle = table.open()
-    writer = StagedWriter(table, data.schema)
-    writer.write(data)
-    table_id = str(handle.metadata().id) if handle is not None else None
-    commit(Commit(table, data.schema, writer.close(), {}, advance, table_id, info=info))
 
 
 def bronze(pipeline, **columns):
@@ -100,7 +89,7 @@ def test_a_store_that_refuses_one_look_at_gold_makes_the_run_fail_and_the_game_i
     put(
         apart.lakehouse.table(UNIFIED),
         rows,
-        {gold_app(str(rummy.open().metadata().id)): 0, "commits": 1},
+        {gold_app(rummy.open()): 0, "commits": 1},
         {"bronze_batch": "1"},
     )
     put(rummy, rows, {"commits": 2}, {"bronze_batch": "2"})

@@ -22,8 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter
-from game_events.lakehouse.tables import Lakehouse, Table
+from game_events.lakehouse.data.staging import staged
+from game_events.lakehouse.tables import Lakehouse, Table, table_id
 
 PARTITIONS = (0, 1)
 GAMES = ("rummy",)
@@ -31,12 +31,6 @@ EVENTS = pa.schema([("partition", pa.int64()), ("offset", pa.int64()), ("game", 
 RECORDS, DECODABLE = 40, 0.7
 COUNTS = pa.schema([("n", pa.int64())])
 Step = Callable[[], object]
-
-
-def stage(table: Table, schema: pa.Schema, rows: list[dict[str, Any]]) -> list[StagedFile]:
-    writer = StagedWriter(table, schema)
-    writer.write(pa.Table.from_pylist(rows, schema=schema))
-    return writer.close()
 
 
 class CommitProtocol(RuleBasedStateMachine):
@@ -244,9 +238,8 @@ class CommitProtocol(RuleBasedStateMachine):
         table: Table, schema: pa.Schema, rows: list[dict[str, Any]], *, handle: Any, replace: bool = False, **txns: Any
     ) -> Step:
         """Files are staged now, the commit is made when the run goes on."""
-        table_id = str(handle.metadata().id) if handle is not None else None
-        files = stage(table, schema, rows)
-        plan = Commit(table, schema, files, table_id=table_id, replace=replace and handle is not None, **txns)
+        files = staged(table, pa.Table.from_pylist(rows, schema=schema))
+        plan = Commit(table, schema, files, table_id=table_id(handle), replace=replace and handle is not None, **txns)
         return lambda: commit(plan)
 
 

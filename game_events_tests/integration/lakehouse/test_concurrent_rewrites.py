@@ -11,10 +11,10 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.errors import ConflictError, TransientError
-from game_events.lakehouse.commits.commit import commit, paths
+from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
-from game_events.lakehouse.tables import Lakehouse
-from game_events_tests.support.tables import SCHEMA, data_files, numbers, plan, staged
+from game_events.lakehouse.tables import Lakehouse, paths
+from game_events_tests.support.tables import SCHEMA, data_files, numbers, plan, staged_numbers
 
 WIDER = SCHEMA.append(pa.field("more", pa.string()))
 
@@ -39,7 +39,7 @@ def replacement(table, **options):
 
 
 def reshaping(table):
-    files = staged(table, [10, 11, 12], WIDER, more=["x"] * 3)
+    files = staged_numbers(table, [10, 11, 12], WIDER, more=["x"] * 3)
     return replacement(table, schema=WIDER, files=files, reshape=True)
 
 

@@ -11,7 +11,7 @@ import pytest
 from game_events.config.settings import Settings
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter, discard, file_system
+from game_events.lakehouse.data.staging import StagedFile, discard, file_system, staged
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.quarantine.refresh_list import ResetList, forget, keep, read_list
 from game_events.sources.core.source import Split
@@ -23,9 +23,7 @@ SCHEMA = pa.schema([("n", pa.int64()), ("body", pa.binary())])
 def test_a_file_of_many_parts_is_the_rows_that_were_written(tables_only: Settings, store: ObjectStore) -> None:
     table = Lakehouse.of(tables_only).table("silver_uno_events")
     rows = pa.table({"n": range(40), "body": [os.urandom(1_000_000) for _ in range(40)]}, schema=SCHEMA)
-    writer = StagedWriter(table, SCHEMA)
-    writer.write(rows)
-    (file,) = writer.close()
+    (file,) = staged(table, rows)
     assert table.open() is None, "nothing is visible before the commit"
     landed = commit(Commit(table, SCHEMA, [file], expected={}, advance={"batch": 1}, table_id=None))
     assert (landed.version, landed.rows) == (0, 40)
@@ -50,9 +48,7 @@ def test_the_list_of_a_full_refresh_is_kept_whatever_its_length(files: int, tabl
 
 def test_files_of_a_failed_commit_are_gone_and_deleting_them_again_is_no_error(tables_only: Settings) -> None:
     table = Lakehouse.of(tables_only).table("silver_uno_events")
-    writer = StagedWriter(table, SCHEMA)
-    writer.write(pa.table({"n": [1], "body": [b"x"]}, schema=SCHEMA))
-    files = writer.close()
+    files = staged(table, pa.table({"n": [1], "body": [b"x"]}, schema=SCHEMA))
     discard(table, files)
     discard(table, files)
     system, prefix = file_system(table)

@@ -7,10 +7,8 @@ import shutil
 import pytest
 
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.event_columns import OWN_COLUMNS
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze.load import load_bronze
@@ -24,6 +22,7 @@ from game_events.pipeline.reprocessing.replay import replay
 from game_events.pipeline.reprocessing.selection import ReplaySelection, replay_selection
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.support.reconciliation import coordinates, count, rows
+from game_events_tests.support.tables import put
 from game_events_tests.support.worlds.topic import register, send_values
 from game_events_tests.support.worlds.waves import assert_gold_follows_silver, power_cut_at, send, versions
 
@@ -172,10 +171,7 @@ def test_rows_that_are_in_bronze_all_the_same_are_not_there_twice_after_a_replay
     bronze = pipeline.bronze.open()
     twice = read_arrow(pipeline.quarantine, pipeline.quarantine.open(), OWN_COLUMNS.names).slice(0, 5)
     batch = bronze.transaction_version(Txn.BATCH)
-    writer = StagedWriter(pipeline.bronze, OWN_COLUMNS)
-    writer.write(twice)
-    expected, advance = {Txn.BATCH: batch}, {Txn.BATCH: batch + 1}
-    commit(Commit(pipeline.bronze, OWN_COLUMNS, writer.close(), expected, advance, str(bronze.metadata().id), owns_map=True))
+    put(pipeline.bronze, twice, {Txn.BATCH: batch + 1}, expected={Txn.BATCH: batch}, owns_map=True)
 
     proxy.show_all()
     report = refresh(make_pipeline(settings))

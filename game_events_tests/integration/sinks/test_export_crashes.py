@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from game_events.lakehouse.commits.commit import paths
+from game_events.lakehouse.tables import paths
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http.changes import OnReplaced

@@ -16,7 +16,7 @@ import pytest
 from game_events.config.settings import Settings
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter
+from game_events.lakehouse.data.staging import StagedFile, staged
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze import full_refresh as bronze_reset
@@ -128,10 +128,7 @@ def stage_micro_batch(
 
 def write(table: Table, schema: pa.Schema, rows: list[dict[str, Any]]) -> list[StagedFile]:
     """Files with rows, not committed."""
-    writer = StagedWriter(table, schema)
-    if rows:
-        writer.write(pa.Table.from_pylist(rows, schema=schema))
-    return writer.close()
+    return staged(table, pa.Table.from_pylist(rows, schema=schema))
 
 
 def offsets(table: Table, *, condition: Callable[[dict[str, Any]], bool] = lambda _: True) -> list[tuple[str, int, int]]:

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.tables import paths
 from game_events.pipeline.fanout.job import spread, stage
 from game_events.pipeline.fanout.old_rows import OldRows
 from game_events.pipeline.fanout.worker import FanOut, FanOutResult

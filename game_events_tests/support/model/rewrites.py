@@ -10,12 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from game_events.lakehouse.commits.commit import paths
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedFile
 from game_events.lakehouse.event_columns import COORDINATES, OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import Table, paths
 from game_events.pipeline.bronze import full_refresh as bronze_reset
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.full_refresh_guard import Expired

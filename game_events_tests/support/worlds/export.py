@@ -12,10 +12,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from game_events.config.settings import Settings, load_settings
-from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import BRONZE, Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold
@@ -23,6 +21,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http.changes import OnReplaced
 from game_events.sinks.http.run import export_rows
 from game_events_tests.support.servers.rest_receiver import Receiver
+from game_events_tests.support.tables import put
 
 TIME = pa.timestamp("us", tz="UTC")
 BEGAN = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -119,12 +118,8 @@ class World:
 
     @staticmethod
     def _append(table: Table, rows: list[dict[str, Any]], advance: dict[str, int], *, replace: bool = False) -> None:
-        handle = table.open()
         schema = SCHEMA if table.name == BRONZE else pa.schema([f for f in SCHEMA if f.name != "_kafka_topic_id"])
-        writer = StagedWriter(table, schema)
-        writer.write(pa.Table.from_pylist(rows, schema=schema))
-        table_id = str(handle.metadata().id) if handle is not None else None
-        commit(Commit(table, schema, writer.close(), {}, advance, table_id, replace=replace))
+        put(table, pa.Table.from_pylist(rows, schema=schema), advance, replace=replace)
 
     def offsets(self, *games: str) -> list[int]:
         """What has to arrive: offsets are unique over all games."""

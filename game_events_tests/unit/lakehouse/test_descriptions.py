@@ -2,12 +2,9 @@
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from game_events.config.settings import load_settings
-from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.descriptions import MAX_TABLE_CHARS, comments_of, described, owners_of, tags_of, with_comments
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.format_version import FORMAT, format_of
@@ -18,6 +15,7 @@ from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.gold.aggregates import commented, player_agg
 from game_events.sinks.http.tables import DELIVERIES, failed_chunks_schema, outbox_schema
 from game_events.sources.files import file_log as log
+from game_events_tests.support.tables import put
 
 SCHEMA = pa.schema(
     [
@@ -36,15 +34,8 @@ def lakehouse(tmp_path):
 
 def add(table, schema, number, **more):
     """A commit of one row."""
-    handle = table.open()
-    writer = StagedWriter(table, schema)
-    writer.write(pa.Table.from_pylist([{"_batch": number}], schema=schema))
-    plan = Commit(
-        table, schema, writer.close(), expected={"batch": number - 1 or None}, advance={"batch": number},
-        table_id=str(handle.metadata().id) if handle is not None else None, **more,
-    )  # fmt: skip
-    commit(plan)
-    return DeltaTable(table.uri)
+    data = pa.Table.from_pylist([{"_batch": number}], schema=schema)
+    return put(table, data, {"batch": number}, expected={"batch": number - 1 or None}, **more)
 
 
 def said(handle):

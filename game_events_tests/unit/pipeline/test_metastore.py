@@ -3,13 +3,12 @@
 import pyarrow as pa
 
 from game_events.config.settings import load_settings
-from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.metastore import register_tables, tables_registered
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.tables import TableReport
+from game_events_tests.support.tables import put
 
 SCHEMA = pa.schema([pa.field("game_name", pa.string()), pa.field("_batch", pa.int64())])
 
@@ -17,10 +16,7 @@ SCHEMA = pa.schema([pa.field("game_name", pa.string()), pa.field("_batch", pa.in
 def make(root, *names):
     lakehouse = Lakehouse(str(root))
     for name in names:
-        table = lakehouse.table(name)
-        writer = StagedWriter(table, SCHEMA)
-        writer.write(pa.table({"game_name": ["a", "b"], "_batch": [1, 1]}, schema=SCHEMA))
-        commit(Commit(table, SCHEMA, writer.close(), expected={}, advance={}, table_id=None))
+        put(lakehouse.table(name), pa.table({"game_name": ["a", "b"], "_batch": [1, 1]}, schema=SCHEMA))
 
 
 def test_a_catalog_that_is_away_is_a_notice_and_a_check_and_no_error(tmp_path):

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.query import TablesSql
 from game_events.lakehouse.tables import Lakehouse
+from game_events_tests.support.tables import put
 from game_events_tests.support.waiting import until
 
 PLACE = pa.struct([pa.field("city", pa.string())])
@@ -43,14 +43,8 @@ NEWER = {
 
 
 def add(table, schema, rows, number, **more):
-    handle = table.open()
-    writer = StagedWriter(table, schema)
-    writer.write(pa.Table.from_pylist(rows, schema=schema))
-    plan = Commit(
-        table, schema, writer.close(), expected={"batch": number - 1 or None}, advance={"batch": number},
-        table_id=str(handle.metadata().id) if handle is not None else None, **more,
-    )  # fmt: skip
-    commit(plan)
+    data = pa.Table.from_pylist(rows, schema=schema)
+    put(table, data, {"batch": number}, expected={"batch": number - 1 or None}, **more)
 
 
 @pytest.fixture

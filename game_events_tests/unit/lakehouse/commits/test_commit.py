@@ -21,7 +21,7 @@ from game_events_tests.support.tables import (
     fails_before,
     numbers,
     plan,
-    staged,
+    staged_numbers,
     txn,
 )
 
@@ -66,10 +66,10 @@ def test_a_table_can_be_made_without_rows(table):
 
 
 def test_several_txns_move_together_or_not_at_all(table):
-    commit(Commit(table, SCHEMA, staged(table, [1]), {}, {"a": 1, "b": 1}, None))
+    commit(Commit(table, SCHEMA, staged_numbers(table, [1]), {}, {"a": 1, "b": 1}, None))
     table_id = str(table.open().metadata().id)
     with pytest.raises(ConflictError, match="moved b from 0 to 1"):
-        commit(Commit(table, SCHEMA, staged(table, [2]), {"a": 1, "b": 0}, {"a": 2, "b": 2}, table_id))
+        commit(Commit(table, SCHEMA, staged_numbers(table, [2]), {"a": 1, "b": 0}, {"a": 2, "b": 2}, table_id))
     assert (numbers(table), txn(table, "a"), txn(table, "b")) == ([1], 1, 1)
     assert_nothing_left_over(table)
 
@@ -216,7 +216,7 @@ def test_a_table_that_was_rebuilt_is_another_table(table):
     with pytest.raises(ConflictError, match="table is absent"):
         commit(late)
     write_deltalake(table.uri, pa.table({"n": [8], "s": ["8"]}))
-    late = Commit(table, SCHEMA, staged(table, [3]), {"txn": None}, {"txn": 2}, late.table_id)
+    late = Commit(table, SCHEMA, staged_numbers(table, [3]), {"txn": None}, {"txn": 2}, late.table_id)
     with pytest.raises(ConflictError, match="planned with"):
         commit(late)
     assert numbers(table) == [8]

@@ -24,7 +24,7 @@ from game_events_tests.support.tables import (
     numbers,
     plan,
     rows,
-    staged,
+    staged_numbers,
     txn,
 )
 
@@ -46,9 +46,9 @@ WIDEST = pa.schema(
 
 def test_new_columns_and_nested_fields_are_added_and_old_rows_have_null(table):
     commit(plan(table, [1], None, 1))
-    wider = staged(table, [2], WIDER, t=[0], p=[{"x": 1.5}])
+    wider = staged_numbers(table, [2], WIDER, t=[0], p=[{"x": 1.5}])
     commit(plan(table, None, 1, 2, schema=WIDER, files=wider))
-    widest = staged(table, [3], WIDEST, t=[0], p=[{"x": 2.5, "q": {"y": 7}}], l=[[{"a": "b"}]])
+    widest = staged_numbers(table, [3], WIDEST, t=[0], p=[{"x": 2.5, "q": {"y": 7}}], l=[[{"a": "b"}]])
     commit(plan(table, None, 2, 3, schema=WIDEST, files=widest))
     schema = pa.schema(DeltaTable(table.uri).schema())
     assert schema.names == ["n", "s", "t", "p", "l"]
@@ -59,7 +59,7 @@ def test_new_columns_and_nested_fields_are_added_and_old_rows_have_null(table):
 
 
 def test_fewer_columns_than_the_table_has_are_no_fault(table):
-    commit(plan(table, None, None, 1, schema=WIDER, files=staged(table, [1], WIDER, t=[0], p=[None])))
+    commit(plan(table, None, None, 1, schema=WIDER, files=staged_numbers(table, [1], WIDER, t=[0], p=[None])))
     commit(plan(table, [2], 1, 2))
     assert [f.name for f in DeltaTable(table.uri).schema().fields] == WIDER.names
     assert rows(table, "n, t IS NULL") == [(1, False), (2, True)]
@@ -87,12 +87,10 @@ def test_a_columns_metadata_is_kept_when_nested_fields_are_added(table):
 def test_rivals_that_add_columns_end_with_one_commit_and_every_column_once(table, attempt):  # noqa: ARG001 - a race: tried several times
     commit(plan(table, [0], None, 1))
     schemas = [pa.schema([*SCHEMA, (name, pa.int64())]) for name in ("a", "b")]
-    plans = [
-        plan(
-            table, None, 1, end, schema=schema, files=staged(table, range(1, end), schema, **{schema.names[-1]: range(1, end)})
-        )
-        for end, schema in zip((5, 9), schemas, strict=True)
-    ]
+    plans = []
+    for end, schema in zip((5, 9), schemas, strict=True):
+        files = staged_numbers(table, range(1, end), schema, **{schema.names[-1]: range(1, end)})
+        plans.append(plan(table, None, 1, end, schema=schema, files=files))
     outcomes = both(*(partial(commit, p) for p in plans))
     landed = [o for o in outcomes if not isinstance(o, Exception)]
     assert len(landed) <= 1
@@ -108,7 +106,7 @@ def test_a_schema_that_keeps_changing_is_a_conflict_and_the_files_go(table, monk
     alter = type(table.open().alter)
     monkeypatch.setattr(alter, "add_columns", fails_before(CommitFailedError("Metadata changed")))
     with pytest.raises(ConflictError, match="keeps changing"):
-        commit(plan(table, None, 1, 2, schema=WIDER, files=staged(table, [1], WIDER, t=[0], p=[None])))
+        commit(plan(table, None, 1, 2, schema=WIDER, files=staged_numbers(table, [1], WIDER, t=[0], p=[None])))
     assert (numbers(table), txn(table)) == ([0], 1)
     assert_nothing_left_over(table)
 
@@ -167,7 +165,7 @@ def test_another_type_is_refused_with_its_name_and_leaves_nothing_behind(table):
     for kind in (pa.string(), pa.float64(), pa.int32(), pa.list_(pa.int64())):
         schema = pa.schema([("n", kind)])
         value = {pa.string(): "1"}.get(kind, [1] if pa.types.is_list(kind) else 1)
-        files = staged(table, [value], schema)
+        files = staged_numbers(table, [value], schema)
         with pytest.raises(DataError, match=r"t: .*n is bigint in the table and .* in the rows.* refresh this table fully"):
             commit(plan(table, None, 1, 2, schema=schema, files=files))
     assert rows(table) == before
@@ -188,14 +186,16 @@ def test_nested_types_are_compared_field_by_field(table):
 def test_a_table_that_is_replaced_may_get_other_columns_and_types_in_the_same_commit(table):
     commit(plan(table, [1, 2], None, 1))
     properties = DeltaTable(table.uri).metadata().configuration
-    landed = commit(plan(table, None, 1, 2, schema=OTHER, files=staged(table, ["a"], OTHER, x=[7]), replace=True, reshape=True))
+    landed = commit(
+        plan(table, None, 1, 2, schema=OTHER, files=staged_numbers(table, ["a"], OTHER, x=[7]), replace=True, reshape=True)
+    )
     assert rows(table) == [("a", 7)]
     assert pa.schema(DeltaTable(table.uri).schema()).names == ["n", "x"]
     assert (landed.rows, landed.table_rows, landed.version) == (1, 1, 1)
     assert DeltaTable(table.uri).metadata().configuration == properties
     assert txn(table) == 2
     # A rival that was first wins as ever.
-    late = plan(table, None, 1, 3, schema=SCHEMA, files=staged(table, [9]), replace=True, reshape=True)
+    late = plan(table, None, 1, 3, schema=SCHEMA, files=staged_numbers(table, [9]), replace=True, reshape=True)
     with pytest.raises(ConflictError):
         commit(late)
     assert rows(table) == [("a", 7)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import uuid
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -65,7 +66,8 @@ def test_ids_of_single_tables_and_partitions_are_as_they_were():
     assert set(identity([Split("events", TOPIC_ID, 4)])) == {"topic:events:high", "topic:events:low"}
     assert set(identity([Split("s3://a/b", TABLE_ID, 0, TABLE)])) == {"table:s3://a/b:high", "table:s3://a/b:low"}
     assert (bronze.app, bronze.erased_app) == ("bronze:an-id", "erasures:an-id")
-    assert (gold_app("an-id"), definition_app("player_agg")) == ("gold:an-id", "aggregate:player_agg")
+    gold = SimpleNamespace(metadata=lambda: SimpleNamespace(id="an-id"))
+    assert (gold_app(gold), definition_app("player_agg")) == ("gold:an-id", "aggregate:player_agg")
     assert Txn.DECIDED_BATCH.of("an-id@3", "chess") == "silver_decided:an-id@3:chess"
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data import staging
-from game_events.lakehouse.data.staging import STATISTICS_CHARS, StagedFile, StagedWriter, discard
+from game_events.lakehouse.data.staging import STATISTICS_CHARS, StagedFile, StagedWriter, discard, staged
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.jvm_arrow import NESTED, as_the_jvm_sends_it
 from game_events_tests.support.reconciliation import database
@@ -32,12 +32,6 @@ def numbers(values):
     return pa.table({"n": pa.array(values, pa.int64()), "s": [str(v) for v in values]}, schema=SCHEMA)
 
 
-def write(table, rows):
-    writer = StagedWriter(table, rows.schema)
-    writer.write(rows)
-    return writer.close()
-
-
 def test_a_row_group_has_a_bounded_number_of_bytes(table, monkeypatch):
     monkeypatch.setattr(staging, "ROW_GROUP_BYTES", 10_000)
     large = pa.table({"n": pa.array(range(3), pa.int64()), "s": ["x" * 4_000] * 3}, schema=SCHEMA)
@@ -52,7 +46,7 @@ def test_a_row_group_has_a_bounded_number_of_bytes(table, monkeypatch):
 @pytest.mark.parametrize("kind", NESTED, ids=str)
 def test_nested_lists_that_the_jvm_sent_without_any_offset_are_written(table, kind):
     rows = pa.table({"n": pa.array([1, 2], pa.int64()), "nested": as_the_jvm_sends_it(kind, 2)})
-    (file,) = write(table, rows)
+    (file,) = staged(table, rows)
     written = pq.read_table(Path(table.uri) / file.path)
     assert written.column("nested").to_pylist() == [[], []]
 
@@ -121,7 +115,7 @@ def test_statistics_are_what_duckdb_counts(rows, split, tmp_path_factory):
     ],
 )
 def test_values_without_a_safe_bound_have_only_their_nulls_counted(table, values, kind):
-    (file,) = write(table, pa.table({"v": pa.array([*values, None], kind), "n": pa.array(range(len(values) + 1))}))
+    (file,) = staged(table, pa.table({"v": pa.array([*values, None], kind), "n": pa.array(range(len(values) + 1))}))
     stats = json.loads(file.stats)
     assert stats["nullCount"] == {"v": 1, "n": 0}
     assert stats["minValues"] == {"n": 0}
@@ -130,7 +124,7 @@ def test_values_without_a_safe_bound_have_only_their_nulls_counted(table, values
 @pytest.mark.parametrize("micros", [2**63 - 1, -(2**63) + 1, 253_402_300_800_000_000, -62_135_596_800_000_001])
 def test_a_time_that_python_cannot_read_is_written_without_bounds(table, micros):
     times = pa.array([0, micros], pa.int64()).cast(TIME)
-    (file,) = write(table, pa.table({"t": times, "n": pa.array([1, 2])}))
+    (file,) = staged(table, pa.table({"t": times, "n": pa.array([1, 2])}))
     assert json.loads(file.stats)["minValues"] == {"n": 1}
     assert json.loads(file.stats)["nullCount"] == {"t": 0, "n": 0}
 
@@ -145,19 +139,19 @@ def test_one_row_group_without_bounds_leaves_the_file_without_them(table):
 
 def test_columns_of_nothing_but_null_and_nested_ones_have_no_bounds(table):
     schema = pa.schema([("a", pa.int64()), ("p", pa.struct([("x", pa.int64())])), ("l", pa.list_(pa.int64()))])
-    (file,) = write(table, pa.Table.from_pylist([{"p": {"x": 1}, "l": [1]}] * 3, schema=schema))
+    (file,) = staged(table, pa.Table.from_pylist([{"p": {"x": 1}, "l": [1]}] * 3, schema=schema))
     assert json.loads(file.stats) == {"numRecords": 3, "minValues": {}, "maxValues": {}, "nullCount": {"a": 3}}
 
 
 def test_only_the_first_flat_columns_have_statistics(table):
-    (file,) = write(table, pa.table({f"c{i}": [i] for i in range(40)}))
+    (file,) = staged(table, pa.table({f"c{i}": [i] for i in range(40)}))
     assert list(json.loads(file.stats)["minValues"]) == [f"c{i}" for i in range(32)]
 
 
 def test_delta_reads_the_statistics(table):
     day = datetime(1, 1, 1, tzinfo=UTC)
     rows = pa.table({"t": pa.array([day, day + timedelta(microseconds=1)], TIME), "d": [date(5, 1, 1)] * 2, "b": [True, False]})
-    commit(Commit(table, rows.schema, write(table, rows), {}, {}, None))
+    commit(Commit(table, rows.schema, staged(table, rows), {}, {}, None))
     (action,) = pa.table(table.open().get_add_actions(flatten=True)).to_pylist()
     assert (action["min.d"], action["min.b"], action["max.b"]) == (date(5, 1, 1), False, True)
     assert action["min.t"].replace(tzinfo=UTC) == day
@@ -202,9 +196,7 @@ def test_large_files_have_dictionaries_for_columns_whose_values_repeat_and_for_n
     schema = pa.schema([("key", pa.string()), ("game", pa.string()), ("nested", nested)])
     encoded = []
     for length in (count, count - 1):
-        writer = StagedWriter(table, schema)
-        writer.write(pa.Table.from_pydict(rows, schema).slice(0, length))
-        (file,) = writer.close()
+        (file,) = staged(table, pa.Table.from_pydict(rows, schema).slice(0, length))
         found = pq.ParquetFile(Path(table.uri) / file.path)
         columns = [found.metadata.row_group(0).column(n) for n in range(found.metadata.num_columns)]
         encoded.append({c.path_in_schema for c in columns if c.has_dictionary_page})
@@ -265,14 +257,14 @@ def test_an_aborted_writer_leaves_no_file(table, flushed, monkeypatch):
 
 
 def test_discarding_a_file_that_is_gone_is_no_fault(table):
-    files = write(table, numbers([1]))
+    files = staged(table, numbers([1]))
     discard(table, files)
     discard(table, files)
     assert data_files(table) == set()
 
 
 def test_a_file_that_was_never_committed_is_in_no_version(table):
-    commit(Commit(table, SCHEMA, write(table, numbers([1])), {}, {}, None))
-    write(table, numbers([2]))
+    commit(Commit(table, SCHEMA, staged(table, numbers([1])), {}, {}, None))
+    staged(table, numbers([2]))
     assert len(data_files(table)) == 2
     assert len(table.open().file_uris()) == 1

@@ -23,7 +23,7 @@ from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles, 
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.maintenance.incremental import IncrementalMaintenance
-from game_events_tests.support.tables import SCHEMA, committed_files, data_files, grow_old, numbers, plan, rows, staged
+from game_events_tests.support.tables import SCHEMA, committed_files, data_files, grow_old, numbers, plan, rows, staged_numbers
 
 OURS = {BATCH_INFO: "1"}
 
@@ -80,10 +80,10 @@ def test_files_with_and_without_later_columns_are_joined(table):
     append(table, 2)
     inner = pa.struct([("a", pa.int64())])
     wide = pa.schema([*SCHEMA, ("extra", pa.string()), ("deep", inner)])
-    files = staged(table, [4], wide, extra=["x"], deep=[{"a": 1}])
+    files = staged_numbers(table, [4], wide, extra=["x"], deep=[{"a": 1}])
     commit(plan(table, [4], 2, 3, schema=wide, files=files))
     wider = pa.schema([*SCHEMA, ("extra", pa.string()), ("deep", pa.struct([("a", pa.int64()), ("b", pa.string())]))])
-    files = staged(table, [5], wider, extra=["y"], deep=[{"a": 2, "b": "z"}])
+    files = staged_numbers(table, [5], wider, extra=["y"], deep=[{"a": 2, "b": "z"}])
     commit(plan(table, [5], 3, 4, schema=wider, files=files))
     join_all(table)
     assert len(committed_files(table)) == 1
@@ -95,7 +95,7 @@ def test_files_with_and_without_later_columns_are_joined(table):
 def test_batches_are_still_found_by_their_files_statistics(table):
     schema = pa.schema([*SCHEMA, ("_batch", pa.int64())])
     for batch in range(1, 5):
-        files = staged(table, [batch], schema, _batch=[batch])
+        files = staged_numbers(table, [batch], schema, _batch=[batch])
         commit(plan(table, [], batch - 1 or None, batch, schema=schema, files=files))
     first, second, *_ = small_files(table, table.open(), FULL_GOAL)[0]
     join_files(table, table.open(), [first, second])
@@ -125,7 +125,7 @@ def test_quarantine_keeps_files_of_other_layers_and_games_apart(lakehouse):
     schema = pa.schema([*SCHEMA, ("layer", pa.string()), ("game", pa.string())])
     places = [("bronze", None), ("silver", "uno"), ("silver", "chess")] * 2
     for n, (layer, game) in enumerate(places):
-        files = staged(quarantine, [n], schema, layer=[layer], game=[game])
+        files = staged_numbers(quarantine, [n], schema, layer=[layer], game=[game])
         commit(plan(quarantine, [], n or None, n + 1, schema=schema, files=files))
     join_all(quarantine)
     assert len(committed_files(quarantine)) == 3
@@ -229,7 +229,7 @@ def test_a_file_that_a_restore_has_brought_back_stays(table):
 
 def test_staged_files_are_never_taken_for_replaced_ones(table):
     replaced(table, 2)
-    waiting = staged(table, [7])
+    waiting = staged_numbers(table, [7])
     known = ReplacedFiles(table)
     known.read_log(table.open())
     known.delete(older_than_s=-1)
@@ -239,7 +239,7 @@ def test_staged_files_are_never_taken_for_replaced_ones(table):
 
 def test_files_that_no_commit_names_go_when_they_are_old(table):
     append(table, 2)
-    old, young, listed = (staged(table, [n])[0].path for n in (50, 51, 52))
+    old, young, listed = (staged_numbers(table, [n])[0].path for n in (50, 51, 52))
     past = time.time() - 7200
     for name in (old, listed):
         os.utime(Path(table.uri, name), (past, past))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 
-import pyarrow as pa
 import pytest
 
 from game_events.config.settings import load_settings
 from game_events.errors import DataError, TransientError
-from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.event_columns import OWN_COLUMNS
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze.data_loss import refuse_unless_recorded
@@ -22,6 +20,7 @@ from game_events.pipeline.state.offsets import identity
 from game_events.sources.core.source import Gap, Split
 from game_events_tests.support.offsets import by_partition, next_micro_batch, seen, splits
 from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.tables import put
 
 OLD, NEW = "5cB9Bc9QRbCeqUM/tZO+tg", "AAAAAAAAAAAAAAAAAAAAAQ"
 STOP, GO_ON = load_settings(), load_settings(on_data_loss="record_gap")
@@ -42,12 +41,10 @@ def table(tmp_path):
 
 def add(bronze, batch, ranges, gaps=(), topic_id=OLD):
     """A commit of bronze with no rows, as of a slice of tombstones."""
-    handle = bronze.open()
     ranges = splits("games", topic_id, ranges)
     info = batch_info(batch, 0, 0, ranges, gaps)
-    table_id = str(handle.metadata().id) if handle is not None else None
     advance = {split.app: end for split, (_, end) in ranges.items()} | identity(ranges) | {"batch": batch}
-    commit(Commit(bronze, pa.schema(OWN_COLUMNS), [], {}, advance, table_id, info=info))
+    put(bronze, OWN_COLUMNS.empty_table(), advance, info=info)
 
 
 def plan(settings, table, now):

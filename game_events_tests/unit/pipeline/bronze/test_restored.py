@@ -11,11 +11,9 @@ from deltalake import DeltaTable
 
 from game_events.errors import DataError
 from game_events.lakehouse.commits import restore_check
-from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.restores import MAINTENANCE_INFO, RESTORE_CHECKED, restored_lately
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.suppressed import add_suppressed, finish_suppressed
 from game_events.lakehouse.tables import QUARANTINE, UNIFIED
@@ -33,6 +31,7 @@ from game_events.pipeline.state.offsets import identity, offsets_of
 from game_events.sources.core.source import Split
 from game_events_tests.support.offsets import by_partition, seen
 from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.tables import put
 
 ROWS = pa.schema([pa.field("_batch", pa.int64())])
 TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
@@ -51,22 +50,16 @@ def pipeline(make):
     return make()
 
 
-def put(table, rows=(), advance=None, info=None, **options):
-    """One commit."""
-    handle = table.open()
-    writer = StagedWriter(table, ROWS)
-    if rows:
-        writer.write(pa.table({"_batch": list(rows)}, schema=ROWS))
-    table_id = str(handle.metadata().id) if handle is not None else None
-    commit(Commit(table, ROWS, writer.close(), {}, advance or {}, table_id, info=info or {}, **options))
-    return table.open().version()
+def put_batches(table, batches=(), *details, **options):
+    """A commit of rows of these batches; returns its version."""
+    return put(table, pa.table({"_batch": list(batches)}, schema=ROWS), *details, **options).version()
 
 
 def slice_(pipeline, batch, start, end, rows=1, **txns):
     """A commit of bronze, as runs make them; returns its version."""
     ranges = {Split(TOPIC, ID, p): (start.get(p, 0), to) for p, to in end.items()}
     apps = {split.app: to for split, (_, to) in ranges.items()} | identity(ranges) | {"batch": batch} | txns
-    return put(pipeline.bronze, [batch] * rows, apps, batch_info(batch, rows, 0, ranges))
+    return put_batches(pipeline.bronze, [batch] * rows, apps, batch_info(batch, rows, 0, ranges))
 
 
 def checked(pipeline):
@@ -84,10 +77,10 @@ def test_a_restored_bronze_is_refused_until_the_restore_is_undone(pipeline):
     assert intact_tables(pipeline, RunReport()) is None
     first = slice_(pipeline, 1, {0: 5}, {0: 9})
     slice_(pipeline, 2, {0: 9}, {0: 12, 1: 3}, rows=2)  # a partition was added
-    put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
+    put_batches(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
     whole = pipeline.bronze.open().version()
     pipeline.bronze.open().restore(first)
-    put(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
+    put_batches(pipeline.bronze, info={MAINTENANCE_INFO: "compaction"})
     pipeline.bronze.open().restore(0)
     before = pipeline.bronze.open().version()
     for work in (checked, lambda p: refresh_silver(p, RunReport()), lambda p: load_bronze(p, RunReport(), until=object())):
@@ -104,7 +97,7 @@ def test_a_restored_bronze_is_refused_until_the_restore_is_undone(pipeline):
 
 def test_a_restore_that_takes_no_file_away_is_no_loss(pipeline):
     whole = slice_(pipeline, 1, {}, {0: 9})
-    put(pipeline.bronze, info={MAINTENANCE_INFO: "checkpoint"})
+    put_batches(pipeline.bronze, info={MAINTENANCE_INFO: "checkpoint"})
     pipeline.bronze.open().restore(whole)
     assert by_partition(offsets_of(checked(pipeline)[0], TOPIC, ID)) == {0: 9}
 
@@ -112,7 +105,7 @@ def test_a_restore_that_takes_no_file_away_is_no_loss(pipeline):
 def test_a_restore_to_before_a_redecode_is_refused_too(pipeline):
     slice_(pipeline, 1, {}, {0: 9})
     old = slice_(pipeline, 2, {0: 9}, {0: 12})
-    whole = put(pipeline.bronze, [1, 2], info={"redecode": "yes"}, replace=True)
+    whole = put_batches(pipeline.bronze, [1, 2], info={"redecode": "yes"}, replace=True)
     pipeline.bronze.open().restore(old)
     with pytest.raises(DataError, match=refusal(pipeline.bronze, whole)):
         checked(pipeline)
@@ -150,7 +143,7 @@ def test_without_the_version_before_the_restore_the_error_names_the_full_refresh
 def erased(pipeline, number, *hashes):
     """As an erasure does it, but for the rows."""
     add_suppressed(pipeline.lakehouse, b"a key of the tests", hashes, "run")
-    put(pipeline.bronze, advance={Txn.ERASURES: number}, info={ERASED_ROWS: "1"})
+    put_batches(pipeline.bronze, advance={Txn.ERASURES: number}, info={ERASED_ROWS: "1"})
     finish_suppressed(pipeline.lakehouse, hashes)
 
 
@@ -187,8 +180,8 @@ def test_a_quarantine_that_lacks_rows_is_refused_until_the_restore_is_undone(pip
         intact_tables(pipeline, report)
     intact_tables(make(on_data_loss="record_gap"), report)
     assert "the 4 records" in report.notices[0]
-    put(pipeline.quarantine, [1])
-    whole = put(pipeline.quarantine, [2])
+    put_batches(pipeline.quarantine, [1])
+    whole = put_batches(pipeline.quarantine, [2])
     intact_tables(pipeline, report)
     pipeline.quarantine.open().restore(0)
     for setting in ("stop", "record_gap"):
@@ -208,7 +201,7 @@ def test_a_quarantine_that_lacks_rows_is_refused_until_the_restore_is_undone(pip
 def test_a_restored_quarantine_whose_log_does_not_reach_back_is_to_be_deleted_and_rebuilt(pipeline):
     slice_(pipeline, 1, {}, {0: 9})
     for batch in range(3):
-        put(pipeline.quarantine, [batch])
+        put_batches(pipeline.quarantine, [batch])
     pipeline.quarantine.open().restore(0)
     pipeline.quarantine.open().create_checkpoint()
     for version in range(3):
@@ -225,7 +218,7 @@ def test_maintenance_leaves_a_restored_table_alone_until_a_run_has_looked_at_it(
     others = {name: lakehouse.table(name) for name in ("event_log", "progress")}
     for table in (asked | others).values():
         for batch in (1, 2):
-            put(table, [batch], info={"bronze_batch": str(batch)} if table.name in asked else {})
+            put_batches(table, [batch], info={"bronze_batch": str(batch)} if table.name in asked else {})
         table.open().restore(table.open().version() - 1)
     before = {name: table.open().version() for name, table in asked.items()}
     report = RunReport()
@@ -237,7 +230,7 @@ def test_maintenance_leaves_a_restored_table_alone_until_a_run_has_looked_at_it(
     upkeep._budget_s = 10.0
     assert {entry.table for entry in upkeep.work() if entry.skipped} == set(asked)
     assert {name: table.open().version() for name, table in asked.items()} == before
-    put(pipeline.quarantine, [3])
+    put_batches(pipeline.quarantine, [3])
     report = RunReport()
     maintain(pipeline, report, dry_run=dry_run)
     assert report.maintenance[QUARANTINE].skipped is None
@@ -251,7 +244,7 @@ def test_games_whose_tables_are_gone_or_went_back_are_noted_and_others_are_left_
     for game in games:
         for table in (lakehouse.silver(game), lakehouse.gold(game)):
             for batch in (1, 2):
-                put(table, [batch], info={"bronze_batch": str(batch)})
+                put_batches(table, [batch], info={"bronze_batch": str(batch)})
     report = RunReport()
     find_lost_tables(pipeline, report)
     assert (report.notices, pipeline.progress.read(key).failed) == ([], {})
@@ -259,7 +252,7 @@ def test_games_whose_tables_are_gone_or_went_back_are_noted_and_others_are_left_
     shutil.rmtree(lakehouse.silver("chess").uri)
     lakehouse.silver("go").open().restore(0)
     lakehouse.gold("uno").open().restore(0)
-    put(lakehouse.gold("uno"), info={MAINTENANCE_INFO: "compaction"})
+    put_batches(lakehouse.gold("uno"), info={MAINTENANCE_INFO: "compaction"})
     find_lost_tables(make(games=("go", "ludo", "uno")), report)
     assert report.notices == ["made whole again: gold_uno_player_agg (restored), silver_go_events (restored)"]
     failed = pipeline.progress.read(key).failed.keys()
@@ -281,7 +274,7 @@ def test_a_gold_table_that_was_never_made_is_not_lost(pipeline):
     games = {"chess": 2, "new": 3, "broken": 2}
     pipeline.progress.update(key, lambda now: now.done(Layer.SILVER, 3, games).done(Layer.GOLD, 2, failed={"broken": "a rule"}))
     for game in games:
-        put(pipeline.lakehouse.silver(game), [1], info={"bronze_batch": "1"})
+        put_batches(pipeline.lakehouse.silver(game), [1], info={"bronze_batch": "1"})
     report = RunReport()
     find_lost_tables(pipeline, report)
     assert report.notices == ["made whole again: gold_chess_player_agg (deleted)"]
@@ -295,7 +288,7 @@ def test_a_table_that_is_not_there_was_not_restored_and_no_folder_is_made_for_th
 def test_a_bronze_that_is_made_again_tells_of_what_kafka_has_forgotten(pipeline, make):
     now = seen(TOPIC, ID, {0: 7, 1: 0}, {0: 9, 1: 3})
     assert not is_gone(pipeline)
-    put(pipeline.lakehouse.table(QUARANTINE), [1])
+    put_batches(pipeline.lakehouse.table(QUARANTINE), [1])
     assert is_gone(pipeline)
     with pytest.raises(DataError, match=r"bronze_events is gone.*games\[0\]: offsets 0 to 6.*ON_DATA_LOSS"):
         not_there_any_more(pipeline, now)

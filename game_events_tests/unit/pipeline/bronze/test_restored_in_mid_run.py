@@ -12,10 +12,9 @@ import pyarrow as pa
 import pytest
 
 from game_events.errors import DataError
-from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow
-from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
 from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.decode_job import StageResult
@@ -28,6 +27,7 @@ from game_events.pipeline.silver.stage import SilverInput, Start
 from game_events.pipeline.state.offsets import offsets_of
 from game_events_tests.support.offsets import by_partition, seen
 from game_events_tests.support.pipelines import reading, without_spark
+from game_events_tests.support.tables import put
 
 TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
 COORDINATES = ["_kafka_partition", "_kafka_offset"]
@@ -50,10 +50,7 @@ class Topic:
 
 
 def write(table, schema, rows):
-    writer = StagedWriter(table, schema)
-    if rows:
-        writer.write(pa.Table.from_pylist(rows, schema=schema))
-    return writer.close()
+    return staged(table, pa.Table.from_pylist(rows, schema=schema))
 
 
 class World:
@@ -195,9 +192,7 @@ def test_a_silver_table_that_is_restored_while_its_rows_are_made_is_planned_agai
     pipeline = world.pipeline(entity_column="_kafka_topic")
     silver, source = pipeline.lakehouse.silver("uno"), SilverInput.of(pipeline, pipeline.bronze.open())
     for batch in (0, 1):
-        held = silver.open()
-        table_id = str(held.metadata().id) if held is not None else None
-        commit(Commit(silver, OWN_COLUMNS, [], {}, {source.bronze.app: batch}, table_id, info={BATCH_INFO: str(batch)}))
+        put(silver, OWN_COLUMNS.empty_table(), {source.bronze.app: batch}, info={BATCH_INFO: str(batch)})
     start = Start(silver.open(), 1, 1)
     silver.open().restore(0)
     version = silver.open().version()

@@ -13,7 +13,6 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.bronze.quarantine import decided_on
@@ -23,6 +22,7 @@ from game_events.pipeline.state.offsets import identity, next_offsets
 from game_events.sources.core.source import TABLE, Gap, MicroBatch, SourceSnapshot, Split
 from game_events.sources.delta_table import TableSource
 from game_events_tests.support.offsets import next_micro_batch
+from game_events_tests.support.tables import put
 
 ONE, TWO = "5cB9Bc9QRbCeqUM/tZO+tg", "AAAAAAAAAAAAAAAAAAAAAQ"
 A, B, C = Split("t.a", ONE, 0), Split("t.b", TWO, 0), Split("t.c", ONE, 0)
@@ -39,11 +39,8 @@ def table(tmp_path):
 
 def add(bronze, batch, ranges, gaps=(), known=()):
     """A commit of bronze without rows."""
-    handle = bronze.open()
     advance = {split.app: end for split, (_, end) in ranges.items()} | identity([*ranges, *known]) | {"batch": batch}
-    table_id = str(handle.metadata().id) if handle is not None else None
-    info = batch_info(batch, 0, 0, ranges, gaps, 0, known)
-    commit(Commit(bronze, pa.schema(OWN_COLUMNS), [], {}, advance, table_id, info=info))
+    put(bronze, OWN_COLUMNS.empty_table(), advance, info=batch_info(batch, 0, 0, ranges, gaps, 0, known))
 
 
 def plan(table, earliest, latest, settings=BY_PATTERN):
@@ -104,15 +101,13 @@ def test_what_quarantine_has_decided_is_told_by_topic_and_of_a_table_by_its_reco
     quarantine = Lakehouse(str(tmp_path)).table("quarantine_events")
     held = [(ONE, 0, 9), (ONE, 0, 10), (TWO, 0, 10), (ONE, 1, 10)]
     rows = [dict(zip(("_kafka_topic_id", "_kafka_partition", "_kafka_offset"), at, strict=True)) for at in held]
-    writer = StagedWriter(quarantine, QUARANTINE_COLUMNS)
-    writer.write(pa.Table.from_pylist([r | {"layer": "bronze"} for r in rows], schema=QUARANTINE_COLUMNS))
-    commit(Commit(quarantine, QUARANTINE_COLUMNS, writer.close(), {}, {}, None))
+    put(quarantine, pa.Table.from_pylist([r | {"layer": "bronze"} for r in rows], schema=QUARANTINE_COLUMNS))
 
     def found(start, end, until):
         """What of these splits is decided if quarantine stands there."""
         advance = {split.app: at for split, at in until.items()}
-        commit(Commit(quarantine, QUARANTINE_COLUMNS, [], {}, advance, str(quarantine.open().metadata().id)))
-        return decided_on(quarantine, quarantine.open(), MicroBatch(start, end))
+        handle = put(quarantine, QUARANTINE_COLUMNS.empty_table(), advance)
+        return decided_on(quarantine, handle, MicroBatch(start, end))
 
     assert found({A: 10, B: 10}, {A: 12, B: 12}, {A: 12}) == {(ONE, 0): {10}}
     assert found({A: 10, B: 10}, {A: 12, B: 12}, {A: 10, B: 10}) == {}
@@ -130,12 +125,7 @@ def theirs(tmp_path):
 
 
 def grow(bronze, batch, rows, **txns):
-    writer = StagedWriter(bronze, OWN_COLUMNS)
-    if rows:
-        writer.write(pa.Table.from_pylist([{"_batch": batch}] * rows, schema=OWN_COLUMNS))
-    handle = bronze.open()
-    table_id = str(handle.metadata().id) if handle is not None else None
-    commit(Commit(bronze, OWN_COLUMNS, writer.close(), {}, {"batch": batch} | txns, table_id))
+    put(bronze, pa.Table.from_pylist([{"_batch": batch}] * rows, schema=OWN_COLUMNS), {"batch": batch} | txns)
 
 
 def test_a_table_is_read_batch_by_batch_as_many_as_there_is_room_for(theirs, tmp_path):

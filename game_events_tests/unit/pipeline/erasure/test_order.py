@@ -11,11 +11,10 @@ import pytest
 from pydantic import SecretStr
 
 from game_events.errors import ConfigurationError, ConflictError, DataError
-from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.system_tables.suppressed import add_suppressed, read_suppressed
 from game_events.lakehouse.tables import SUPPRESSED
@@ -31,6 +30,7 @@ from game_events.pipeline.suppression.driver import hashes_of, suppression
 from game_events.sources.core.source import MicroBatch
 from game_events_tests.support.offsets import seen, splits
 from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.tables import put
 
 KEY = "a key of the tests, long enough"
 TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
@@ -41,25 +41,20 @@ def pipeline(tmp_path):
     return without_spark(tmp_path / "lakehouse", kafka_topic=TOPIC, erasure_key=KEY)
 
 
-def put(table, **txns):
+def advance(table, **txns):
     """A commit without rows."""
-    handle = table.open()
-    table_id = str(handle.metadata().id) if handle is not None else None
-    commit(Commit(table, OWN_COLUMNS, [], expected={}, advance=txns, table_id=table_id))
-    return table.open()
+    return put(table, OWN_COLUMNS.empty_table(), txns)
 
 
 def staged_file(table, schema):
-    writer = StagedWriter(table, schema)
-    writer.write(pa.Table.from_pylist([{}], schema=schema))
-    return writer.close()
+    return staged(table, pa.Table.from_pylist([{}], schema=schema))
 
 
 def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine(pipeline, monkeypatch):
-    handle = put(pipeline.bronze, batch=0)
+    handle = advance(pipeline.bronze, batch=0)
 
     def stage(*_):
-        put(pipeline.bronze, **{Txn.ERASURES: 1})
+        advance(pipeline.bronze, **{Txn.ERASURES: 1})
         files = staged_file(pipeline.bronze, OWN_COLUMNS), staged_file(pipeline.quarantine, QUARANTINE_COLUMNS)
         return StageResult(*files, set(), set(), Counter())
 
@@ -73,7 +68,7 @@ def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine
 
 
 def test_a_list_of_whom_to_keep_out_that_is_gone_lets_nobody_back_in(pipeline):
-    handle = put(pipeline.bronze, batch=0)
+    handle = advance(pipeline.bronze, batch=0)
     assert suppression(pipeline, handle) is None
     erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
     handle = pipeline.bronze.open()
@@ -99,7 +94,7 @@ def test_doctor_says_who_is_kept_out_and_what_keeps_runs_from_knowing_them(pipel
 
     assert doctor() == "none"
     assert doctor(erasure_key=None) == "none"
-    put(pipeline.bronze, batch=0)
+    advance(pipeline.bronze, batch=0)
     erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
     assert doctor() == "1 are kept out, recognised by the key that is set"
     with pytest.raises(ConfigurationError, match="GAME_EVENTS_ERASURE_KEY is not set"):
@@ -116,12 +111,10 @@ def test_doctor_says_who_is_kept_out_and_what_keeps_runs_from_knowing_them(pipel
 def test_an_interrupted_erasure_whose_ids_are_lost_is_finished_and_holds_up_nobody(pipeline):
     with pytest.raises(DataError, match="nothing to resume"):
         resume(pipeline, RunReport())
-    put(pipeline.bronze, batch=0)
+    advance(pipeline.bronze, batch=0)
     gone = pa.schema([*OWN_COLUMNS, pa.field("gamer_id", pa.string())])
     silver = pipeline.lakehouse.silver("chess")
-    writer = StagedWriter(silver, gone)
-    writer.write(pa.Table.from_pylist([{"gamer_id": who} for who in ("ann", "bob", None)], schema=gone))
-    commit(Commit(silver, gone, writer.close(), expected={}, advance={"batch": 1}, table_id=None))
+    put(silver, pa.Table.from_pylist([{"gamer_id": who} for who in ("ann", "bob", None)], schema=gone), {"batch": 1})
     listed = hashes_of(KEY.encode(), frozenset({"ann", "nobody has this one"}))
     add_suppressed(pipeline.lakehouse, KEY.encode(), listed, "a run that was killed")
     with pytest.raises(DataError, match=r"not finished.*--resume"):
@@ -144,17 +137,12 @@ def test_rows_that_a_run_rejects_while_they_are_erased_are_taken_off_the_count_o
     places = [{"_kafka_topic_id": ID, "_kafka_partition": 0, "_kafka_offset": offset, "_batch": 1} for offset in range(3)]
 
     def add(table, schema, rows, **txns):
-        writer = StagedWriter(table, schema)
-        writer.write(pa.Table.from_pylist(rows, schema=schema))
-        handle = table.open()
-        table_id = str(handle.metadata().id) if handle is not None else None
-        commit(Commit(table, schema, writer.close(), expected={}, advance=txns, table_id=table_id))
-        return table.open()
+        return put(table, pa.Table.from_pylist(rows, schema=schema), txns)
 
     rows = [{**place, "game_name": "chess", "gamer_id": "ann"} for place in places]
     app = BronzeIdentity.of(add(pipeline.bronze, schema, rows, batch=1)).app
     silver = pipeline.lakehouse.silver("chess")
-    put(silver, **{app: 0})
+    advance(silver, **{app: 0})
     before = erasure_passes._commit_bronze
 
     def beside_a_run(*arguments):

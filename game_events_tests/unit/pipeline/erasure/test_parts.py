@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, DataError
-from game_events.lakehouse.commits.commit import Commit, commit, paths
-from game_events.lakehouse.data.staging import StagedWriter, file_system
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.staging import StagedWriter, file_system, staged
 from game_events.lakehouse.system_tables.suppressed import (
     add_records,
     add_suppressed,
@@ -22,7 +22,7 @@ from game_events.lakehouse.system_tables.suppressed import (
     finish_suppressed,
     read_suppressed,
 )
-from game_events.lakehouse.tables import REST_FAILED_CHUNKS, Lakehouse
+from game_events.lakehouse.tables import REST_FAILED_CHUNKS, Lakehouse, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure import old_files as erasure_files
 from game_events.pipeline.erasure.old_files import remove_old_files
@@ -35,6 +35,7 @@ from game_events.pipeline.reporting.steps import Erasure
 from game_events.pipeline.suppression.driver import erasure_key
 from game_events.pipeline.suppression.worker import Suppression, Suppressor
 from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.tables import put
 from game_events_tests.support.worker_jobs import run
 from game_events_tests.support.worlds.undecodable_rows import WHOM
 
@@ -146,9 +147,7 @@ def test_rows_of_bronze_that_are_not_decoded_tell_whose_they_are_by_key_and_byte
     }
     bronze = Lakehouse(str(tmp_path)).table("bronze_events")
     rows = pa.table(columns)
-    writer = StagedWriter(bronze, rows.schema)
-    writer.write(rows)
-    (file,) = writer.close()
+    (file,) = staged(bronze, rows)
     task = EraseTask({bronze.key: bronze}, DataSubjects("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
     found = scanned(task, bronze.key, file.path)
     assert (found.rows, found.unsearchable) == (2, 2)
@@ -174,9 +173,7 @@ def test_what_stays_of_a_file_that_another_spark_has_written_has_the_tables_type
 def test_an_id_that_only_keys_of_records_have_that_are_not_decoded_is_found_again_by_its_hash(tmp_path):
     bronze = Lakehouse(str(tmp_path)).table("bronze_events")
     rows = pa.table({"_kafka_key": pa.array([WHOM.encode(), b"ann"]), "gamer_id": pa.array([None, None], pa.string())})
-    writer = StagedWriter(bronze, rows.schema)
-    writer.write(rows)
-    (file,) = writer.close()
+    (file,) = staged(bronze, rows)
     suppression = Suppression("gamer_id", KEY, frozenset({entity_hash(KEY, WHOM.encode())}))
     assert RecoverTask({bronze.key: bronze}, suppression).find(bronze.key, file.path) == {WHOM}
 
@@ -197,11 +194,7 @@ def pipeline(tmp_path):
 
 def make(table, gamers, rows=1):
     schema = pa.schema([("gamer_id", pa.string()), ("n", pa.int64())])
-    writer = StagedWriter(table, schema)
-    writer.write(pa.table({"gamer_id": gamers * rows, "n": range(len(gamers) * rows)}, schema=schema))
-    handle = table.open()
-    table_id = str(handle.metadata().id) if handle is not None else None
-    return commit(Commit(table, schema, writer.close(), expected={}, advance={"mine": 5}, table_id=table_id))
+    return put(table, pa.table({"gamer_id": gamers * rows, "n": range(len(gamers) * rows)}, schema=schema), {"mine": 5})
 
 
 def erase(table, *ids):
@@ -241,9 +234,7 @@ def test_old_files_and_log_entries_that_name_somebody_are_removed_and_no_others(
     erase(table, WHOM)
     assert logs_with(older, WHOM)
     assert not logs_with(table, WHOM)
-    staged = StagedWriter(table, pa.schema([("gamer_id", pa.string())]))
-    staged.write(pa.table({"gamer_id": [WHOM]}))
-    (young,) = staged.close()
+    (young,) = staged(table, pa.table({"gamer_id": [WHOM]}))
 
     account = Erasure()
     wanted = DataSubjects("gamer_id", "game_name", frozenset({WHOM}))
@@ -311,9 +302,7 @@ def test_only_rows_that_a_commit_took_out_are_gone_and_not_those_that_a_killed_r
     bronze, account = pipeline.bronze, Erasure()
     make(bronze, ["ann", WHOM])
     erase(bronze, WHOM)
-    staged = StagedWriter(bronze, pa.schema([("gamer_id", pa.string()), ("_batch", pa.int64())]))
-    staged.write(pa.table({"gamer_id": [WHOM], "_batch": [7]}))
-    staged.close()
+    staged(bronze, pa.table({"gamer_id": [WHOM], "_batch": [7]}))
     (Path(bronze.uri) / "part-killed.parquet").write_bytes(b"PAR1")
     work = ErasureState(pipeline, RunReport(), account, DataSubjects("gamer_id", "game_name", frozenset({WHOM})))
     find_erased_rows(work, bronze.open())

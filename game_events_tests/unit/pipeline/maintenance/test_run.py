@@ -6,29 +6,23 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.data.staging import staged
 from game_events.pipeline.maintenance.run import maintain
 from game_events.pipeline.quarantine.refresh_list import ResetList, keep
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.tables import put
 
-SCHEMA = pa.schema([("layer", pa.string())])
 DAY_S = 86_400
-
-
-def staged(table):
-    writer = StagedWriter(table, SCHEMA)
-    writer.write(pa.table({"layer": ["bronze"]}, schema=SCHEMA))
-    return writer.close()
 
 
 def test_files_listed_for_a_full_refresh_count_only_if_it_never_came_about_and_a_dry_run_removes_nothing(tmp_path):
     pipeline = without_spark(tmp_path)
     table = pipeline.quarantine
-    commit(Commit(table, SCHEMA, staged(table), expected={}, advance={}, table_id=None))
+    rows = pa.table({"layer": ["bronze"]})
+    put(table, rows)
     for days in (1, 30):  # the younger one may belong to a full refresh under way
-        files = staged(table)
+        files = staged(table, rows)
         keep(table, int((time.time() - days * DAY_S) * 1e6), ResetList(1, {}, files))
         os.utime(Path(table.uri, files[0].path), (time.time() - 30 * DAY_S,) * 2)
     before = sorted(Path(table.uri).iterdir())

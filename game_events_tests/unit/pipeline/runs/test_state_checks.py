@@ -11,15 +11,14 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.errors import DataError
-from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.event_log import append_events
 from game_events.pipeline.runs import state_checks
 from game_events.pipeline.runs.preflight import run_checks
 from game_events.pipeline.runs.state_checks import schemas
 from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.tables import put
 
 AT = datetime(2026, 7, 1, 10, tzinfo=UTC)
 
@@ -27,13 +26,6 @@ AT = datetime(2026, 7, 1, 10, tzinfo=UTC)
 @pytest.fixture
 def pipeline(tmp_path):
     return without_spark(tmp_path)
-
-
-def put(table, columns, advance):
-    data = pa.table(columns)
-    writer = StagedWriter(table, data.schema)
-    writer.write(data)
-    commit(Commit(table, data.schema, writer.close(), {}, advance, None))
 
 
 def found(pipeline):

@@ -4,9 +4,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.fanout.worker import FanOutResult
 from game_events.pipeline.reporting.report import RunReport
@@ -14,14 +12,14 @@ from game_events.pipeline.silver import passes as silver
 from game_events.pipeline.silver import starts as silver_starts
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.tables import put
 
 SCHEMA = pa.schema([("game_name", pa.string()), ("_batch", pa.int64())])
 
 
 def made(table, game, number, **txn):
-    writer = StagedWriter(table, SCHEMA)
-    writer.write(pa.table({"game_name": [game], "_batch": [number]}, schema=SCHEMA))
-    commit(Commit(table, SCHEMA, writer.close(), {}, {k.replace("__", ":"): v for k, v in txn.items()}, None))
+    rows = pa.table({"game_name": [game], "_batch": [number]}, schema=SCHEMA)
+    put(table, rows, {k.replace("__", ":"): v for k, v in txn.items()})
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import pytest
 
-from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.pipeline.fanout.worker import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
@@ -11,12 +10,11 @@ from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.stage import SilverInput, Start
 from game_events.rules import Rule
 from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.tables import put
 
 
 def advance(table, schema, **txn):
-    handle = table.open()
-    before = str(handle.metadata().id) if handle is not None else None
-    commit(Commit(table, schema, [], {}, {k.replace("__", ":"): v for k, v in txn.items()}, before))
+    put(table, schema.empty_table(), {k.replace("__", ":"): v for k, v in txn.items()})
 
 
 @pytest.fixture
