@@ -7,9 +7,9 @@ killed, or one that was killed with `game-events up`, would stay "started" and k
 
 import logging
 
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from game_events.orchestration.runs.own_runs import OwnRuns
+from game_events.orchestration.runs.own_runs import LAKEHOUSE_TAG, OwnRuns
 from game_events.orchestration.runs.process_tag import PROCESS_TAG, worker_is_gone
 from game_events.orchestration.runs.tags import OWN_ALERTS
 
@@ -33,7 +33,9 @@ def end_dead_runs(instance: DagsterInstance, own: OwnRuns) -> list[DagsterRun]:
     Returns:
         the runs, as they were before.
     """
-    working = own.runs(instance, LIMIT, statuses=WORKING)
+    # An earlier version of this project tagged its runs with their process alone.
+    untagged = [run for run in instance.get_runs(RunsFilter(statuses=WORKING), limit=LIMIT) if LAKEHOUSE_TAG not in run.tags]
+    working = {run.run_id: run for run in (*own.runs(instance, LIMIT, statuses=WORKING), *untagged)}.values()
     dead = [run for run in working if worker_is_gone(instance, run)]
     for run in dead:
         now = instance.get_run_by_id(run.run_id)

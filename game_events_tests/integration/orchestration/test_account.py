@@ -35,7 +35,7 @@ def test_the_event_log_says_what_the_tables_and_the_report_say_in_numbers_that_t
     sent = produce(environment, wave(poison_share=0.3))
     first = runs.refresh()
     output = [e for e in first.all_events if e.event_type == dg.DagsterEventType.STEP_OUTPUT]
-    report = output[0].step_output_data.metadata[REPORT].data
+    report = output[-1].step_output_data.metadata[REPORT].data
     mine = logged_rows(environment, f"run_id = '{first.run_id}'")
     tables = {row["table"]: row for row in mine if row["kind"] == "table"}
     assert set(tables) == set(report["tables"])

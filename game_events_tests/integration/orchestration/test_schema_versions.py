@@ -24,9 +24,11 @@ def register(environment):
 def look(instance, environment):  # noqa: ARG001 - the sensor reads it
     """One tick: (result, next cursor)."""
 
+    sensor = build_schema_versions(Graph.of())
+
     def tick(cursor=None):
         context = dg.build_sensor_context(instance=instance, cursor=cursor)
-        found = build_schema_versions(Graph.of())(context)
+        found = sensor(context)
         return found, found.cursor if isinstance(found, dg.SensorResult) else context.cursor
 
     return tick

@@ -15,7 +15,7 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from game_events.config.settings import load_settings
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.runs.dead_runs import end_dead_runs
-from game_events.orchestration.runs.own_runs import OwnRuns, lakehouse_tag
+from game_events.orchestration.runs.own_runs import LAKEHOUSE_TAG, OwnRuns, lakehouse_tag
 from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
 from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.orchestration.sensors.dead_runs import build_dead_runs
@@ -130,6 +130,8 @@ def test_only_runs_known_to_be_dead_are_ended(instance, start):
         start(me(pid=4_000_000), DagsterRunStatus.STARTING).run_id,
     }
     canceling = start(me(pid=4_000_000), DagsterRunStatus.CANCELING).run_id
+    elsewhere = {PROCESS_TAG: me(pid=4_000_000), LAKEHOUSE_TAG: "/elsewhere/*"}
+    alive.add(instance.add_run(dg.DagsterRun(job_name="refresh", status=DagsterRunStatus.STARTED, tags=elsewhere)).run_id)
     assert {r.run_id for r in end_dead_runs(instance, OWN)} == {*dead, canceling}
     status = {r.run_id: r.status for r in instance.get_runs()}
     assert {status[run_id] for run_id in dead} == {DagsterRunStatus.FAILURE}
