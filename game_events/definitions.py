@@ -14,11 +14,11 @@ from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.archive import build_archive
 from game_events.orchestration.jobs.continuous import build_continuous
 from game_events.orchestration.jobs.maintain import build_hourly_maintenance, build_maintain
-from game_events.orchestration.jobs.refresh import build_refresh
+from game_events.orchestration.jobs.refresh import build_layers, build_refresh
 from game_events.orchestration.jobs.repair import build_redecode, build_replay
 from game_events.orchestration.jobs.validate import build_validate
-from game_events.orchestration.resources import LakehouseResource, SparkResource
 from game_events.orchestration.sensors import build_sensors
+from game_events.orchestration.sensors.ticks import Jobs
 
 
 def build_defs(settings: Settings | None = None) -> dg.Definitions:
@@ -35,12 +35,13 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     checks = build_checks(graph)
     rest = build_rest(graph)
     maintain = build_maintain(graph)
-    spark = SparkResource(source=graph.source)
+    aggregates = extensions_of(graph.settings).aggregates
+    refreshing: Jobs = [build_refresh(graph), build_layers(graph, aggregates)]
     return dg.Definitions(
-        assets=labelled(graph, [*build_tables(graph, extensions_of(graph.settings).aggregates), *rest.assets]),
+        assets=labelled(graph, [*build_tables(graph, aggregates), *rest.assets]),
         asset_checks=[*checks, *build_rule_checks(declared_rules(graph.settings), graph)],
         jobs=[
-            build_refresh(graph),
+            *refreshing,
             build_replay(graph),
             build_redecode(graph),
             maintain,
@@ -50,12 +51,8 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
             *rest.jobs,
         ],
         schedules=[build_check_schedule(graph, checks), build_hourly_maintenance(graph, maintain)],
-        sensors=[*build_sensors(graph), *rest.sensors],
-        resources={
-            graph.resource: LakehouseResource(spark=spark, source=graph.source),
-            # For assets of one's own in the same code location.
-            graph.keys.named("spark"): spark,
-        },
+        sensors=[*build_sensors(graph, refreshing), *rest.sensors],
+        resources=graph.resources,
         # The default executor would start a JVM for each step and each check.
         executor=dg.in_process_executor,
     )

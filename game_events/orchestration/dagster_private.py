@@ -3,13 +3,15 @@
 `DagsterAssetCheckFailedError`: a step that failed by a blocking check is recognized by the name of this class.
 `AssetCheckExecutionRecordStatus`: of `event_log_storage.get_asset_check_execution_history`; the public API has only the newest
 evaluation of a check. `SqliteEventLogStorage`: knows the files of runs, which Dagster empties and does not delete.
-`plan_process`: the names of the modules of Dagster's executors.
+`UnresolvedAssetJobDefinition`: what `define_asset_job` returns, for annotations. `plan_process`: the names of the modules of
+Dagster's executors.
 """
 
 import multiprocessing
 import os
 import sys
 
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.errors import DagsterAssetCheckFailedError
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
@@ -18,6 +20,7 @@ __all__ = [
     "AssetCheckExecutionRecordStatus",
     "DagsterAssetCheckFailedError",
     "SqliteEventLogStorage",
+    "UnresolvedAssetJobDefinition",
     "plan_process",
 ]
 

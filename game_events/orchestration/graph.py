@@ -6,6 +6,7 @@ of their assets, jobs, ops, sensors, schedules, pools and resources.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ import dagster as dg
 from game_events.config.settings import Settings
 from game_events.config.source import SettingsSource
 from game_events.orchestration.keys import Keys
-from game_events.orchestration.resources import LakehouseResource
+from game_events.orchestration.resources import LakehouseResource, SparkResource
 from game_events.orchestration.runs.own_runs import lakehouse_tag
 
 LAKEHOUSE = "lakehouse"
@@ -57,6 +58,12 @@ class Graph:
         """Key of the resource with the pipeline."""
         return self.keys.named(LAKEHOUSE)
 
+    @cached_property
+    def resources(self) -> dict[str, dg.ConfigurableResource[Any]]:
+        """The pipeline and the Spark session, for its jobs and for assets of one's own in the same code location."""
+        spark = SparkResource(source=self.source)
+        return {self.resource: LakehouseResource(spark=spark, source=self.source), self.keys.named("spark"): spark}
+
     def lakehouse(self, context: StepContext) -> LakehouseResource:
         """The resource, in a step."""
         found: LakehouseResource = getattr(context.resources, self.resource)
@@ -82,7 +89,10 @@ class Graph:
         after = {later.name: {START: dg.DependencyDefinition(earlier.name)} for earlier, later in pairwise(ops)}
         graph = dg.GraphDefinition(name=self.keys.named(name), node_defs=list(ops), dependencies=after)
         tags = self.tags | dict(tags or {})
-        return graph.to_job(description=description, executor_def=dg.in_process_executor, tags=tags)
+        # With its resources: a sensor of a job that gets them later is copied, with a warning of Dagster's about the copy.
+        return graph.to_job(
+            description=description, executor_def=dg.in_process_executor, tags=tags, resource_defs=self.resources
+        )
 
     @property
     def sensor_status(self) -> dg.DefaultSensorStatus:

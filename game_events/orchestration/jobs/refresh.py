@@ -4,13 +4,15 @@ Not a job of the assets themselves: a job with partitioned assets cannot be star
 partitions, and its options could be no one form (decision 25).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import dagster as dg
 
+from game_events.extending import GoldAggregate
 from game_events.orchestration.checks.whole_run import changes, whole_run
+from game_events.orchestration.dagster_private import UnresolvedAssetJobDefinition
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.config import RunConfig
 from game_events.orchestration.keys import OpEvent
@@ -75,6 +77,21 @@ def build_refresh(graph: Graph) -> dg.JobDefinition:
         *steps,
         _end(graph),
         tags=CARRIES_ALL,
+    )
+
+
+def build_layers(graph: Graph, own: Iterable[GoldAggregate]) -> UnresolvedAssetJobDefinition:
+    """The job of the layers' assets: for chosen games by hand; and Dagster shows with each asset what automates it.
+
+    Its runs make no checks of their own; `own`: aggregates that users defined.
+    """
+    keys = [*graph.keys.by_layer.values(), *(graph.keys.layer(aggregate.layer) for aggregate in own)]
+    return dg.define_asset_job(
+        graph.keys.named("layers"),
+        dg.AssetSelection.assets(*keys).without_checks(),
+        description="All layers for chosen games, by hand. For everything that has news, without a choice: `refresh`.",
+        executor_def=dg.in_process_executor,
+        tags=graph.tags,
     )
 
 

@@ -11,13 +11,14 @@ from game_events.orchestration.sensors.dead_runs import build_dead_runs
 from game_events.orchestration.sensors.kafka_lag import build_kafka_lag
 from game_events.orchestration.sensors.new_games import build_new_games
 from game_events.orchestration.sensors.schema_versions import build_schema_versions
+from game_events.orchestration.sensors.ticks import Jobs
 
 
-def build_sensors(graph: Graph) -> list[dg.SensorDefinition]:
-    """All sensors of a pipeline."""
+def build_sensors(graph: Graph, jobs: Jobs) -> list[dg.SensorDefinition]:
+    """All sensors of a pipeline; `jobs`: those that refresh all layers, which Dagster shows as automated by them."""
     return [
-        build_kafka_lag(graph),
-        build_schema_versions(graph),
+        build_kafka_lag(graph, jobs),
+        build_schema_versions(graph, jobs),
         build_new_games(graph),
         build_automation(graph),
         build_dead_runs(graph),

@@ -15,7 +15,7 @@ from game_events.orchestration.runs.dead_runs import unfinished_runs
 from game_events.orchestration.runs.own_runs import OwnRuns
 from game_events.orchestration.runs.tags import REASON, unused_run_key
 from game_events.orchestration.sensors.lag_decision import EVENT_EVERY_S, Memory, decide
-from game_events.orchestration.sensors.ticks import own_runs, sensor
+from game_events.orchestration.sensors.ticks import Jobs, own_runs, sensor
 from game_events.pipeline.observability.alerts import Alert, send
 from game_events.pipeline.observability.lag import PipelineLag, digest, read_lag
 from game_events.sources.core.source import Split
@@ -61,8 +61,8 @@ def _event(lag: PipelineLag, key: dg.AssetKey, partitions: Sequence[Split]) -> d
     )
 
 
-def build_kafka_lag(graph: Graph) -> dg.SensorDefinition:
-    """The sensor: it asks the broker and the tables' logs."""
+def build_kafka_lag(graph: Graph, jobs: Jobs) -> dg.SensorDefinition:
+    """The sensor: it asks the broker and the tables' logs; `jobs`: the job that it starts first."""
 
     @sensor(
         graph,
@@ -70,7 +70,7 @@ def build_kafka_lag(graph: Graph) -> dg.SensorDefinition:
         "Starts the job `refresh` when the topic has records that bronze has not, or a layer or game was left behind; waits "
         "while a run is under way, and longer after each run without progress.",
         15,
-        job="refresh",
+        jobs=jobs,
     )
     def kafka_lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         memory, now, settings = Memory.read(context.cursor), time.time(), graph.source.read()
@@ -87,7 +87,8 @@ def build_kafka_lag(graph: Graph) -> dg.SensorDefinition:
         if decision.run_key is None:
             return dg.SensorResult(skip_reason=decision.why, asset_events=events, cursor=cursor)
         key = unused_run_key(context.instance, decision.run_key)
-        request = dg.RunRequest(run_key=key, tags={REASON: decision.why[:200]})
+        refresh = graph.keys.named("refresh")
+        request = dg.RunRequest(run_key=key, job_name=refresh, tags={REASON: decision.why[:200]})
         return dg.SensorResult(run_requests=[request], asset_events=events, cursor=cursor)
 
     return kafka_lag

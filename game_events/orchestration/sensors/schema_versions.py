@@ -13,7 +13,7 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import schema_key
 from game_events.orchestration.runs.tags import REASON, unused_run_key
-from game_events.orchestration.sensors.ticks import sensor
+from game_events.orchestration.sensors.ticks import Jobs, sensor
 from game_events.pipeline.schemas.history import SchemaHistory, as_markdown
 from game_events.schema_registry import SchemaRegistry, SubjectVersion
 from game_events.sources.factory import subjects
@@ -53,15 +53,15 @@ def changes_by_version(history: SchemaHistory, versions: list[SubjectVersion], n
     return texts
 
 
-def build_schema_versions(graph: Graph) -> dg.SensorDefinition:
-    """The sensor: it asks the registry once for each subject."""
+def build_schema_versions(graph: Graph, jobs: Jobs) -> dg.SensorDefinition:
+    """The sensor: it asks the registry once for each subject; `jobs`: the job that it starts first."""
 
     @sensor(
         graph,
         "schema_versions",
         "A new version of a topic's subject becomes an event of its asset, and starts the job `refresh`.",
         30,
-        job="refresh",
+        jobs=jobs,
     )
     def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         events, new_texts, keys = [], [], []
@@ -86,12 +86,13 @@ def build_schema_versions(graph: Graph) -> dg.SensorDefinition:
         cursor = json.dumps({subject: seen[subject] for subject in names})
         if not events:
             context.update_cursor(cursor)
-            return dg.SkipReason(
-                f"no new version: {', '.join(f'subject {s} still has {len(seen[s])} versions' for s in names)}"
-            )
+            known = ", ".join(f"subject {s} still has {len(seen[s])} versions" for s in names)
+            return dg.SkipReason(f"no new version: {known}")
         key = "+".join(keys)
         request = dg.RunRequest(
-            run_key=unused_run_key(context.instance, key), tags={REASON: f"schema: {', '.join(new_texts)}"[:200]}
+            run_key=unused_run_key(context.instance, key),
+            job_name=graph.keys.named("refresh"),
+            tags={REASON: f"schema: {', '.join(new_texts)}"[:200]},
         )
         return dg.SensorResult(asset_events=events, run_requests=[request], cursor=cursor)
 

@@ -3,7 +3,7 @@
 Dagster keeps the reason of each skipped tick, and the traceback of each that fails.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Self, TypeVar, cast
 
@@ -14,23 +14,30 @@ from pydantic import BaseModel, ValidationError
 from game_events.config.masking import mask, masked_traceback, settings_to_mask
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
+from game_events.orchestration.dagster_private import UnresolvedAssetJobDefinition
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.runs.own_runs import OwnRuns
 
 Result = TypeVar("Result")
 Evaluate = Callable[[dg.SensorEvaluationContext], Result]
+#: Jobs that a sensor is the automation of.
+Jobs = Sequence[dg.JobDefinition | UnresolvedAssetJobDefinition]
 
 
 def sensor(
-    graph: Graph, name: str, description: str, interval_s: int, job: str | None = None
+    graph: Graph, name: str, description: str, interval_s: int, job: str | None = None, jobs: Jobs = ()
 ) -> Callable[[Evaluate[Result]], dg.SensorDefinition]:
-    """Decorator of a sensor that `masked` guards; it runs from the beginning unless the settings say that nothing does."""
+    """Decorator of a sensor that `masked` guards; it runs from the beginning unless the settings say that nothing does.
+
+    `jobs`: targets, in place of one `job`; its run requests name theirs.
+    """
 
     def sensor_of(evaluate: Evaluate[Result]) -> dg.SensorDefinition:
         decorate = dg.sensor(
             name=graph.keys.named(name),
             description=description,
             job_name=None if job is None else graph.keys.named(job),
+            jobs=list(jobs) or None,
             minimum_interval_seconds=interval_s,
             default_status=graph.sensor_status,
         )

@@ -136,7 +136,8 @@ def test_every_sensor_runs_from_the_start_and_is_in_the_document():
         assert f"| `{sensor.name}` | {sensor.minimum_interval_seconds} s |" in document
         assert len(sensor.description) > 30
     for name in ("kafka_lag", "schema_versions"):
-        assert build_defs().resolve_sensor_def(name).job_name == "refresh"
+        targets = build_defs().resolve_sensor_def(name).targets
+        assert [target.job_name for target in targets] == ["refresh", "layers"]
 
 
 @pytest.mark.parametrize("name", ["dagster.yaml", "workspace.yaml"])
