@@ -15,6 +15,7 @@ from rich.console import Console
 
 from benchmarks.arena import Arena, arena
 from benchmarks.backlog import memory
+from benchmarks.bookkeeping import bookkeeping
 from benchmarks.continuous import continuous
 from benchmarks.decoding import decoding
 from benchmarks.figures import Figure
@@ -31,6 +32,7 @@ SCENARIOS: dict[str, Scenario] = {
     "fan_out": fan_out,
     "graph": graph,
     "increments": increments,
+    "bookkeeping": bookkeeping,
     "memory": memory,
     "continuous": continuous,
     "rest": rest,
