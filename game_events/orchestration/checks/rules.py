@@ -91,6 +91,6 @@ def _evaluation(rule: RuleReport, found: list[RuleReport], keys: Keys, covers: s
             "action": rule.action,
         },
         severity=dg.AssetCheckSeverity.ERROR if rule.action == "fail" else dg.AssetCheckSeverity.WARN,
-        description=f"{violated:,} of {rows:,} rows ({covers}) violate: {rule.sql} ({rule.action})",
+        description=f"{violated:,} of {rows:,} rows violate: {rule.sql} ({rule.action}); counted: {covers}",
         blocking=rule.action == "fail",
     )

@@ -156,6 +156,17 @@ def test_the_run_of_the_command_line_is_listed_as_a_success(page, site):
     picture(page, "runs")
 
 
+def test_a_refresh_has_a_bar_for_each_layer_and_each_asset_names_what_automates_it(page, site):
+    page.set_viewport_size({"width": 1500, "height": 640})
+    page.open(f"/runs/{site.report['run_id']}")
+    for step in ("plan", "refresh_bronze", "refresh_silver", "refresh_gold", "refresh_unified", "report"):
+        page.get_by_text(step, exact=True).first.wait_for()
+    picture(page, "run")
+    page.open("/assets/silver_events?view=overview")
+    page.get_by_text("kafka_lag").first.wait_for()
+    picture(page, "silver")
+
+
 def test_the_sensor_is_listed_and_switched_on_and_has_told_of_the_versions(page, site):
     from playwright.sync_api import TimeoutError as NotYet  # noqa: PLC0415 - only where there is a browser
     from playwright.sync_api import expect  # noqa: PLC0415
