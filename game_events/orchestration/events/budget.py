@@ -13,7 +13,7 @@ from game_events.orchestration.keys import Keys
 from game_events.pipeline.reporting.tables import TableReport
 
 #: Events of games' tables that one run logs; past these, only tables that never had one.
-EVENTS = 200
+EVENTS = 150
 #: Games that are named where not each has an event.
 GAMES_SHOWN = 50
 
