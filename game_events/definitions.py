@@ -9,6 +9,7 @@ from game_events.orchestration.assets.http_export import build_rest
 from game_events.orchestration.assets.labels import labelled
 from game_events.orchestration.assets.layers import build_tables
 from game_events.orchestration.checks.rules import build_rule_checks, declared_rules
+from game_events.orchestration.checks.status import build_status
 from game_events.orchestration.checks.tables import build_check_schedule, build_checks
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.archive import build_archive
@@ -36,10 +37,12 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     rest = build_rest(graph)
     maintain = build_maintain(graph)
     aggregates = extensions_of(graph.settings).aggregates
+    every_check = [*checks, *build_rule_checks(declared_rules(graph.settings), graph)]
+    status, all_is_well = build_status(graph, every_check)
     refreshing: Jobs = [build_refresh(graph), build_layers(graph, aggregates)]
     return dg.Definitions(
-        assets=labelled(graph, [*build_tables(graph, aggregates), *rest.assets]),
-        asset_checks=[*checks, *build_rule_checks(declared_rules(graph.settings), graph)],
+        assets=labelled(graph, [*build_tables(graph, aggregates), *rest.assets, status]),
+        asset_checks=[*every_check, all_is_well],
         jobs=[
             *refreshing,
             build_replay(graph),

@@ -11,6 +11,7 @@ from game_events.orchestration.sensors.dead_runs import build_dead_runs
 from game_events.orchestration.sensors.kafka_lag import build_kafka_lag
 from game_events.orchestration.sensors.new_games import build_new_games
 from game_events.orchestration.sensors.schema_versions import build_schema_versions
+from game_events.orchestration.sensors.status import build_status_sensor
 from game_events.orchestration.sensors.ticks import Jobs
 
 
@@ -25,4 +26,5 @@ def build_sensors(graph: Graph, jobs: Jobs) -> list[dg.SensorDefinition]:
         build_alerts(graph),
         build_data_alarms(graph),
         build_continuous_mode(graph),
+        build_status_sensor(graph),
     ]

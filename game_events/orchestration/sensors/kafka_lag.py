@@ -23,7 +23,7 @@ from game_events.sources.core.source import Split
 #: Longest wait for one answer of the broker; a tick asks three times, and Dagster ends it after 60 s.
 TIMEOUT_S = 5.0
 #: Jobs that write bronze: no second one is started beside them.
-WRITERS = ("refresh", "continuous", "replay", "redecode")
+WRITERS = ("refresh", "layers", "continuous", "replay", "redecode")
 
 
 def writer_of_bronze(instance: DagsterInstance, own: OwnRuns, keys: Keys = DEFAULT) -> DagsterRun | None:
