@@ -100,7 +100,7 @@ def build_status(graph: Graph, checks: Iterable[dg.AssetChecksDefinition]) -> tu
     @dg.asset_check(
         asset=spec.key,
         name=CHECK,
-        description=f"Nothing needs a person: none of the {entities} failed, no check fails, no newest run of a job failed, the source "
+        description=f"Nothing needs a person: none of the {entities} failed, no check fails, no newest run failed, the source "
         "answers.",
     )
     def all_is_well(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
