@@ -89,7 +89,7 @@ def build_status(graph: Graph, checks: Iterable[dg.AssetChecksDefinition]) -> tu
     known = {key for check in checks for key in check.check_keys}
     spec = dg.AssetSpec(
         status_key(graph.keys),
-        deps=[graph.keys.unified, graph.keys.quarantine],
+        deps=[graph.keys.unified],
         description=f"Is everything well? Lag, {entities} that failed, checks that fail, failed runs: the check `all_is_well` "
         "has them in one list. The sensor `status` looks each minute.",
         group_name=GROUP,
