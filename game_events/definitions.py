@@ -6,7 +6,6 @@ from game_events.config.extensions import extensions_of
 from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import Settings
 from game_events.orchestration.assets.http_export import build_rest
-from game_events.orchestration.assets.labels import labelled
 from game_events.orchestration.assets.layers import build_tables
 from game_events.orchestration.checks.rules import build_rule_checks, declared_rules
 from game_events.orchestration.checks.tables import build_check_schedule, build_checks
@@ -37,7 +36,7 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     maintain = build_maintain(graph)
     spark = SparkResource(source=graph.source)
     return dg.Definitions(
-        assets=labelled(graph, [*build_tables(graph, extensions_of(graph.settings).aggregates), *rest.assets]),
+        assets=[*build_tables(graph, extensions_of(graph.settings).aggregates), *rest.assets],
         asset_checks=[*checks, *build_rule_checks(declared_rules(graph.settings), graph)],
         jobs=[
             build_refresh(graph),
