@@ -8,6 +8,7 @@ import dagster as dg
 from pydantic import Field
 
 from game_events.lakehouse.tables import REST_FAILED_CHUNKS
+from game_events.orchestration.assets.code_references import made_by
 from game_events.orchestration.assets.operations import own_table_spec
 from game_events.orchestration.assets.specs import asset_spec, lakehouse_of
 from game_events.orchestration.graph import Graph
@@ -91,6 +92,7 @@ def _asset(graph: Graph) -> dg.AssetsDefinition:
                 automation_condition=_follows(upstream),
                 group_name=EXPORTS,
                 kinds={"spark", "deltalake", "rest"},
+                metadata=made_by(export_rows),
             )
         ],
         pool=keys.named("rest"),

@@ -9,11 +9,12 @@ import dagster as dg
 from game_events.config.settings import Settings
 from game_events.extending import GoldAggregate
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED
+from game_events.orchestration.assets.code_references import made_by
 from game_events.orchestration.assets.operations import operations
 from game_events.orchestration.assets.own_gold import build_own_gold
 from game_events.orchestration.assets.per_game import game_asset
 from game_events.orchestration.assets.sources import source_assets
-from game_events.orchestration.assets.specs import SPARK_TABLE, gold_of_each, silver_of_each, table_spec
+from game_events.orchestration.assets.specs import SPARK_TABLE, VERSION_CHARS, gold_of_each, silver_of_each, table_spec
 from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.events.materializations import AssetEvent, fail_for, report_events
@@ -24,7 +25,7 @@ from game_events.orchestration.runs.tags import ALL_LAYERS, CARRIES
 from game_events.orchestration.sensors.automation import carry_condition
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.registry import check_after_run
-from game_events.pipeline.gold.aggregates import player_agg
+from game_events.pipeline.gold.aggregates import DEFAULT_DEFINITION, player_agg
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.reporting.present import present
@@ -65,6 +66,7 @@ def _bronze(sources: Sequence[dg.AssetKey], graph: Graph) -> dg.AssetsDefinition
                 "id, raw value. Append-only.",
                 deps=list(sources),
                 freshness_policy=_freshness(graph.settings),
+                metadata=made_by(load_bronze),
             ),
             table_spec(
                 graph,
@@ -74,6 +76,7 @@ def _bronze(sources: Sequence[dg.AssetKey], graph: Graph) -> dg.AssetsDefinition
                 deps=list(sources),
                 kinds=SPARK_TABLE,
                 skippable=True,
+                metadata=made_by(load_bronze),
             ),
         ],
         pool=keys.named("bronze"),
@@ -116,6 +119,8 @@ def _silver(graph: Graph) -> dg.AssetsDefinition:
         f"One append-only table for each {words.entity} with its rows of bronze; all requested {words.entities} in "
         "one Spark job.",
         deps=[keys.bronze],
+        partitions_def=keys.partitions,
+        metadata=made_by(refresh_silver),
     )
     return game_asset(
         spec, "silver", "silver", graph, lambda p, report, games, full: refresh_silver(p, report, games, full=full)
@@ -131,6 +136,9 @@ def _gold(graph: Graph) -> dg.AssetsDefinition:
         gold_of_each(graph, aggregate.name),
         f"One table for each {settings.names.entity}. {aggregate.description}. Equal to a full recompute, always.",
         deps=[keys.silver],
+        partitions_def=keys.partitions,
+        code_version=aggregate.definition[:VERSION_CHARS] or str(DEFAULT_DEFINITION),
+        metadata=made_by(refresh_gold),
     )
     return game_asset(spec, "gold", "gold", graph, lambda p, report, games, full: refresh_gold(p, report, games, full=full))
 
@@ -149,6 +157,7 @@ def _unified(graph: Graph) -> dg.AssetsDefinition:
                 "brings silver and gold up to date first.",
                 deps=[dg.AssetDep(keys.gold, partition_mapping=dg.AllPartitionMapping())],
                 automation_condition=carry_condition(keys),
+                metadata=made_by(refresh_unified),
             )
         ],
         pool=keys.named("gold"),

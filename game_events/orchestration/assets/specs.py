@@ -12,6 +12,8 @@ from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import OWNERS
 
 SPARK_TABLE = {"spark", "deltalake"}
+#: Of the hash of an aggregate's definition, as its code version.
+VERSION_CHARS = 12
 
 
 def asset_spec(

@@ -1,6 +1,7 @@
 """What a person who lands on an asset's page finds: where the data is, how to read it, which tables there are; no service."""
 
 import re
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -36,6 +37,14 @@ def test_each_table_says_its_name_its_place_and_the_sql_that_reads_it(graph, tmp
     assert node.metadata["dagster/table_name"] == table
     assert node.metadata["dagster/uri"] == str(tmp_path / "lake" / table)
     assert f"```sql\nSELECT * FROM {table} LIMIT 10\n```" in node.description
+
+
+def test_the_page_of_each_asset_opens_the_code_that_makes_its_rows(graph):
+    made = {key: graph.get(key).metadata.get("dagster/code_references") for key in graph.materializable_asset_keys}
+    places = {key.path[-1]: Path(found.code_references[0].file_path).name for key, found in made.items()}
+    assert places["silver_events"] == "refresh.py"
+    assert places["gold_unified_player_agg"] == "unified.py"
+    assert places["gold_devices"].startswith("mine_")
 
 
 def test_tables_about_the_pipeline_have_their_columns_with_what_they_mean(graph):
