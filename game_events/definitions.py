@@ -18,6 +18,7 @@ from game_events.orchestration.jobs.repair import build_redecode, build_replay
 from game_events.orchestration.jobs.validate import build_validate
 from game_events.orchestration.resources import LakehouseResource, SparkResource
 from game_events.orchestration.sensors import build_sensors
+from game_events.orchestration.table_loader import TableLoader
 
 
 def build_defs(settings: Settings | None = None) -> dg.Definitions:
@@ -54,6 +55,7 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
             graph.resource: LakehouseResource(spark=spark, source=graph.source),
             # For assets of one's own in the same code location.
             graph.keys.named("spark"): spark,
+            graph.keys.named("tables"): TableLoader(spark=spark, source=graph.source),
         },
         # The default executor would start a JVM for each step and each check.
         executor=dg.in_process_executor,
