@@ -1,5 +1,6 @@
 """Gives assets of one's own the tables of this graph, as what their parameter is annotated with (docs/extending.md)."""
 
+import sys
 import warnings
 from typing import Any, get_args, get_origin
 
@@ -67,9 +68,8 @@ class TableLoader(dg.ConfigurableIOManager):
             case ("pandas", "DataFrame"):
                 return read_arrow(table, handle).to_pandas()
             case ("polars", "DataFrame" | "LazyFrame"):
-                import polars  # noqa: PLC0415 - only who asks for it has it
-
-                rows = polars.scan_delta(handle)
+                # No dependency of this project's: whoever annotates with it has imported it.
+                rows = sys.modules["polars"].scan_delta(handle)
                 return rows if name == "LazyFrame" else rows.collect()
             case ("pyspark", "DataFrame"):
                 return self.spark.spark_session.read.format("delta").load(table.uri)
