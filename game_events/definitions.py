@@ -6,7 +6,6 @@ from game_events.config.extensions import extensions_of
 from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import Settings
 from game_events.orchestration.assets.http_export import build_rest
-from game_events.orchestration.assets.labels import labelled
 from game_events.orchestration.assets.layers import build_tables
 from game_events.orchestration.checks.rules import build_rule_checks, declared_rules
 from game_events.orchestration.checks.status import build_status
@@ -20,6 +19,7 @@ from game_events.orchestration.jobs.repair import build_redecode, build_replay
 from game_events.orchestration.jobs.validate import build_validate
 from game_events.orchestration.sensors import build_sensors
 from game_events.orchestration.sensors.ticks import Jobs
+from game_events.orchestration.table_loader import TableLoader
 
 
 def build_defs(settings: Settings | None = None) -> dg.Definitions:
@@ -41,7 +41,7 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     status, all_is_well = build_status(graph, every_check)
     refreshing: Jobs = [build_refresh(graph), build_layers(graph, aggregates)]
     return dg.Definitions(
-        assets=labelled(graph, [*build_tables(graph, aggregates), *rest.assets, status]),
+        assets=[*build_tables(graph, aggregates), *rest.assets, status],
         asset_checks=[*every_check, all_is_well],
         jobs=[
             *refreshing,
@@ -55,7 +55,7 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
         ],
         schedules=[build_check_schedule(graph, checks), build_hourly_maintenance(graph, maintain)],
         sensors=[*build_sensors(graph, refreshing), *rest.sensors],
-        resources=graph.resources,
+        resources={**graph.resources, graph.keys.named("tables"): TableLoader(spark=graph.spark, source=graph.source)},
         # The default executor would start a JVM for each step and each check.
         executor=dg.in_process_executor,
     )

@@ -173,14 +173,23 @@ class Table:
             raise DataError(
                 f"table {self.uri} cannot be opened: {error}: restore its log, or delete the table to have it rebuilt"
             ) from error
-        unreadable = _UNREADABLE & set(table.protocol().reader_features or [])
+        return self.readable(table)
+
+    def readable(self, handle: DeltaTable) -> DeltaTable:
+        """The handle.
+
+        Raises:
+            DataError: the table has a feature that this project's readers do not support.
+            ConfigurationError: a newer version of this project has written it.
+        """
+        unreadable = _UNREADABLE & set(handle.protocol().reader_features or [])
         if unreadable:
             raise DataError(
                 f"table {self.uri} uses {', '.join(sorted(unreadable))}, which this version does not read: rewrite it "
                 "without (ALTER TABLE ... DROP FEATURE) or refresh it fully"
             )
-        refuse_newer(table)
-        return table
+        refuse_newer(handle)
+        return handle
 
 
 class Lakehouse:

@@ -61,8 +61,12 @@ class Graph:
     @cached_property
     def resources(self) -> dict[str, dg.ConfigurableResource[Any]]:
         """The pipeline and the Spark session, for its jobs and for assets of one's own in the same code location."""
-        spark = SparkResource(source=self.source)
-        return {self.resource: LakehouseResource(spark=spark, source=self.source), self.keys.named("spark"): spark}
+        return {self.resource: LakehouseResource(spark=self.spark, source=self.source), self.keys.named("spark"): self.spark}
+
+    @cached_property
+    def spark(self) -> SparkResource:
+        """The resource of the Spark session."""
+        return SparkResource(source=self.source)
 
     def lakehouse(self, context: StepContext) -> LakehouseResource:
         """The resource, in a step."""

@@ -132,11 +132,18 @@ SUBJECTS_BY_PATTERN = "subjects_by_pattern"
 
 
 def source_key(settings: Settings, topic: str) -> dg.AssetKey:
-    """The external asset of a topic that the settings name, or of all that a pattern does; of the table they name."""
+    """The external asset of a topic that the settings name, or of all that a pattern does; of the files or table they name."""
+    if settings.source == "files":
+        return dg.AssetKey(["files", *_end(settings.source_name)])
     if settings.source_table is not None:
         # Another pipeline's table, by its lakehouse's name and its own.
-        return dg.AssetKey(["delta", *[part for part in settings.source_table.split("/") if part][-2:]])
+        return dg.AssetKey(["delta", *_end(settings.source_table)])
     return dg.AssetKey(["kafka", topic if settings.kafka_topic_pattern is None else BY_PATTERN])
+
+
+def _end(place: str) -> list[str]:
+    """The last two parts of a path or URI."""
+    return [part for part in place.partition("://")[2 if "://" in place else 0].split("/") if part][-2:]
 
 
 def schema_key(settings: Settings, subject: str) -> dg.AssetKey:

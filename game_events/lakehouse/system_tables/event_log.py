@@ -44,7 +44,8 @@ KINDS = ("run", "layer", "read", "table", "gap", "erased", "exported", "schema",
 EventRow = Mapping[str, Any]
 
 
-def _event_log(lakehouse: Lakehouse) -> SystemTable:
+def event_log_table(lakehouse: Lakehouse) -> SystemTable:
+    """The table of a lakehouse, existing or not."""
     description = "What every run did: tables, offsets, rejections, checks, schema changes, who ran it; append-only"
     return SystemTable(lakehouse.table(EVENT_LOG), SCHEMA, description)
 
@@ -59,7 +60,7 @@ def append_events(lakehouse: Lakehouse, events: Sequence[EventRow], run_id: str,
     Raises:
         ConflictError: concurrent writers won every attempt.
     """
-    log = _event_log(lakehouse)
+    log = event_log_table(lakehouse)
     handle = log.table.open()
     if handle is not None and _holds(log, handle, run_id, part, min(event["time"] for event in events) - AGAIN):
         return False
@@ -96,7 +97,7 @@ def read_events(
         kind: only rows of this kind; files without any, by their statistics, are not opened, and not counted as newest.
         columns: only these, `time` and `kind` among them.
     """
-    log = _event_log(lakehouse)
+    log = event_log_table(lakehouse)
     handle = log.table.open()
     actions = add_actions(handle, flatten=True) if handle is not None else None
     if actions is None or not actions.num_rows:

@@ -123,11 +123,11 @@ class ProgressTable:
 
     def __init__(self, lakehouse: Lakehouse) -> None:
         description = "How far each layer has come: a hint that saves work; each table's own txn is the truth"
-        self._table = SystemTable(lakehouse.table(PROGRESS), SCHEMA, description, Txn.PROGRESS)
+        self.declaration = SystemTable(lakehouse.table(PROGRESS), SCHEMA, description, Txn.PROGRESS)
 
     def read(self, bronze_id: str) -> Progress:
         """The state for this bronze table; an empty one if there is none."""
-        return _state(bronze_id, self._table.read(self._table.table.open()).to_pylist())
+        return _state(bronze_id, self.declaration.read(self.declaration.table.open()).to_pylist())
 
     @retry_on_conflict(ATTEMPTS)
     def update(self, bronze_id: str, change: Callable[[Progress], Progress]) -> Progress:
@@ -136,13 +136,13 @@ class ProgressTable:
         Raises:
             ConflictError: concurrent runs won every attempt; nothing is lost, the next run does the same work again.
         """
-        handle = self._table.table.open()
-        rows = self._table.read(handle).to_pylist()
+        handle = self.declaration.table.open()
+        rows = self.declaration.read(handle).to_pylist()
         before = _state(bronze_id, rows)
         after = change(before)
         if after == before or (rows and _is_later(rows[0]["bronze_id"], bronze_id)):
             return after
-        self._table.commit(handle, _rows(after), replace=True)
+        self.declaration.commit(handle, _rows(after), replace=True)
         failpoints.reach("progress_moved")
         return after
 

@@ -34,16 +34,16 @@ class SchemaArchive:
 
     def __init__(self, lakehouse: Lakehouse) -> None:
         description = "Schema texts by id, as the registry had them when their first record was read"
-        self._table = SystemTable(lakehouse.table(SCHEMAS), SCHEMA, description)
+        self.declaration = SystemTable(lakehouse.table(SCHEMAS), SCHEMA, description)
 
     @property
     def uri(self) -> str:
         """Where the table is."""
-        return self._table.table.uri
+        return self.declaration.table.uri
 
     def read(self) -> dict[SchemaId, RegistrySchema]:
         """Every id with its schema."""
-        return self._schemas(self._table.table.open())
+        return self._schemas(self.declaration.table.open())
 
     @retry_on_conflict()
     def add(self, schemas: Sequence[RegistrySchema], registry: str) -> dict[SchemaId, RegistrySchema]:
@@ -56,18 +56,18 @@ class SchemaArchive:
             DataError: REGISTRY_CHANGED, another meaning of one of these ids is archived.
             ConflictError: concurrent runs won every attempt.
         """
-        handle = self._table.table.open()
+        handle = self.declaration.table.open()
         held = self._schemas(handle)
         for schema in schemas:
             require_same(held.get(schema.schema_id), schema, registry, self.uri)
         new = {s.schema_id: s for s in schemas if s.schema_id not in held}
         if new:
-            self._table.commit(handle, pa.Table.from_pylist([_row(s, registry) for s in new.values()], schema=SCHEMA))
+            self.declaration.commit(handle, pa.Table.from_pylist([_row(s, registry) for s in new.values()], schema=SCHEMA))
         return new
 
     def _schemas(self, handle: DeltaTable | None) -> dict[SchemaId, RegistrySchema]:
         found: dict[SchemaId, RegistrySchema] = {}
-        for row in self._table.read(handle).to_pylist():
+        for row in self.declaration.read(handle).to_pylist():
             schema_id = SchemaRef(row["schema_id"], row["schema_guid"]).schema_id
             references = tuple((x["name"], x["text"]) for x in row["references"] or [])
             if schema_id is not None:

@@ -7,18 +7,24 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from game_events.lakehouse.tables import REST_FAILED_CHUNKS
+from game_events.orchestration.assets.code_references import made_by
+from game_events.orchestration.assets.operations import own_table_spec
+from game_events.orchestration.assets.specs import asset_spec, lakehouse_of
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.places import check_place
-from game_events.orchestration.keys import EXPORTS, OWNERS, REPORT
+from game_events.orchestration.keys import EXPORTS, REPORT
 from game_events.orchestration.runs.tags import REASON
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http.changes import OnReplaced
 from game_events.sinks.http.failed_chunks import replay_failed_chunks
 from game_events.sinks.http.run import export_rows
+from game_events.sinks.http.tables import failed_chunks_schema
 
 #: Not one name for both: no two nodes of Dagster may share one, and the job is a node, too.
 JOB, OP = "rest_export", "export_new_rows"
+RECEIVER = "rest_receiver"
 
 
 class ExportConfig(dg.Config):
@@ -38,15 +44,15 @@ class ExportConfig(dg.Config):
 
 @dataclass(frozen=True)
 class RestParts:
-    """Asset, job and sensor of the export; empty while it is off."""
+    """Assets, job and sensor of the export; empty while it is off."""
 
-    assets: list[dg.AssetsDefinition] = field(default_factory=list)
+    assets: list[dg.AssetsDefinition | dg.AssetSpec] = field(default_factory=list)
     jobs: list[Any] = field(default_factory=list)
     sensors: list[dg.AutomationConditionSensorDefinition] = field(default_factory=list)
 
 
 def build_rest(graph: Graph) -> RestParts:
-    """Asset, job and sensor, if the setting names a receiver."""
+    """Assets, job and sensor, if the setting names a receiver."""
     settings, keys = graph.settings, graph.keys
     if settings.rest_url is None:
         return RestParts()
@@ -66,7 +72,7 @@ def build_rest(graph: Graph) -> RestParts:
         run_tags={**graph.tags, REASON: "there are new rows to export"},
         description="Exports rows over HTTP when the layer before has new ones, whoever brought them.",
     )
-    return RestParts([_asset(graph)], [job], [sensor])
+    return RestParts([_asset(graph), *_downstream(graph)], [job], [sensor])
 
 
 def _asset(graph: Graph) -> dg.AssetsDefinition:
@@ -77,15 +83,16 @@ def _asset(graph: Graph) -> dg.AssetsDefinition:
     @dg.multi_asset(
         name=keys.named(OP),
         specs=[
-            dg.AssetSpec(
+            asset_spec(
+                graph,
                 keys.rest,
+                f"New rows of {settings.rest_source}, POSTed to an HTTP receiver by Spark's workers: at least once, under "
+                "idempotency keys that stay the same. A chunk that is refused has failed, and waits for a replay.",
                 deps=[dg.AssetDep(upstream, partition_mapping=dg.AllPartitionMapping())],
                 automation_condition=_follows(upstream),
-                description=f"New rows of {settings.rest_source}, POSTed to an HTTP receiver by Spark's workers: at least "
-                "once, under idempotency keys that stay the same. A chunk that is refused has failed, and waits for a replay.",
                 group_name=EXPORTS,
                 kinds={"spark", "deltalake", "rest"},
-                owners=OWNERS,
+                metadata=made_by(export_rows),
             )
         ],
         pool=keys.named("rest"),
@@ -107,6 +114,20 @@ def _asset(graph: Graph) -> dg.AssetsDefinition:
             raise dg.Failure(f"nothing was sent of {what}: {why}", metadata=whole, allow_retries=False)
 
     return rest_export
+
+
+def _downstream(graph: Graph) -> list[dg.AssetSpec]:
+    """The receiver, and the table of the chunks that it did not take."""
+    keys, lakehouse = graph.keys, lakehouse_of(graph.settings)
+    # Its address may hold a token.
+    said = "The HTTP receiver of the export, at the address of the setting `REST_URL`. External."
+    receiver = asset_spec(
+        graph, dg.AssetKey([keys.named(RECEIVER)]), said, deps=[keys.rest], group_name=EXPORTS, kinds={"http"}
+    )
+    if lakehouse is None:
+        return [receiver]
+    table, schema = lakehouse.table(REST_FAILED_CHUNKS), failed_chunks_schema(graph.settings.key_column)
+    return [receiver, own_table_spec(graph, table, schema, "Rows of chunks that the receiver did not take", [keys.rest])]
 
 
 def _follows(upstream: dg.AssetKey) -> dg.AutomationCondition[Any]:

@@ -20,7 +20,10 @@ Refresh = Callable[[Pipeline, RunReport, frozenset[str], bool], None]
 
 
 def game_asset(spec: dg.AssetSpec, pool: str, layer: str, graph: Graph, refresh: Refresh) -> dg.AssetsDefinition:
-    """An asset with games as its partitions; `layer`: its tables' entries in the report, `refresh`: materializes some games."""
+    """An asset with games as the partitions of its spec.
+
+    `layer`: its tables' entries in the report; `refresh`: materializes some games.
+    """
     name, keys = spec.key.path[-1], graph.keys
 
     with warnings.catch_warnings():
@@ -30,7 +33,6 @@ def game_asset(spec: dg.AssetSpec, pool: str, layer: str, graph: Graph, refresh:
         @dg.multi_asset(
             name=name,
             specs=[spec],
-            partitions_def=keys.partitions,
             backfill_policy=dg.BackfillPolicy.single_run(),
             pool=keys.named(pool),
             required_resource_keys={graph.resource},

@@ -70,7 +70,7 @@ class FileLog:
     def __init__(self, lakehouse: Lakehouse, run_id: str = "") -> None:
         """Nothing is read yet."""
         description = "Files that are the source, each with its number: bronze has read them up to one"
-        self._table = SystemTable(lakehouse.table(SOURCE_FILES), SCHEMA, description)
+        self.declaration = SystemTable(lakehouse.table(SOURCE_FILES), SCHEMA, description)
         self._run_id = run_id
         self._read: set[str] = set()
         self._known = LogContent()
@@ -82,7 +82,7 @@ class FileLog:
         Raises:
             DataError: the table was restored: numbers would be given twice.
         """
-        table = self._table.table
+        table = self.declaration.table
         self._handle = handle = table.open()
         if handle is None:
             self._read, self._known = set(), LogContent()
@@ -96,7 +96,7 @@ class FileLog:
         log_id = str(handle.metadata().id)
         if log_id != self._known.log_id or not self._read <= there:  # another table, or after compaction
             self._read, self._known = set(), LogContent(log_id=log_id)
-        self._add(self._table.read(handle, paths=sorted(there - self._read)))
+        self._add(self.declaration.read(handle, paths=sorted(there - self._read)))
         self._read = there
         if len(self._known.entries) != int(handle.transaction_version(Txn.NEXT_FILE) or 0):
             raise DataError(f"{table.uri}: its rows were changed: restore its newest version")
@@ -130,7 +130,7 @@ class FileLog:
             "seen_at": [now] * len(rows),
             "run_id": [self._run_id] * len(rows),
         }
-        self._table.commit(
+        self.declaration.commit(
             self._handle,
             pa.table(columns, schema=SCHEMA),
             advance={Txn.NEXT_FILE: first + len(new)},

@@ -23,7 +23,7 @@ from game_events.sources.files.archive_format import UNKNOWN
 
 #: Suffix of a schema file -> its format.
 _KINDS = {".proto": "PROTOBUF", ".json": "JSON", ".avsc": "AVRO"}
-_SUBJECT = "subject:"
+SUBJECT = "subject:"
 SETTING = "GAME_EVENTS_FILES_SCHEMA"
 
 
@@ -68,7 +68,7 @@ def named_schema(settings: Settings, registry: SchemaRegistry) -> NamedSchema | 
     if settings.files_schema is None:
         return None
     schema = (
-        _from_subject(settings.files_schema, registry) if settings.files_schema.startswith(_SUBJECT) else _from_file(settings)
+        _from_subject(settings.files_schema, registry) if settings.files_schema.startswith(SUBJECT) else _from_file(settings)
     )
     try:
         compiled = compile_schema(schema)
@@ -81,7 +81,7 @@ def named_schema(settings: Settings, registry: SchemaRegistry) -> NamedSchema | 
 
 
 def _from_subject(name: str, registry: SchemaRegistry) -> RegistrySchema:
-    subject = name.removeprefix(_SUBJECT)
+    subject = name.removeprefix(SUBJECT)
     newest = registry.newest(subject)
     schema = registry.fetch(newest[1]) if newest is not None else None
     if schema is None:
@@ -93,7 +93,7 @@ def _from_file(settings: Settings) -> RegistrySchema:
     path = Path(str(settings.files_schema)).expanduser()
     kind = _KINDS.get(path.suffix)
     if kind is None:
-        raise ConfigurationError(f"{SETTING}: {path} ends in none of {', '.join(_KINDS)}, and is no `{_SUBJECT}NAME`")
+        raise ConfigurationError(f"{SETTING}: {path} ends in none of {', '.join(_KINDS)}, and is no `{SUBJECT}NAME`")
     try:
         text = path.read_text("utf-8")
         references = _imports(path, text) if kind == "PROTOBUF" else ()

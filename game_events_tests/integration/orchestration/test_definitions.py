@@ -20,6 +20,7 @@ from game_events_tests.support.fixtures.dagster import PROJECT
 
 TOPIC = dg.AssetKey(["kafka", "game_events"])
 SUBJECT = dg.AssetKey(["schema_registry", "game_events-value"])
+OPERATIONS = {dg.AssetKey("event_log"), dg.AssetKey("schemas"), dg.AssetKey("status")}
 TABLES = [BRONZE_KEY, QUARANTINE_KEY, SILVER_KEY, GOLD_KEY, UNIFIED_KEY]
 
 
@@ -37,10 +38,10 @@ def foreign_folder(tmp_path_factory):
     return folder
 
 
-def test_the_graph_has_the_topic_the_subject_and_one_asset_for_each_layer(graph):
-    assert graph.get_all_asset_keys() == {TOPIC, SUBJECT, *TABLES}
+def test_the_graph_has_the_topic_the_subject_one_asset_for_each_layer_and_the_tables_about_the_pipeline(graph):
+    assert graph.get_all_asset_keys() == {TOPIC, SUBJECT, *TABLES, *OPERATIONS}
     assert set(LAYER_KEYS.values()) == set(TABLES)
-    assert {key for key in graph.get_all_asset_keys() if graph.get(key).is_external} == {TOPIC, SUBJECT}
+    assert {key for key in graph.get_all_asset_keys() if graph.get(key).is_external} == {TOPIC, SUBJECT, *OPERATIONS}
 
 
 def test_lineage_goes_from_topic_and_subject_over_bronze_and_silver_to_gold_and_the_unified_table(graph):
@@ -53,6 +54,9 @@ def test_lineage_goes_from_topic_and_subject_over_bronze_and_silver_to_gold_and_
         SILVER_KEY: {BRONZE_KEY},
         GOLD_KEY: {SILVER_KEY},
         UNIFIED_KEY: {GOLD_KEY},
+        dg.AssetKey("event_log"): set(TABLES),
+        dg.AssetKey("schemas"): {TOPIC, SUBJECT},
+        dg.AssetKey("status"): {UNIFIED_KEY},
     }
 
 
@@ -81,15 +85,21 @@ def test_every_asset_says_what_it_is_who_owns_it_and_where_it_stands(graph):
         "silver_events": "silver",
         "gold_player_agg": "gold",
         "gold_unified_player_agg": "gold",
+        "event_log": "operations",
+        "schemas": "operations",
+        "status": "operations",
     }
-    assert graph.get(TOPIC).kinds == {"kafka", "protobuf"}
+    assert graph.get(TOPIC).kinds == {"kafka"}
     assert all({"spark", "deltalake"} <= graph.get(key).kinds for key in TABLES)
 
 
 def test_the_names_of_topic_and_subject_follow_the_settings():
     graph = build_defs(load_settings(kafka_topic="other.topic-1")).resolve_asset_graph()
     external = {key for key in graph.get_all_asset_keys() if graph.get(key).is_external}
-    assert external == {dg.AssetKey(["kafka", "other.topic-1"]), dg.AssetKey(["schema_registry", "other.topic-1-value"])}
+    assert external - OPERATIONS == {
+        dg.AssetKey(["kafka", "other.topic-1"]),
+        dg.AssetKey(["schema_registry", "other.topic-1-value"]),
+    }
 
 
 def test_each_layer_has_one_pool_and_nothing_starts_a_process_for_each_step(graph):
@@ -121,9 +131,12 @@ def test_every_check_belongs_to_its_asset_and_those_that_find_wrong_rows_block()
         "volume": (SILVER_KEY, False),
         "keys_and_times_known": (GOLD_KEY, False),
         "gold_equals_recompute": (GOLD_KEY, True),
+        "all_is_well": (dg.AssetKey("status"), False),
     }
     job = defs.resolve_job_def("checks")
-    assert {node.name for node in job.nodes} == {f"{key.asset_key.path[-1]}_{key.name}" for key in graph.asset_check_keys}
+    assert {node.name for node in job.nodes} == {
+        f"{key.asset_key.path[-1]}_{key.name}" for key in graph.asset_check_keys if key.name != "all_is_well"
+    }
     assert job.executor_def is dg.in_process_executor
     schedule = defs.resolve_schedule_def("daily_checks")
     assert (schedule.job_name, schedule.default_status) == ("checks", dg.DefaultScheduleStatus.RUNNING)

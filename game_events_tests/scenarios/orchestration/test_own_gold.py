@@ -1,7 +1,9 @@
 """Aggregates of one's own in Dagster: in the graph, by run, by hand."""
 
+import dagster as dg
 import pytest
 
+from game_events.definitions import build_defs
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
@@ -39,3 +41,19 @@ def test_a_run_logs_the_games_that_changed_and_one_game_by_hand_is_that_game(run
     asked = runs.job("refresh", plan={"ignore_intervals": True})
     assert logged(asked) == {("gold_devices", "spades"): 1}
     assert differences(environment, ("rummy", "spades"), "devices", DEVICES_SQL) == []
+
+
+@pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
+def test_one_of_some_games_counts_only_these_and_takes_no_other(runs, environment, monkeypatch, tmp_path):
+    monkeypatch.setenv(
+        "GAME_EVENTS_EXTENSIONS", extension(tmp_path, DEVICES.replace("keys=", 'games=["rummy", "chess"], keys='))
+    )
+    produce(environment, Simulation(games=("rummy", "spades"), records_per_game_and_version=5))
+    first = runs.refresh()
+    assert first.success
+    assert {game for asset, game in logged(first) if asset == "gold_devices"} == {"rummy"}
+    partitions = build_defs().resolve_asset_graph().get(DEVICES_KEY).partitions_def
+    assert set(partitions.get_partition_keys()) - runs.instance.get_materialized_partitions(DEVICES_KEY) == {"chess"}
+    assert logged(runs.materialize(DEVICES_KEY, games="rummy")) == {("gold_devices", "rummy"): 1}
+    with pytest.raises(dg.DagsterUnknownPartitionError):
+        runs.materialize(DEVICES_KEY, games="spades")

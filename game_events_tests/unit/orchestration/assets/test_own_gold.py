@@ -1,5 +1,7 @@
 """Aggregates of one's own in Dagster: in the graph, by run, by hand."""
 
+from pathlib import Path
+
 import dagster as dg
 import pytest
 
@@ -23,6 +25,28 @@ def test_each_has_an_asset_below_silver_with_the_same_partitions(tmp_path):
         assert node.pools == {"gold"}
     assert "Events of each player on each device." in graph.get(DEVICES_KEY).description
     assert f"Declared in {path}:" in graph.get(MEDIAN_KEY).description
+
+
+def test_its_page_opens_the_line_that_declares_it_and_an_edit_is_another_code_version(tmp_path):
+    def node(declaration):
+        path = extension(tmp_path, declaration)
+        return path, build_defs(load_settings(extensions=(path,))).resolve_asset_graph().get(DEVICES_KEY)
+
+    path, first = node(DEVICES)
+    (source,) = first.metadata["dagster/code_references"].code_references
+    assert source.file_path == path
+    assert "@gold_aggregate" in Path(path).read_text().splitlines()[source.line_number - 1]
+    _, same = node(DEVICES.replace("Events of each", "All events of each"))
+    _, other = node(DEVICES.replace("% 2", "% 3"))
+    assert first.code_version == same.code_version != other.code_version
+
+
+def test_one_of_some_games_has_these_as_its_partitions_and_is_made_from_their_silver(tmp_path):
+    path = extension(tmp_path, DEVICES.replace("keys=", 'games=["spades", "rummy"], keys='))
+    node = build_defs(load_settings(extensions=(path,))).resolve_asset_graph().get(DEVICES_KEY)
+    assert node.partitions_def.get_partition_keys() == ["rummy", "spades"]
+    assert node.partition_mappings[SILVER_KEY].partition_keys == ["rummy", "spades"]
+    assert node.backfill_policy == dg.BackfillPolicy.single_run()
 
 
 def test_a_module_that_cannot_be_loaded_fails_the_definitions_with_its_name_and_line(tmp_path):

@@ -7,7 +7,8 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
-from game_events.orchestration.assets.layers import source_assets
+from game_events.orchestration.assets.sources import source_assets
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import BRONZE_KEY
 from game_events.orchestration.sensors.kafka_lag import lag_event
 from game_events.orchestration.sensors.lag_decision import Memory
@@ -18,6 +19,8 @@ from game_events_tests.support.offsets import splits
 LIST = load_settings(kafka_topic="events,matches")
 PATTERN = load_settings(kafka_topic_pattern="events|matches")
 TABLE = load_settings(source_table="/lake/team_a/bronze_events")
+FOLDER = load_settings(source="files", files_path="/landing/team_a/events")
+PREFIX = load_settings(source="files", files_path="s3://landing", files_format="jsonl", files_schema="subject:events-value")
 
 
 @pytest.mark.parametrize(
@@ -35,12 +38,14 @@ TABLE = load_settings(source_table="/lake/team_a/bronze_events")
         (load_settings(kafka_assign={"events": [1]}), [["kafka", "events"], ["schema_registry", "events-value"]]),
         (PATTERN, [["kafka", "topics_by_pattern"], ["schema_registry", "subjects_by_pattern"]]),
         (TABLE, [["delta", "team_a", "bronze_events"]]),
+        (FOLDER, [["files", "team_a", "events"]]),
+        (PREFIX, [["files", "landing"], ["schema_registry", "events-value"]]),
     ],
-    ids=["list", "partitions", "pattern", "table"],
+    ids=["list", "partitions", "pattern", "table", "folder", "prefix"],
 )
-def test_bronze_is_made_from_each_topic_and_subject_one_for_all_of_a_pattern_or_the_table(settings, keys):
+def test_bronze_is_made_from_each_topic_and_subject_one_for_all_of_a_pattern_or_the_table_or_files(settings, keys):
     wanted = [dg.AssetKey(key) for key in keys]
-    assert [spec.key for spec in source_assets(settings)] == wanted
+    assert [spec.key for spec in source_assets(Graph.of(settings))] == wanted
     graph = build_defs(settings).resolve_asset_graph()
     assert graph.get(BRONZE_KEY).parent_keys == set(wanted)
 
@@ -56,3 +61,22 @@ def test_lag_is_told_of_each_topic_and_of_all_together_with_a_pattern():
     ((event,), _) = lag_event(PATTERN, standing, Memory(), 100.0)
     rows = [(r.data["topic"], r.data["partition"], r.data["lag"]) for r in event.metadata["offsets"].records]
     assert rows == [("events", 0, 9), ("events", 1, 4), ("matches", 0, 6)]
+
+
+def test_what_is_left_of_files_is_told_of_their_folder():
+    latest = splits("/landing/team_a/events", "one", {0: 10})
+    standing = PipelineLag(
+        "", SourceSnapshot(dict.fromkeys(latest, 0), latest), dict.fromkeys(latest, 1), dict.fromkeys(latest, 9)
+    )
+    ((event,), _) = lag_event(FOLDER, standing, Memory(), 100.0)
+    assert event.asset_key == dg.AssetKey(["files", "team_a", "events"])
+    assert build_defs(FOLDER).resolve_asset_graph().has(event.asset_key)
+
+
+def test_a_source_has_the_kind_of_its_format_where_the_settings_say_it_and_none_that_is_a_guess():
+    def kinds(settings):
+        return [spec.kinds for spec in source_assets(Graph.of(settings))]
+
+    assert kinds(LIST)[:2] == [{"kafka"}, {"schema_registry"}]
+    assert kinds(FOLDER) == [{"file"}]
+    assert kinds(PREFIX)[0] == {"file", "json"}
