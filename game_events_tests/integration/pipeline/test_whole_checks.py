@@ -138,7 +138,9 @@ def assert_doubles_are_found(copies):
 
 
 @pytest.mark.scenario
-def test_gold_and_the_unified_table_are_compared_with_what_silver_gives(settings, make_settings, make_pipeline, copies):
+def test_gold_and_the_unified_table_are_compared_with_what_silver_gives(
+    settings, make_settings, make_pipeline, copies, monkeypatch
+):
     send(make_settings(), poison=0.0)
     refresh(make_pipeline(settings))
     send(make_settings(), poison=0.0, games=("rummy",))
@@ -148,6 +150,16 @@ def test_gold_and_the_unified_table_are_compared_with_what_silver_gives(settings
     assert found.passed, found.summary
     assert (found.counts["games"], found.counts["games_compared_with_unified"]) == ("rummy, spades, uno", 3)
     assert gold_equals_recompute(pipeline, sample_games=1).counts["games_compared"] == 1
+
+    # Delta Lake's own reader reads gold, and leaves out the files that the second run has replaced.
+    assert found.counts["gold_read_by"] == "delta-spark"
+    rummy = pipeline.lakehouse.gold("rummy")
+    assert len(list(rummy.local_path.glob("*.parquet"))) > len(rummy.open().file_uris())
+    with monkeypatch.context() as patch:
+        patch.setattr("game_events.pipeline.checks.gold_recompute.reads_delta", lambda _: False)
+        without = gold_equals_recompute(pipeline)
+    assert (without.passed, without.counts["gold_read_by"]) == (True, "this project")
+    assert without.counts["players"] == found.counts["players"] > 0
 
     for table, where in (("gold_rummy_player_agg", (1, 1)), (UNIFIED, (0, 1))):
         wrong = copies()

@@ -17,8 +17,7 @@ PROJECT = Path(__file__).parents[3]
 DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 #: Declared and not imported, with why.
 NOT_IMPORTED = {
-    "dagster-deltalake": "offered to the user (pyproject.toml)",
-    "delta-spark": "offered to the user (pyproject.toml)",
+    "delta-spark": "its jar is Delta Lake's own reader (game_events/spark/delta_reader.py)",
     "googleapis-common-protos": "its .proto files are read",
 }
 #: Namespaces that several packages share -> whose these modules are.
