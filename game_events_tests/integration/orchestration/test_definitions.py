@@ -8,6 +8,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 
@@ -143,7 +144,23 @@ def test_every_sensor_runs_from_the_start_and_is_in_the_document():
 def test_the_files_that_come_with_the_package_are_those_of_the_project(name, monkeypatch):
     monkeypatch.chdir(PROJECT)
     assert dagster_file(name) == PROJECT / name
-    assert (Path(dagster_run.__file__).parent / "instance" / name).read_text() == (PROJECT / name).read_text()
+    assert (Path(dagster_run.__file__).parent / "instance" / name).resolve() == PROJECT / name
+
+
+def test_the_instance_of_the_project_is_what_its_file_says(tmp_path):
+    shutil.copyfile(PROJECT / "dagster.yaml", tmp_path / "dagster.yaml")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert type(instance.run_coordinator).__name__ == "QueuedRunCoordinator"
+        assert instance.get_concurrency_config().pool_config.default_pool_limit == 1
+        assert instance.run_monitoring_enabled
+        assert (instance.run_retries_enabled, instance.run_retries_max_retries) == (True, 0)
+        for kind in InstigatorType:
+            assert {status.value: days for status, days in instance.get_tick_retention_settings(kind).items()} == {
+                "STARTED": 7,
+                "SKIPPED": 1,
+                "SUCCESS": 7,
+                "FAILURE": 7,
+            }
 
 
 def test_without_files_of_its_own_a_folder_gets_those_of_the_package(foreign_folder, tmp_path, monkeypatch):
