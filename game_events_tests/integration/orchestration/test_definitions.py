@@ -12,8 +12,8 @@ from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 
-from game_events.cli.common import run_job as dagster_run
-from game_events.cli.common.run_job import dagster_file
+from game_events.cli.common import dagster_home
+from game_events.cli.common.dagster_home import dagster_file
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.orchestration.keys import BRONZE_KEY, GOLD_KEY, LAYER_KEYS, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY
@@ -144,7 +144,7 @@ def test_every_sensor_runs_from_the_start_and_is_in_the_document():
 def test_the_files_that_come_with_the_package_are_those_of_the_project(name, monkeypatch):
     monkeypatch.chdir(PROJECT)
     assert dagster_file(name) == PROJECT / name
-    assert (Path(dagster_run.__file__).parent / "instance" / name).resolve() == PROJECT / name
+    assert (Path(dagster_home.__file__).parent / "instance" / name).resolve() == PROJECT / name
 
 
 def test_the_instance_of_the_project_is_what_its_file_says(tmp_path):
