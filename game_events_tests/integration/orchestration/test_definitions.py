@@ -1,5 +1,6 @@
 """What Dagster is told: without a broker, a registry or Spark."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -199,3 +200,20 @@ def test_dagster_itself_accepts_the_workspace_from_a_folder_where_no_stack_runs(
     assert "Validation successful for code location game_events" in said
     ours = [line for line in said.splitlines() if "arning" in line and "definitions_validate_command" not in line]
     assert ours == []
+
+
+@pytest.mark.scenario
+def test_dagsters_commands_find_the_project_in_its_folder(tmp_path):
+    """`pyproject.toml` names the module, so that neither a workspace nor an option is needed."""
+    environment = os.environ | {"DAGSTER_HOME": str(tmp_path), "GAME_EVENTS_STATE_DIR": str(tmp_path)}
+
+    def dg_command(*words):
+        command = [Path(sys.executable).with_name("dg"), *words]
+        found = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
+        assert found.returncode == 0, found.stdout + found.stderr
+        return found.stdout
+
+    assert "All definitions loaded successfully" in dg_command("check", "defs")
+    listed = json.loads(dg_command("list", "defs", "--json"))
+    assert {"refresh", "continuous"} <= {job["name"] for job in listed["jobs"]}
+    assert {"kafka_lag", "dead_runs"} <= {sensor["name"] for sensor in listed["sensors"]}
