@@ -14,8 +14,8 @@ import httpx2
 import psutil
 import typer
 
+from game_events.cli.common.dagster_home import WORKSPACE_FILE, dagster_file, dagster_home, share_dagster_home
 from game_events.cli.common.output import Output
-from game_events.cli.common.run_job import dagster_file, dagster_home
 from game_events.cli.local.spark_server import WarmSpark
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError, TransientError
@@ -39,6 +39,7 @@ def up(
     # Whoever stops a service sends SIGTERM: the same as Ctrl-C, from the first moment on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = load_settings()
+    share_dagster_home(settings)
     server: subprocess.Popen[bytes] | None = None
     warm: WarmSpark | None = None
     try:
@@ -85,7 +86,7 @@ def _start(settings: Settings, port: int, more: Mapping[str, str]) -> subprocess
         **more,
     }
     quiet = ["-W", "ignore:Function `dev_command` is superseded:FutureWarning"]
-    workspace = str(dagster_file("workspace.yaml"))
+    workspace = str(dagster_file(WORKSPACE_FILE))
     dagster = ["game_events.cli.ui.dagster_dev", "-w", workspace, "-h", HOST, "-p", str(port), "--log-level", "warning"]
     return subprocess.Popen([sys.executable, *quiet, "-m", *dagster], env=environment, start_new_session=True)
 

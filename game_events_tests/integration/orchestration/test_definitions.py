@@ -1,5 +1,6 @@
 """What Dagster is told: without a broker, a registry or Spark."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -8,11 +9,12 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 
-from game_events.cli.common import run_job as dagster_run
-from game_events.cli.common.run_job import dagster_file
+from game_events.cli.common import dagster_home
+from game_events.cli.common.dagster_home import dagster_file
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.orchestration.keys import BRONZE_KEY, GOLD_KEY, LAYER_KEYS, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY
@@ -157,7 +159,23 @@ def test_every_sensor_runs_from_the_start_and_is_in_the_document():
 def test_the_files_that_come_with_the_package_are_those_of_the_project(name, monkeypatch):
     monkeypatch.chdir(PROJECT)
     assert dagster_file(name) == PROJECT / name
-    assert (Path(dagster_run.__file__).parent / "instance" / name).read_text() == (PROJECT / name).read_text()
+    assert (Path(dagster_home.__file__).parent / "instance" / name).resolve() == PROJECT / name
+
+
+def test_the_instance_of_the_project_is_what_its_file_says(tmp_path):
+    shutil.copyfile(PROJECT / "dagster.yaml", tmp_path / "dagster.yaml")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert type(instance.run_coordinator).__name__ == "QueuedRunCoordinator"
+        assert instance.get_concurrency_config().pool_config.default_pool_limit == 1
+        assert instance.run_monitoring_enabled
+        assert (instance.run_retries_enabled, instance.run_retries_max_retries) == (True, 0)
+        for kind in InstigatorType:
+            assert {status.value: days for status, days in instance.get_tick_retention_settings(kind).items()} == {
+                "STARTED": 7,
+                "SKIPPED": 1,
+                "SUCCESS": 7,
+                "FAILURE": 7,
+            }
 
 
 def test_without_files_of_its_own_a_folder_gets_those_of_the_package(foreign_folder, tmp_path, monkeypatch):
@@ -196,3 +214,20 @@ def test_dagster_itself_accepts_the_workspace_from_a_folder_where_no_stack_runs(
     assert "Validation successful for code location game_events" in said
     ours = [line for line in said.splitlines() if "arning" in line and "definitions_validate_command" not in line]
     assert ours == []
+
+
+@pytest.mark.scenario
+def test_dagsters_commands_find_the_project_in_its_folder(tmp_path):
+    """`pyproject.toml` names the module, so that neither a workspace nor an option is needed."""
+    environment = os.environ | {"DAGSTER_HOME": str(tmp_path), "GAME_EVENTS_STATE_DIR": str(tmp_path)}
+
+    def dg_command(*words):
+        command = [Path(sys.executable).with_name("dg"), *words]
+        found = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
+        assert found.returncode == 0, found.stdout + found.stderr
+        return found.stdout
+
+    assert "All definitions loaded successfully" in dg_command("check", "defs")
+    listed = json.loads(dg_command("list", "defs", "--json"))
+    assert {"refresh", "continuous"} <= {job["name"] for job in listed["jobs"]}
+    assert {"kafka_lag", "dead_runs"} <= {sensor["name"] for sensor in listed["sensors"]}
