@@ -2,6 +2,7 @@
 
 import re
 
+import dagster as dg
 import pytest
 
 from game_events.cli.local.examples import CONFIG, use_example
