@@ -76,7 +76,9 @@ def test_a_run_fills_the_tables_and_one_with_nothing_new_writes_nothing(s3: Sett
     before = versions(s3)
     assert refresh(make_s3_pipeline(s3)).tables == []
     assert versions(s3) == before
-    assert [c.summary for c in (check.run(make_s3_pipeline(s3)) for check in CHECKS) if not c.passed] == []
+    checked = [check.run(make_s3_pipeline(s3)) for check in CHECKS]
+    assert [found.summary for found in checked if not found.passed] == []
+    assert [found.counts["gold_read_by"] for found in checked if "gold_read_by" in found.counts] == ["delta-spark"]
 
 
 @pytest.mark.scenario
