@@ -5,7 +5,7 @@ of their assets, jobs, ops, sensors, schedules, pools and resources.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Self
@@ -34,7 +34,7 @@ class Graph:
     """
 
     source: SettingsSource
-    settings: Settings
+    settings: Settings = field(repr=False)
     keys: Keys
 
     @classmethod

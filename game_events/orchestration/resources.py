@@ -104,6 +104,11 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
             self._open, self._opened = make(self._opened), self._opened + 1
         return cast(Run, self._open)
 
+    def last(self, kind: type[Run]) -> Run:
+        """What the steps shared last, closed or not."""
+        assert isinstance(self._open, kind), f"no step has shared a {kind.__name__}"  # noqa: S101 - a mistake in a job
+        return self._open
+
     def pipeline(self, run_id: str) -> Pipeline:
         """The parts of the pipeline for one step; Spark starts when the first of them needs it."""
         self.spark.renew_if_lost()

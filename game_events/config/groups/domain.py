@@ -37,7 +37,7 @@ class DomainSettings(BaseSettings):
 
     # --- checks on tables (docs/observability.md)
     freshness_s: int = Field(
-        93_600, ge=0, description="maximum age of bronze's last commit of records, in seconds; `0`: not checked"
+        93_600, ge=0, le=315_360_000, description="maximum age of bronze's last commit of records, in seconds; `0`: not checked"
     )
 
     # --- data quality (docs/quality.md)

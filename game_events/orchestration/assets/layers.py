@@ -103,9 +103,9 @@ def _freshness(settings: Settings) -> dg.FreshnessPolicy | None:
     The check `fresh` says more (the topic tells whether producers are silent or the pipeline is late); the policy is on the
     asset's page and evaluated by Dagster's daemon.
     """
-    if not settings.freshness_s:
+    if settings.freshness_s < SHORTEST_WINDOW_S:
         return None
-    fail = timedelta(seconds=max(settings.freshness_s, SHORTEST_WINDOW_S))
+    fail = timedelta(seconds=settings.freshness_s)
     warn = fail / 2 if fail / 2 >= timedelta(seconds=SHORTEST_WINDOW_S) else None
     return dg.FreshnessPolicy.time_window(fail_window=fail, warn_window=warn)
 

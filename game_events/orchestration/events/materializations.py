@@ -24,9 +24,9 @@ def add_games(instance: dg.DagsterInstance, report: RunResult, keys: Keys = DEFA
 
 
 def report_events(
-    context: dg.OpExecutionContext | dg.AssetExecutionContext, report: RunResult, keys: Keys = DEFAULT
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, report: RunResult, keys: Keys = DEFAULT, *, every: bool = False
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
-    """What a whole run did, for the assets and partitions that changed and no others (of very many: `budget`).
+    """What a whole run did, for the assets and partitions that changed and no others (of very many: `budget`, unless `every`).
 
     An op has to yield these: what it logs instead (`log_event`) is kept back until it ends, and lost if it fails.
     """
@@ -36,7 +36,7 @@ def report_events(
     for notice in report.notices:
         context.log.warning(notice)
     changed = [entry for entry in report.tables if entry.error is None]
-    chosen = with_event(context.instance, changed, keys)
+    chosen = changed if every else with_event(context.instance, changed, keys)
     # An asset's page shows what its newest event has.
     newest = {entry.layer: entry for entry in chosen}
     for entry in chosen:

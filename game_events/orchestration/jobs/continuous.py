@@ -211,7 +211,7 @@ def _due_events(
     if report is None:
         return
     try:
-        events: list[OpEvent] = [*report_events(context, report, keys), *rule_evaluations(report, keys)]
+        events: list[OpEvent] = [*report_events(context, report, keys, every=True), *rule_evaluations(report, keys)]
     except BaseException:  # an interrupt among others: it is in the run's last events
         throttle.give_back(report)
         raise

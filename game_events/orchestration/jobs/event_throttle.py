@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from game_events.lakehouse.tables import BRONZE
+from game_events.orchestration.events.budget import EVENTS
 from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.reporting.tables import TableReport
 
 #: Seconds between two events of one table, and, of many games' tables, by their number.
 EVENT_S, EVENT_S_BY_GAME = 60.0, 7.0
 #: Events handed out at a time: with very many games each has to wait longer, and Dagster's storage keeps up.
-EVENTS_AT_ONCE = 200
+EVENTS_AT_ONCE = EVENTS
 
 
 class EventThrottle:

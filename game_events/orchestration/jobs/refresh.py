@@ -4,12 +4,13 @@ Not a job of the assets themselves: a job with partitioned assets cannot be star
 partitions, and its options could be no one form (decision 25).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import dagster as dg
 
+from game_events.errors import ConfigurationError
 from game_events.extending import GoldAggregate
 from game_events.orchestration.checks.whole_run import changes, whole_run
 from game_events.orchestration.dagster_private import UnresolvedAssetJobDefinition
@@ -24,14 +25,17 @@ from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import OWN_GOLD, TriggeredRun
 
-JOB, PLAN = "refresh", "plan"
-#: Step -> its op and pool.
+JOB, PLAN, REPORTING = "refresh", "plan", "report"
+#: All steps wait for the same pool, as the jobs do that repair and maintain the tables: a run waits in the queue, where it can
+#: be canceled, and seldom between two steps.
+POOL = "bronze"
+#: Step -> its op.
 STEPS = {
-    "bronze": ("refresh_bronze", "bronze"),
-    "silver": ("refresh_silver", "silver"),
-    "gold": ("refresh_gold", "gold"),
-    "unified": ("refresh_unified", "gold"),
-    OWN_GOLD: ("refresh_own_aggregates", "gold"),
+    "bronze": "refresh_bronze",
+    "silver": "refresh_silver",
+    "gold": "refresh_gold",
+    "unified": "refresh_unified",
+    OWN_GOLD: "refresh_own_aggregates",
 }
 DESCRIPTIONS = {
     "bronze": "Reads the topic up to the offsets seen now.",
@@ -43,18 +47,32 @@ DESCRIPTIONS = {
 
 
 class SharedRun:
-    """What the steps of a run share: its report, its selection, and its entry in the event log, written once at its end."""
+    """What the steps of a run share: its report, its selection, and its entry in the event log, written once at its end.
+
+    A step that is retried goes on with the same report.
+    """
 
     def __init__(self, pipeline: Pipeline, config: RunConfig, attempt: int) -> None:
         """Begin the entry.
 
         Raises:
-            ConfigurationError: the selection names what there is not.
+            ConfigurationError: the selection names what there is not; the entry has the error.
         """
-        self.work = TriggeredRun(pipeline, RunReport(), config.selection(pipeline), config.ignore_intervals)
         self.closed = False
-        self._entry = ExitStack()
-        self._entry.enter_context(recorded(pipeline, self.work.report, JOB, attempt))
+        self._done: set[str] = set()
+        self._entry, report = ExitStack(), RunReport()
+        self._entry.enter_context(recorded(pipeline, report, JOB, attempt))
+        try:
+            self.work = TriggeredRun(pipeline, report, config.selection(pipeline), config.ignore_intervals)
+        except BaseException as error:
+            self.close(error)
+            raise
+
+    def execute(self, name: str) -> None:
+        """Execute a step, unless this run has."""
+        if name not in self._done:
+            self.work.steps[name]()
+            self._done.add(name)
 
     def close(self, error: BaseException | None = None) -> None:
         """Write the entry."""
@@ -96,7 +114,7 @@ def build_layers(graph: Graph, own: Iterable[GoldAggregate]) -> UnresolvedAssetJ
 
 
 def _plan(graph: Graph) -> dg.OpDefinition:
-    @graph.op(PLAN, "Checks the options of the run; by default everything is brought up to date.", None)
+    @graph.op(PLAN, "Checks the options of the run; by default everything is brought up to date.", POOL)
     def plan(context: dg.OpExecutionContext, config: RunConfig) -> Iterator[OpEvent]:
         if config.full_refresh:
             context.instance.add_run_tags(context.run_id, {ROW_CHANGING_TAG: "true"})
@@ -109,41 +127,67 @@ def _plan(graph: Graph) -> dg.OpDefinition:
 
 
 def _step(graph: Graph, name: str) -> dg.OpDefinition:
-    op, pool = STEPS[name]
-
-    @graph.op(op, DESCRIPTIONS[name], pool, after=True)
+    @graph.op(STEPS[name], DESCRIPTIONS[name], POOL, after=True)
     def step(context: dg.OpExecutionContext) -> Iterator[OpEvent]:
-        with errors_decide(context, graph.lakehouse(context).source.read()):
-            run = _shared(context, graph)
-            try:
-                run.work.steps[name]()
-            except BaseException as error:
-                run.close(error)
-                if isinstance(error, Exception):
-                    # What was committed before the error stays, so it is reported; a retry reports only what it adds.
-                    yield from changes(context, run.work.report, graph.keys)
-                raise
+        yield from _execute(context, graph, lambda run: run.execute(name))
         yield dg.Output(None)
 
     return step
 
 
 def _end(graph: Graph) -> dg.OpDefinition:
-    @graph.op("report", "Makes the checks of a run, and logs what it changed.", None, after=True)
+    @graph.op(REPORTING, "Makes the checks of a run, and logs what it changed.", None, after=True)
     def report(context: dg.OpExecutionContext) -> Iterator[OpEvent]:
-        with errors_decide(context, graph.lakehouse(context).source.read()):
-            run = _shared(context, graph)
+        def finish(run: SharedRun) -> None:
+            # Where a run is executed again from its last step on: what failed alone is not done yet.
+            for name in STEPS:
+                run.execute(name)
             check_after_run(run.work.pipeline, run.work.report)
             run.close()
-            # All at once: automation must not find half of a run's events.
-            yield from whole_run(context, run.work.report, graph.keys)
+
+        yield from _execute(context, graph, finish)
+        # All at once: automation must not find half of a run's events.
+        yield from whole_run(context, graph.lakehouse(context).last(SharedRun).work.report, graph.keys)
 
     return report
 
 
+def _execute(context: dg.OpExecutionContext, graph: Graph, work: Callable[[SharedRun], None]) -> Iterator[OpEvent]:
+    """One step. An error that is retried leaves the run open; any other ends it with the events of what was committed.
+
+    Raises:
+        RetryRequested, Failure, DagsterExecutionInterruptedError: as `errors_decide`.
+    """
+    cause: BaseException | None = None
+    run: SharedRun | None = None
+    try:
+        with errors_decide(context, graph.lakehouse(context).source.read()):
+            run = _shared(context, graph)
+            try:
+                work(run)
+            except BaseException as error:
+                cause = error
+                raise
+    except dg.RetryRequested:
+        raise
+    except BaseException as error:
+        if run is not None and not run.closed:
+            run.close(cause or error)
+        if run is not None and isinstance(error, Exception):
+            yield from changes(context, run.work.report, graph.keys)
+        raise
+
+
 def _shared(context: dg.OpExecutionContext, graph: Graph) -> SharedRun:
-    """What the steps share; its options are those of the first step, also where a run is executed again from a later one."""
+    """What the steps share; its options are those of the first step, also where a run is executed again from a later one.
+
+    Raises:
+        ConfigurationError: single steps were chosen, without the last one, which logs what they did.
+    """
     lakehouse = graph.lakehouse(context)
+    chosen = context.run.step_keys_to_execute or context.run.resolved_op_selection
+    if chosen and graph.keys.named(REPORTING) not in chosen:
+        raise ConfigurationError(f"the step `{graph.keys.named(REPORTING)}` logs what the others did: choose it, too")
     run_config: dict[str, Any] = dict(context.run.run_config)
     options = run_config.get("ops", {}).get(graph.keys.named(PLAN), {}).get("config", {})
     return lakehouse.shared(lambda attempt: SharedRun(lakehouse.pipeline(context.run_id), RunConfig(**options), attempt))

@@ -64,7 +64,7 @@ def is_gone(tag: str | None) -> bool:
     found = _TAG.fullmatch(tag or "")
     if found is None or found["host"] != socket.gethostname():
         return False
-    if found["boot"] and found["boot"] != _boot():
+    if found["boot"] and _boot() and found["boot"] != _boot():
         return True  # the machine was restarted since
     if found["namespace"] and found["namespace"] != _namespace():
         return False

@@ -32,9 +32,9 @@ ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CA
 def drop_old_runs(instance: DagsterInstance, own: OwnRuns, keep_h: float, checks: Collection[AssetCheckKey] = ()) -> int:
     """Delete own runs that ended more than `keep_h` hours ago (0: none), their events and their output, the oldest first.
 
-    Guarantee: no run of another lakehouse, code location or team is deleted; the newest materialization, observation and check
-    evaluation (of `checks`) of each asset and partition stays, and the newest run of each job. Once no old run was found that
-    could be deleted, the next search is an hour later.
+    Guarantee: no run of another lakehouse, code location or team is deleted; the newest materialization of each asset and
+    partition stays, the newest evaluation of each check (of `checks`), and the newest run of each job. Once no old run was
+    found that could be deleted, the next search is an hour later.
 
     Returns:
         how many were deleted, `AT_ONCE` at most.
@@ -86,12 +86,13 @@ def _old_runs(instance: DagsterInstance, own: OwnRuns, before: datetime) -> Iter
 
 
 def _with_newest_events(instance: DagsterInstance, checks: Collection[AssetCheckKey]) -> set[str]:
-    """Runs with the newest materialization of an asset or a partition, observation of an asset, or evaluation of a check."""
+    """Runs with the newest materialization of an asset or a partition, or evaluation of a check."""
     storage = instance.event_log_storage
     found = {record.run_id for record in storage.get_latest_asset_check_execution_by_key(list(checks)).values()}
     for record in instance.get_asset_records():
-        newest = (record.asset_entry.last_materialization_record, record.asset_entry.last_observation_record)
-        found.update(event.run_id for event in newest if event is not None)
+        newest = record.asset_entry.last_materialization_record
+        if newest is not None:
+            found.add(newest.run_id)
         key = record.asset_entry.asset_key
         ids = list(storage.get_latest_storage_id_by_partition(key, DagsterEventType.ASSET_MATERIALIZATION).values())
         for start in range(0, len(ids), IDS_AT_ONCE):

@@ -41,7 +41,7 @@ def sensor(
             minimum_interval_seconds=interval_s,
             default_status=graph.sensor_status,
         )
-        return decorate(masked(evaluate))  # type: ignore[arg-type]
+        return decorate(masked(evaluate, graph.source.given))  # type: ignore[arg-type]
 
     return sensor_of
 
@@ -52,7 +52,7 @@ def own_runs(context: dg.SensorEvaluationContext, settings: Settings) -> OwnRuns
     return OwnRuns.of(settings, None if location is None else f"{context.repository_name}@{location.location_name}")
 
 
-def masked(evaluate: Evaluate[Result]) -> Evaluate[Result]:
+def masked(evaluate: Evaluate[Result], given: Settings | None = None) -> Evaluate[Result]:
     """Skip a sensor's tick where settings, a table or a server cannot be read; mask secrets in its reasons and errors.
 
     Raises:
@@ -66,12 +66,12 @@ def masked(evaluate: Evaluate[Result]) -> Evaluate[Result]:
         except (GameEventsError, DeltaError, OSError) as error:
             said = cast(Result, dg.SkipReason(str(error)))
         except Exception as error:
-            text = masked_traceback(error, settings_to_mask())
+            text = masked_traceback(error, given or settings_to_mask())
             if text is None:
                 raise
             raise GameEventsError(text) from None
         if isinstance(said, dg.SkipReason) and said.skip_message is not None:
-            return cast(Result, dg.SkipReason(mask(said.skip_message, settings_to_mask())))
+            return cast(Result, dg.SkipReason(mask(said.skip_message, given or settings_to_mask())))
         return said
 
     return without_secrets

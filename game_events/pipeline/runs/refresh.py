@@ -1,7 +1,7 @@
 """One run over all layers, or over selected ones, for Dagster's jobs and assets and the command line."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.sql import functions as F
 
@@ -55,7 +55,7 @@ def refresh(
     return run.report
 
 
-@dataclass(frozen=True)
+@dataclass
 class TriggeredRun:
     """A run in triggered mode, step by step: each one finds in the tables what is left to do, whatever was done before it.
 
@@ -66,6 +66,8 @@ class TriggeredRun:
     report: RunReport
     selection: Selection = EVERYTHING
     ignore_intervals: bool = False
+    #: The step of bronze has checked bronze and quarantine, just now.
+    _loaded: bool = field(default=False, init=False)
 
     @property
     def steps(self) -> Mapping[str, Callable[[], None]]:
@@ -89,6 +91,7 @@ class TriggeredRun:
             replace_bronze(self.pipeline, self.report)
         if Layer.BRONZE in chosen.update:
             load_bronze(self.pipeline, self.report)
+            self._loaded = True
             replay_what_became_known(self.pipeline, self.report)
 
     def silver(self) -> None:
@@ -98,7 +101,8 @@ class TriggeredRun:
         if Layer.SILVER in full and not (Layer.BRONZE in full and full[Layer.SILVER] is None):
             refresh_silver(self.pipeline, self.report, full[Layer.SILVER], full=True)
         if Layer.SILVER in update:
-            refresh_silver(self.pipeline, self.report, update[Layer.SILVER], just_loaded=self.selection == EVERYTHING)
+            just_loaded, self._loaded = self._loaded, False
+            refresh_silver(self.pipeline, self.report, update[Layer.SILVER], just_loaded=just_loaded)
             if update[Layer.SILVER] is None:
                 self.report.visible(Layer.SILVER)
 
