@@ -9,12 +9,14 @@ from dagster import DagsterRunStatus
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.orchestration import resources
+from game_events.orchestration.checks.tables import earlier_result
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.continuous import row_changing_run, run_under_way
-from game_events.orchestration.keys import JOB
+from game_events.orchestration.keys import JOB, SILVER_KEY
 from game_events.orchestration.runs.own_runs import LAKEHOUSE_TAG, REPOSITORY_TAG, OwnRuns
 from game_events.orchestration.sensors.continuous_mode import decide, past_runs
 from game_events.orchestration.sensors.kafka_lag import writer_of_bronze
+from game_events.orchestration.sensors.ticks import sensor
 
 DEV = {"prefix": "dev_"}
 
@@ -105,3 +107,27 @@ def test_sparks_context_is_that_of_the_session_with_the_projects_settings(monkey
     session = SimpleNamespace(sparkContext=object())
     monkeypatch.setattr(resources, "new_session", lambda *_: session)
     assert resources.SparkResource().spark_context is session.sparkContext
+
+
+def test_secrets_of_settings_that_were_given_are_masked_in_what_a_sensor_says(settings, instance):
+    given = load_settings(lakehouse=settings.lakehouse, schema_registry_password="hunter2-planted")  # noqa: S106
+
+    @sensor(Graph.of(given), "talkative", "Says what it should not.", 30)
+    def talkative(_context):
+        return dg.SkipReason("login with hunter2-planted failed")
+
+    assert "planted" not in talkative(dg.build_sensor_context(instance)).skip_message
+    assert "planted" not in repr(Graph.of(given))
+
+
+def test_a_check_that_a_run_by_hand_leaves_out_keeps_its_newest_result(instance):
+    """Without one, a failed check would no longer hold back what comes after it."""
+    key = dg.AssetCheckKey(SILVER_KEY, "rows_conserved")
+    assert list(earlier_result(instance, key)) == []
+    for passed in (True, False):
+        found = dg.AssetCheckEvaluation(asset_key=key.asset_key, check_name=key.name, passed=passed, metadata={"rows": 3})
+        instance.report_runless_asset_event(found)
+    (kept,) = earlier_result(instance, key)
+    assert not kept.passed
+    assert kept.metadata["covers"] == "what an earlier run has checked"
+    assert kept.metadata["rows"].value == 3
