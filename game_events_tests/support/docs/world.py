@@ -102,7 +102,9 @@ class Reader:
         said = StringIO()
         with self._here(), redirect_stdout(said), redirect_stderr(said):
             # Lines of its own file are shown in the traceback of what goes wrong.
-            exec(compile("\n" * block.line + block.text, f"docs/{block.page}", "exec"), self._names)  # noqa: S102
+            # It is a module of its own: this one's `annotations` are not its.
+            code = compile("\n" * block.line + block.text, f"docs/{block.page}", "exec", dont_inherit=True)
+            exec(code, self._names)  # noqa: S102
         self._said = said.getvalue()
 
     def _sql(self, block: Block) -> None:
