@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.wire_format import MAX_INDEXES, SchemaRef, parse_indexes, payloads, split
+from game_events.decoding.core.wire_format import ID_HEADER, MAX_INDEXES, SchemaRef, parse_indexes, payloads, split
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.examples import examples
 
@@ -236,3 +236,14 @@ def test_any_bytes_are_read_as_the_wire_format_says_and_each_row_once(values, sk
 def test_a_schema_is_stored_by_its_id_or_its_guid_and_read_back_from_them(schema_id, stored):
     assert tuple(SchemaRef.of(schema_id)) == stored
     assert SchemaRef(*stored).schema_id == schema_id
+
+
+def test_of_several_schema_headers_the_last_one_counts():
+    def header(schema_id):
+        return {"key": ID_HEADER, "value": bytes([0, 0, 0, 0, schema_id, 0])}
+
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    headers = pa.array([[header(1), {"key": "other", "value": b""}, header(2)], [header(3)], [header(4), header(1)]], kind)
+    groups, bad = split(pa.array([b"x", b"y", b"z"]), headers)
+    assert bad == []
+    assert sorted((g.schema_id, g.rows.tolist()) for g in groups) == [(1, [2]), (2, [0]), (3, [1])]

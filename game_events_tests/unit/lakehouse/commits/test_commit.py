@@ -315,3 +315,20 @@ def test_an_unknown_outcome_keeps_the_files(table, monkeypatch):
         commit(late)
     assert not isinstance(caught.value, ConflictError)
     assert {f.path for f in late.files} <= data_files(table)
+
+
+def test_a_txn_that_was_to_be_new_is_compared_as_well(table):
+    commit(plan(table, [0], None, 5))
+    with pytest.raises(ConflictError, match="moved txn from None to 5"):
+        commit(plan(table, [1], None, 6))
+    assert numbers(table) == [0]
+    assert_nothing_left_over(table)
+
+
+def test_a_restore_right_behind_the_planned_version_is_a_conflict(table):
+    commit(plan(table, [0], None, 1))
+    commit(plan(table, [1], 1, 2))
+    late = plan(table, [2], 2, 3, seen=1)
+    table.open().restore(0)
+    with pytest.raises(ConflictError, match="restored since version 1"):
+        commit(late)

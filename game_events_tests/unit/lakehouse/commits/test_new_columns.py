@@ -200,3 +200,21 @@ def test_a_table_that_is_replaced_may_get_other_columns_and_types_in_the_same_co
         commit(late)
     assert rows(table) == [("a", 7)]
     assert len(data_files(table)) == 2, "of the two versions, and none of the loser's"
+
+
+def test_keys_of_maps_are_compared(table):
+    def of(key):
+        return pa.schema([("m", pa.map_(key, pa.string()))])
+
+    commit(plan(table, None, None, 1, schema=of(pa.string()), files=[]))
+    assert changed_types(table.open(), of(pa.string())) == []
+    assert len(changed_types(table.open(), of(pa.int64()))) == 1
+
+
+def test_a_table_that_is_replaced_by_rows_with_fewer_columns_has_these_alone(table):
+    commit(plan(table, [1, 2], None, 1))
+    fewer = pa.schema([SCHEMA.field("n")])
+    files = staged_numbers(table, [7], fewer)
+    commit(plan(table, None, 1, 2, schema=fewer, files=files, replace=True, reshape=True))
+    assert pa.schema(table.open().schema()).names == ["n"]
+    assert numbers(table) == [7]

@@ -67,6 +67,27 @@ def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine
     assert not list(Path(pipeline.lakehouse.root).rglob("*.parquet"))
 
 
+@pytest.mark.parametrize(
+    ("meanwhile", "says"),
+    [({Txn.ERASURES: 1}, "moved erasures from None to 1"), ({Txn.BATCH: 1}, "moved batch from 0 to 1")],
+    ids=["an erasure", "a replay"],
+)
+def test_a_slice_without_undecodable_records_that_was_staged_before_bronze_changed_does_not_land(
+    pipeline, monkeypatch, meanwhile, says
+):
+    handle = advance(pipeline.bronze, batch=0)
+
+    def stage(*_):
+        advance(pipeline.bronze, **meanwhile)
+        return StageResult(staged_file(pipeline.bronze, OWN_COLUMNS), [], set(), set(), Counter())
+
+    monkeypatch.setattr(bronze_module, "stage_micro_batch", stage)
+    now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(splits(TOPIC, ID, {0: 0}), splits(TOPIC, ID, {0: 2}))
+    with pytest.raises(ConflictError, match=f"a concurrent run {says}"):
+        bronze_module._commit_micro_batch(pipeline, handle, None, OffsetPlan(now, {}, now.latest, part), part, RunReport())
+    assert not list(Path(pipeline.lakehouse.root).rglob("*.parquet"))
+
+
 def test_a_list_of_whom_to_keep_out_that_is_gone_lets_nobody_back_in(pipeline):
     handle = advance(pipeline.bronze, batch=0)
     assert suppression(pipeline, handle) is None

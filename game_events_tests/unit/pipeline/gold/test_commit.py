@@ -6,10 +6,17 @@ import pyarrow as pa
 import pytest
 
 from game_events.lakehouse.commits.restores import restored
+from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.data.snapshot import BATCH_INFO
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.fanout.worker import FanOutResult
+from game_events.pipeline.gold import refresh as refreshing
 from game_events.pipeline.gold.commit import commit_plans
 from game_events.pipeline.gold.execute import GAME, Staged
 from game_events.pipeline.quality.expressions import RuleColumns
+from game_events.pipeline.reporting.report import RunReport
+from game_events_tests.support.tables import put
+from game_events_tests.support.worlds.gold import TIME
 
 
 def nothing_staged(columns):
@@ -31,3 +38,25 @@ def test_a_plan_without_new_rows_is_made_again_if_gold_was_restored_meanwhile(go
     assert (outcome.again, set(outcome.landed)) == (({"uno"}, set()) if meanwhile else (set(), {"uno"}))
     assert restored(handle) is meanwhile, "the next plan is a full one"
     assert handle.to_pyarrow_table().num_rows == (1 if meanwhile else 2), "a game without new rows keeps its files"
+
+
+def test_a_plan_from_rows_of_silver_that_were_replaced_does_not_come_last(gold_world):
+    gold_world.silver("uno", 1)
+    gold_world.gold("uno", 1)
+    gold_world.silver("uno", 2)
+    late, _ = gold_world.plans("uno")
+    rows = {"gamer_id": ["b"], "event_timestamp": pa.array([0], TIME), "_batch": [2]}
+    silver, app = gold_world.pipeline.lakehouse.silver("uno"), gold_world.bronze.app
+    put(silver, rows, advance={app: 2, Txn.INCARNATION: 1}, info={BATCH_INFO: "2"})
+    newer, _ = gold_world.plans("uno")
+    staged = nothing_staged([("gamer_id", pa.string())])
+    assert set(commit_plans(gold_world.run(), newer, staged).landed) == {"uno"}
+    assert commit_plans(gold_world.run(), late, staged).again == {"uno"}
+
+
+def test_a_gold_table_that_is_replaced_is_noted_for_the_unified_table(gold_world, monkeypatch):
+    gold_world.silver("uno", 1)
+    gold_world.gold("uno", 1)
+    monkeypatch.setattr(refreshing, "execute", lambda *_: nothing_staged([("gamer_id", pa.string())]))
+    refreshing.refresh_gold(gold_world.pipeline, RunReport(), frozenset({"uno"}), full=True)
+    assert gold_world.pipeline.progress.read(gold_world.bronze.key).failed_in(Layer.UNIFIED) == {"uno"}

@@ -43,3 +43,13 @@ def test_a_game_that_cannot_be_aggregated_fails_alone(gold_world):
     found, failed = gold_world.plans("bare", "uno")
     assert list(found) == ["uno"]
     assert failed["bare"].startswith("silver has no column 'gamer_id', 'event_timestamp'")
+
+
+def test_a_restored_gold_table_is_aggregated_from_all_rows(gold_world):
+    for batch in (1, 2):
+        gold_world.silver("uno", batch)
+        gold_world.gold("uno", batch)
+    assert gold_world.plans("uno") == ({}, {})
+    gold_world.pipeline.lakehouse.gold("uno").open().restore(0)
+    found, _ = gold_world.plans("uno")
+    assert [(plan.full, plan.above, plan.old.files) for plan in found.values()] == [(True, 0, [])]

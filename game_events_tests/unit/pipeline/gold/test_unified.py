@@ -159,3 +159,11 @@ def test_rows_that_are_erased_from_the_table_itself_leave_their_game_in_its_part
     world.gold("rummy", {"b": 3})
     world.refresh()
     assert world.shown() == {"rummy": {"b": 3}}
+
+
+def test_of_two_runs_that_bring_the_same_new_game_one_compares_again(world, monkeypatch):
+    world.refresh()
+    world.gold("uno", {"c": 1})
+    at_point(monkeypatch, "unified_staged", world.refresh)
+    assert world.refresh().errors == []
+    assert world.shown() == {"rummy": {"a": 1, "b": 2}, "0123": {"a": 3}, "uno": {"c": 1}}

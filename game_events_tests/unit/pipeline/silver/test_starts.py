@@ -1,0 +1,62 @@
+"""Where a game's silver table goes on from: by the watermark of all games, or by its own progress."""
+
+from __future__ import annotations
+
+import pytest
+
+from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.system_tables.progress import Progress
+from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
+from game_events.pipeline.silver.rejections import next_incarnation
+from game_events.pipeline.silver.stage import Start
+from game_events.pipeline.silver.starts import is_at_watermark
+from game_events_tests.support.pipelines import without_spark
+
+NO_DECISIONS = Decisions(None, None, "b")
+
+
+class Counted:
+    """A table with one value of each `txn`."""
+
+    def __init__(self, value=None):
+        self.value = value
+
+    def transaction_version(self, _):
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("known", "refused", "taken", "expected"),
+    [
+        (3, 0, 3, True),
+        (3, 0, 5, True),
+        (3, 0, 6, False),  # ahead: a crash, a concurrent run
+        (4, 0, 3, False),  # rows are missing below the watermark
+        (3, 4, 3, False),  # it was not allowed for a time
+        (3, 3, 3, True),
+    ],
+)
+def test_a_table_is_at_the_watermark_if_it_lacks_no_row_below_it_and_has_none_above(known, refused, taken, expected):
+    state = Progress("b", floors={Layer.SILVER: 5}, games={"uno": known}, unrouted_batch=refused)
+    assert is_at_watermark(state, NO_DECISIONS, "uno", Start(Counted(), taken, taken)) is expected
+
+
+def test_quarantines_decision_on_rows_that_silver_lacks_holds():
+    state = Progress("b", floors={Layer.SILVER: 5}, games={"uno": 5})
+    assert is_at_watermark(state, NO_DECISIONS, "uno", Start(Counted(), 5, 5, decided=5))
+    assert not is_at_watermark(state, NO_DECISIONS, "uno", Start(Counted(), 5, 5, decided=6))
+
+
+def test_a_game_without_rejected_rows_is_decided_too(tmp_path):
+    pipeline = without_spark(tmp_path)
+    decide(pipeline, Decisions.read(pipeline, "b"), {"uno": RejectionDecision(2)})
+    now = Decisions.read(pipeline, "b")
+    assert (now.in_force, now.batch("uno")) == (True, 2)
+    assert decide(pipeline, now, {"uno": RejectionDecision(2)}).landed is None, "nothing new"
+    decide(pipeline, now, {"uno": RejectionDecision(3)})
+    assert Decisions.read(pipeline, "b").batch("uno") == 3
+
+
+@pytest.mark.parametrize(("handle", "expected"), [(None, 0), (Counted(), 1), (Counted(3), 4)])
+def test_rows_that_replace_others_are_another_incarnation(handle, expected):
+    assert next_incarnation(NO_DECISIONS, "uno", Start(handle, None, 0, replace=True)) == expected
