@@ -101,9 +101,10 @@ def build_refresh(graph: Graph) -> dg.JobDefinition:
 def build_layers(graph: Graph, own: Iterable[GoldAggregate]) -> UnresolvedAssetJobDefinition:
     """The job of the layers' assets: for chosen games by hand; and Dagster shows with each asset what automates it.
 
-    Its runs make no checks of their own; `own`: aggregates that users defined.
+    Its runs make no checks of their own; `own`: aggregates that users defined. Those of some games only have other partitions,
+    and a job has one kind of them.
     """
-    keys = [*graph.keys.by_layer.values(), *(graph.keys.layer(aggregate.layer) for aggregate in own)]
+    keys = [*graph.keys.by_layer.values(), *(graph.keys.layer(one.layer) for one in own if not one.games)]
     return dg.define_asset_job(
         graph.keys.named("layers"),
         dg.AssetSelection.assets(*keys).without_checks(),

@@ -43,7 +43,9 @@ def test_its_page_opens_the_line_that_declares_it_and_an_edit_is_another_code_ve
 
 def test_one_of_some_games_has_these_as_its_partitions_and_is_made_from_their_silver(tmp_path):
     path = extension(tmp_path, DEVICES.replace("keys=", 'games=["spades", "rummy"], keys='))
-    node = build_defs(load_settings(extensions=(path,))).resolve_asset_graph().get(DEVICES_KEY)
+    definitions = build_defs(load_settings(extensions=(path,)))
+    dg.Definitions.validate_loadable(definitions)
+    node = definitions.resolve_asset_graph().get(DEVICES_KEY)
     assert node.partitions_def.get_partition_keys() == ["rummy", "spades"]
     assert node.partition_mappings[SILVER_KEY].partition_keys == ["rummy", "spades"]
     assert node.backfill_policy == dg.BackfillPolicy.single_run()
