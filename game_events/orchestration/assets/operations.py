@@ -23,7 +23,7 @@ def operations(graph: Graph, sources: Sequence[dg.AssetKey]) -> list[dg.AssetSpe
     if lakehouse is None:
         return []
     found = [
-        (event_log_table(lakehouse), [*graph.keys.by_layer.values()]),
+        (event_log_table(lakehouse), [graph.keys.unified]),
         (SchemaArchive(lakehouse).declaration, sources),
     ]
     if graph.settings.source == "files":

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import dagster as dg
 
 from game_events.config.settings import Settings
-from game_events.orchestration.checks.tables import check_result, earlier_result, is_materialized
+from game_events.orchestration.checks.tables import check_result, fails, is_materialized
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import COVERS, DEFAULT, Keys
 from game_events.pipeline.checks.rule_audit import audit_rules
@@ -50,12 +50,10 @@ def build_rule_checks(rules: Iterable[Rule], graph: Graph) -> list[dg.AssetCheck
 
     @dg.multi_asset_check(name=keys.named("rules"), specs=specs, can_subset=True, required_resource_keys={graph.resource})
     def rules_hold(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:
-        # A run that materializes the asset has counted the rows that it wrote, and said so: that is the newest result.
+        # A run that materializes the asset has counted the rows that it wrote, and said so; what fails is counted as a whole.
         asked = sorted(context.selected_asset_check_keys)
-        for key in asked:
-            if is_materialized(context.run, key.asset_key):
-                yield from earlier_result(context.instance, key)
-        chosen = [by_name[(k.asset_key, k.name)] for k in asked if not is_materialized(context.run, k.asset_key)]
+        asked = [key for key in asked if not is_materialized(context.run, key.asset_key) or fails(context.instance, key)]
+        chosen = [by_name[(key.asset_key, key.name)] for key in asked]
         if not chosen:
             return
         report = RunResult(rules=audit_rules(graph.lakehouse(context).pipeline(context.run.run_id), chosen))

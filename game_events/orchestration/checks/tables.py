@@ -1,7 +1,7 @@
 """Checks on the whole as Dagster asset checks.
 
 Run by themselves from the UI and by the job `checks`; the cheap ones by every run that changed something. Dagster makes an
-asset's checks in each run that materializes it by hand, too: these are the cheap ones there, and the others' newest results.
+asset's checks in each run that materializes it by hand, too: these are the cheap ones there, and others that fail.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,8 +53,10 @@ def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
     def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         by_hand = is_materialized(context.run, asset)
         if by_hand and (check.in_run is None or (check.all_games and has_partitions(context.run))):
-            yield from earlier_result(context.instance, spec.key)
-            return
+            # One that fails is made: else Dagster would take it for one that does not, and this run may have mended it.
+            if not fails(context.instance, spec.key):
+                return
+            by_hand = False
         with graph.lakehouse(context).recorded(context, f"check {check.name}", lineage=False) as (pipeline, report):
             found = check.made_in_run(pipeline) if by_hand else check.run(pipeline)
             report.add_checks(*filter(None, [found]))
@@ -64,11 +66,9 @@ def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
     return evaluate
 
 
-def earlier_result(instance: DagsterInstance, key: dg.AssetCheckKey) -> Iterator[dg.AssetCheckResult]:
-    """The newest result of a check that a run leaves out: else Dagster would take a check that fails for one that does not."""
-    found = history(instance, key)[-1:]
-    for evaluation in found:
-        yield check_result(evaluation.result, covers="what an earlier run has checked")
+def fails(instance: DagsterInstance, key: dg.AssetCheckKey) -> bool:
+    """Whether the newest result of a check is a failure."""
+    return any(not found.result.passed for found in history(instance, key)[-1:])
 
 
 def is_materialized(run: dg.DagsterRun, asset: dg.AssetKey) -> bool:
@@ -93,13 +93,13 @@ def check_evaluation(found: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckE
     )
 
 
-def check_result(found: dg.AssetCheckEvaluation, covers: str | None = None) -> dg.AssetCheckResult:
-    """An evaluation as the result of the check's own run; `covers`: what it covers, if that differs."""
+def check_result(found: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
+    """An evaluation as the result of the check's own run."""
     return dg.AssetCheckResult(
         passed=found.passed,
         asset_key=found.asset_key,
         check_name=found.check_name,
-        metadata={**found.metadata, COVERS: covers} if covers else found.metadata,
+        metadata=found.metadata,
         severity=found.severity,
         description=found.description,
     )

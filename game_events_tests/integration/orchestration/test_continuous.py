@@ -50,7 +50,8 @@ def launching(tmp_path, environment, monkeypatch):  # noqa: ARG001 - the run rea
     home = tmp_path / "launching"
     home.mkdir()
     config = yaml.safe_load((PROJECT / "dagster.yaml").read_text())
-    config["run_coordinator"]["class"] = "DefaultRunCoordinator"  # a queue needs the daemon
+    # A queue needs the daemon.
+    config["run_coordinator"] = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}
     (home / "dagster.yaml").write_text(yaml.safe_dump(config))
     with (
         DagsterInstance.from_config(str(home)) as instance,

@@ -56,7 +56,7 @@ def test_lineage_goes_from_topic_and_subject_over_bronze_and_silver_to_gold_and_
         SILVER_KEY: {BRONZE_KEY},
         GOLD_KEY: {SILVER_KEY},
         UNIFIED_KEY: {GOLD_KEY},
-        dg.AssetKey("event_log"): set(TABLES),
+        dg.AssetKey("event_log"): {UNIFIED_KEY},
         dg.AssetKey("schemas"): {TOPIC, SUBJECT},
         dg.AssetKey("status"): {UNIFIED_KEY},
     }

@@ -10,8 +10,9 @@ import dagster as dg
 import pytest
 
 from game_events.definitions import build_defs
+from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import BRONZE_KEY, GOLD_KEY, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY
-from game_events.orchestration.sensors.automation import automation
+from game_events.orchestration.sensors.automation import build_automation
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
@@ -39,7 +40,7 @@ def tick(instance, environment):  # noqa: ARG001 - the definitions read it
         if not found.total_requested:
             return None
         assert found.get_num_requested(UNIFIED_KEY) == found.total_requested == 1
-        result = runs.materialize(UNIFIED_KEY, tags=dict(automation.run_tags))
+        result = runs.materialize(UNIFIED_KEY, tags=dict(build_automation(Graph.of()).run_tags))
         assert result.success
         return logged(result)
 

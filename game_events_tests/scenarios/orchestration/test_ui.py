@@ -163,7 +163,7 @@ def test_a_refresh_has_a_bar_for_each_layer_and_each_asset_names_what_automates_
         page.get_by_text(step, exact=True).first.wait_for()
     picture(page, "run")
     page.open("/assets/silver_events?view=overview")
-    page.get_by_text("kafka_lag").first.wait_for()
+    page.get_by_text(re.compile(r"^\d sensors$")).first.wait_for()
     picture(page, "silver")
 
 

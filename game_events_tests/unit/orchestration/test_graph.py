@@ -9,7 +9,7 @@ from dagster import DagsterRunStatus
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.orchestration import resources
-from game_events.orchestration.checks.tables import earlier_result
+from game_events.orchestration.checks.tables import fails
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.continuous import row_changing_run, run_under_way
 from game_events.orchestration.keys import JOB, SILVER_KEY
@@ -120,14 +120,11 @@ def test_secrets_of_settings_that_were_given_are_masked_in_what_a_sensor_says(se
     assert "planted" not in repr(Graph.of(given))
 
 
-def test_a_check_that_a_run_by_hand_leaves_out_keeps_its_newest_result(instance):
-    """Without one, a failed check would no longer hold back what comes after it."""
+def test_a_check_that_fails_is_not_left_out_by_a_run_by_hand(instance):
+    """Without a result it would no longer hold back what comes after it."""
     key = dg.AssetCheckKey(SILVER_KEY, "rows_conserved")
-    assert list(earlier_result(instance, key)) == []
-    for passed in (True, False):
-        found = dg.AssetCheckEvaluation(asset_key=key.asset_key, check_name=key.name, passed=passed, metadata={"rows": 3})
+    assert not fails(instance, key), "it was never made"
+    for passed in (False, True, False):
+        found = dg.AssetCheckEvaluation(asset_key=key.asset_key, check_name=key.name, passed=passed)
         instance.report_runless_asset_event(found)
-    (kept,) = earlier_result(instance, key)
-    assert not kept.passed
-    assert kept.metadata["covers"].value == "what an earlier run has checked"
-    assert kept.metadata["rows"].value == 3
+        assert fails(instance, key) is not passed
