@@ -15,7 +15,7 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse.descriptions import comments_of, owners_of, tags_of
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.column_origins import ColumnOrigin, origins
-from game_events.pipeline.schemas.history import SchemaHistory
+from game_events.pipeline.schemas.history import NOTHING, SchemaHistory
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.factory import subjects
 
@@ -118,7 +118,7 @@ def diff(
         declared = " -> ".join(filter(None, (change.before, change.after)))
         output.say(f"  {change.kind}: {name} ({declared}): {change.effect}")
     if not changes and earlier != later:
-        output.say("  nothing changed in fields or enums")
+        output.say(f"  {NOTHING}")
     left_out = history.left_out(earlier, later)
     if left_out:
         output.say(left_out)

@@ -68,14 +68,20 @@ def dagster_file(name: str) -> Path:
 def share_dagster_home(settings: Settings) -> None:
     """Make Dagster's folder and name it in `.env`, so that `dagster dev` and `dg dev` in this folder use the same one.
 
-    No line is written if `.env` has one, or if the environment names the folder or the state folder.
+    No line is written if `.env` has one, or if the environment names the folder or the state folder; a file that cannot be
+    written is a warning.
     """
     home = dagster_home(settings)
     if VARIABLE in os.environ or VARIABLE in dotenv_values(ENV_FILE) or _state_dir_in_environment():
         return
-    before = ENV_FILE.read_text() if ENV_FILE.exists() else ""
-    with ENV_FILE.open("a") as file:
-        file.write(("" if before.endswith("\n") or not before else "\n") + f"{VARIABLE}={shlex.quote(str(home))}\n")
+    line = f"{VARIABLE}={shlex.quote(str(home))}"
+    try:
+        before = ENV_FILE.read_text() if ENV_FILE.exists() else ""
+        with ENV_FILE.open("a") as file:
+            file.write(("" if before.endswith("\n") or not before else "\n") + f"{line}\n")
+    except OSError as error:
+        # Only Dagster's own commands need the line.
+        _log.warning("%s cannot be written (%s): set %s for `dagster dev`", ENV_FILE.resolve(), error.strerror, line)
 
 
 def _below_state(settings: Settings) -> Path:

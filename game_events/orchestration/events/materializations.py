@@ -10,6 +10,9 @@ from game_events.orchestration.keys import DEFAULT, REPORT, Keys
 from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.reporting.tables import TableReport
 
+#: Games that a message names.
+NAMED = 20
+
 AssetEvent = dg.MaterializeResult[None] | dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 
 
@@ -67,6 +70,10 @@ def partition_events(
     found = [t for t in (*changed, *unchanged) if t is not None]
     done = {t.game: table_metadata(t, report, keys) for t in found if t.game is not None}
     failed = [t for t in report.of(layer) if t.error is not None]
+    absent = set(context.partition_keys) - done.keys() - {t.game for t in failed}
+    if absent:
+        context.log.warning(f"no table, as no rows of it are there: {', '.join(sorted(absent)[:NAMED])}")
+        done |= dict.fromkeys(absent, {"dagster/row_count": 0, "note": "no table: no rows of it are there"})
     if not failed:
         for game, metadata in done.items():
             context.add_asset_metadata(metadata, key, partition_key=game)

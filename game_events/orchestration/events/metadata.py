@@ -13,6 +13,9 @@ from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.reporting.tables import TableReport
 from game_events.sources.core.source import Split
 
+#: Reasons, or rules, with a plot of their own.
+PLOTTED = 5
+
 
 def table_metadata(entry: TableReport, report: RunResult, keys: Keys = DEFAULT, *, whole: bool = True) -> dict[str, Any]:
     """Metadata of one table's materialization: Dagster's standard keys, then this pipeline's own.
@@ -36,12 +39,14 @@ def table_metadata(entry: TableReport, report: RunResult, keys: Keys = DEFAULT, 
         metadata["new_columns"] = ", ".join(entry.new_columns)
     if entry.violations is not None:
         metadata["violations"] = dict(entry.violations)
+        metadata |= _plotted("violations", entry.violations)
         if entry.layer == "silver":
             metadata |= {"rows_dropped": entry.dropped, "rows_quarantined": entry.quarantined}
     if entry.layer == "bronze":
         metadata |= read_metadata(report)
     if entry.layer == "quarantine":
         metadata["reasons"] = dict(report.rejected)
+        metadata |= _plotted("rejected", report.rejected)
         metadata["rejected_rows"] = sum(report.rejected.values())
     for f in fields(report):
         asset, value = f.metadata["asset"], getattr(report, f.name)
@@ -52,6 +57,12 @@ def table_metadata(entry: TableReport, report: RunResult, keys: Keys = DEFAULT, 
         metadata["layer_seconds"] = round(seconds, 3)
         metadata["layer_rows_per_second"] = round(report.rows(entry.layer) / seconds, 1) if seconds else None
     return {key: value for key, value in metadata.items() if value is not None}
+
+
+def _plotted(name: str, counts: Mapping[str, int]) -> Mapping[str, int]:
+    """The largest counts as numbers of their own: Dagster plots numbers, and shows mappings as text."""
+    most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:PLOTTED]
+    return {f"{name}_{key}": count for key, count in most}
 
 
 def read_metadata(report: RunResult) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 
@@ -14,7 +14,7 @@ from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import schema_key
 from game_events.orchestration.runs.tags import REASON, unused_run_key
 from game_events.orchestration.sensors.ticks import Jobs, sensor
-from game_events.pipeline.schemas.history import SchemaHistory, as_markdown
+from game_events.pipeline.schemas.history import SchemaHistory, as_line, as_markdown
 from game_events.schema_registry import SchemaRegistry, SubjectVersion
 from game_events.sources.factory import subjects
 
@@ -38,18 +38,28 @@ def read_cursor(cursor: str | None, subjects: Sequence[str]) -> Cursor:
     return {name: {int(number): i for number, i in versions.items()} for name, versions in found.items()}
 
 
-def changes_by_version(history: SchemaHistory, versions: list[SubjectVersion], new: list[SubjectVersion]) -> dict[int, str]:
-    """Version -> what it changed against the one before it, as a Markdown table; of a flood of versions the newest."""
+class Difference(NamedTuple):
+    """What a version changed against the one before it: in one line, and as a Markdown table."""
+
+    line: str
+    table: str
+
+
+def changes_by_version(
+    history: SchemaHistory, versions: list[SubjectVersion], new: list[SubjectVersion]
+) -> dict[int, Difference]:
+    """Version -> what it changed; of a flood of versions the newest."""
     texts = {}
     before = {later.version: earlier for earlier, later in pairwise(versions)}
     for version in new[-MAX_DIFFS:]:
         if version.version in before:
             try:
                 compared = before[version.version], version
-                said = (as_markdown(history.changes(*compared)), history.left_out(*compared))
-                texts[version.version] = "\n\n".join(filter(None, said))
+                changes = history.changes(*compared)
+                said = (as_markdown(changes), history.left_out(*compared))
+                texts[version.version] = Difference(as_line(changes), "\n\n".join(filter(None, said)))
             except DataError as error:
-                texts[version.version] = f"not comparable: {error}"
+                texts[version.version] = Difference(f"not comparable: {error}", f"not comparable: {error}")
     return texts
 
 
@@ -99,7 +109,7 @@ def build_schema_versions(graph: Graph, jobs: Jobs) -> dg.SensorDefinition:
     return schema_versions
 
 
-def _event(key: dg.AssetKey, new: list[SubjectVersion], changes: Mapping[int, str], registry: str) -> dg.AssetMaterialization:
+def _event(key: dg.AssetKey, new: list[SubjectVersion], changes: Mapping[int, Difference], registry: str) -> dg.AssetMaterialization:
     newest = new[-1]
     metadata: dict[str, Any] = {
         "subject": newest.subject,
@@ -107,7 +117,8 @@ def _event(key: dg.AssetKey, new: list[SubjectVersion], changes: Mapping[int, st
         "schema_ids": [v.schema_id for v in new],
         "registry": registry,
     }
-    metadata |= {f"changes_in_version_{number}": dg.MetadataValue.md(text) for number, text in changes.items()}
+    metadata |= {f"changes_in_version_{number}": dg.MetadataValue.md(found.table) for number, found in changes.items()}
+    said = "; ".join(f"version {number}: {found.line}" for number, found in changes.items())
     return dg.AssetMaterialization(
-        key, metadata=metadata, tags={"dagster/data_version": f"{newest.version}-{newest.schema_id}"}
+        key, description=said or None, metadata=metadata, tags={"dagster/data_version": f"{newest.version}-{newest.schema_id}"}
     )

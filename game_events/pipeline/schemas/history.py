@@ -13,6 +13,10 @@ from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.schemas.catalog import MAX_TYPES, SchemaCatalog
 from game_events.schema_registry import SchemaRegistry, SubjectVersion
 
+NOTHING = "nothing changed in fields or enums"
+#: Changes that a line names.
+NAMED = 5
+
 
 @dataclass(frozen=True)
 class SchemaHistory:
@@ -89,10 +93,17 @@ class SchemaHistory:
         return replace(column_map(bronze) if bronze is not None else ColumnMap(), kept=self.kept)
 
 
+def as_line(changes: Sequence[Change]) -> str:
+    """The first changes in one line: `device_id added, level renamed and 3 more changes`."""
+    named = [f"{change.field or change.message} {change.kind}" for change in changes[:NAMED]]
+    more = f" and {len(changes) - NAMED} more changes" if len(changes) > NAMED else ""
+    return ", ".join(named) + more if named else NOTHING
+
+
 def as_markdown(changes: Sequence[Change]) -> str:
     """A table of changes, for Dagster's metadata."""
     if not changes:
-        return "nothing changed in fields or enums"
+        return NOTHING
     lines = ["| message | field | change | before | after | column |", "|---|---|---|---|---|---|"]
     for change in changes:
         cells = (change.message, change.field, change.kind, change.before or "", change.after or "", change.effect)

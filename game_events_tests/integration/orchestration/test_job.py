@@ -95,6 +95,10 @@ def test_metadata_says_what_the_tables_say(runs, environment):
     assert sum(r["to"] - r["from"] for r in offsets) == sent.records_total
     assert meta[BRONZE_KEY]["lag"].value == 0
     assert meta[BRONZE_KEY]["schema_ids"].value == sorted(sent.schema_ids.values())
+    reasons = meta[QUARANTINE_KEY]["reasons"].value
+    plotted = {reason: rows for reason in reasons if (rows := meta[QUARANTINE_KEY].get(f"rejected_{reason}"))}
+    assert len(plotted) == min(5, len(reasons)), "a number of its own has a plot"
+    assert all(rows.value == reasons[reason] for reason, rows in plotted.items())
     assert sum(meta[QUARANTINE_KEY]["reasons"].value.values()) == sum(sent.poison.values())
     output = [e for e in result.all_events if e.event_type == dg.DagsterEventType.STEP_OUTPUT]
     report = output[-1].step_output_data.metadata[REPORT].data
@@ -132,6 +136,9 @@ def test_assets_by_hand_one_partition_then_several_in_one_run_each_with_its_own_
     assert logged(one) == {("silver_events", "rummy"): 1}
     assert set(versions(environment)) == {"bronze_events", "quarantine_events", "schemas", "progress", "silver_rummy_events"}
     assert runs.check().passed
+    (empty,) = materializations(runs.materialize(GOLD_KEY, games="hearts"))
+    assert empty.metadata["note"].value == "no table: no rows of it are there"
+    assert empty.metadata["dagster/row_count"].value == 0
 
     for key, table in ((SILVER_KEY, "silver_{}_events"), (GOLD_KEY, "gold_{}_player_agg")):
         several = runs.materialize(key, games=(first, last))

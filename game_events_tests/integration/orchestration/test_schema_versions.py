@@ -54,6 +54,7 @@ def test_a_new_version_is_one_event_of_the_subject_and_one_run_and_then_nothing(
     assert event.metadata["versions"].value == [2, 3]
     assert event.metadata["schema_ids"].value == [more[2], more[3]]
     assert "changes_in_version_1" not in event.metadata
+    assert event.description == "version 2: col_custom_1 added; version 3: col_custom_2 added"
     for version in (2, 3):
         table = event.metadata[f"changes_in_version_{version}"].value
         assert f"| game_events.v1.GameEvent | col_custom_{version - 1} | added |" in table

@@ -186,6 +186,25 @@ def test_the_sensor_is_listed_and_switched_on_and_has_told_of_the_versions(page,
         except NotYet:
             continue
     assert re.sub(r"\s", "", row(page, "schema_ids").last.inner_text()) != ""
+    # What a version changed: in a line, and as a table behind a click.
+    page.get_by_text(re.compile("version 2: .* added")).first.wait_for()
+    row(page, "changes_in_version_2").last.get_by_text(re.compile("Markdown")).click()
+    page.get_by_role("dialog").get_by_text("NULL in rows of older versions").first.wait_for()
+    picture(page, "schema_diff")
+
+
+def test_the_status_page_says_in_one_look_whether_anything_needs_a_person(page):
+    for _ in range(12):
+        page.open("/assets/status?view=checks&checkDetail=all_is_well")
+        page.get_by_text("all_is_well").first.wait_for()
+        page.wait_for_timeout(3000)
+        if page.get_by_text("checks_that_fail").count():
+            break
+    else:
+        pytest.fail("the sensor `status` has logged nothing")
+    assert row(page, "checks_that_fail").inner_text() == "1", "the rule this_season"
+    page.get_by_text("checks that fail: rule_this_season").first.wait_for()
+    picture(page, "status")
 
 
 def test_a_rule_that_rows_violate_is_a_failed_check_with_its_count(page, site):

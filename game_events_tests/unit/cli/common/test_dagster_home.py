@@ -150,3 +150,9 @@ def test_what_the_environment_names_is_for_this_process_alone(monkeypatch, proje
 def test_to_look_for_the_folder_makes_nothing(project):
     assert find_dagster_home(load_settings()) == project / ".game_events/dagster"
     assert not (project / ".game_events").exists()
+
+
+def test_a_file_that_cannot_be_written_is_a_warning_with_the_line(project, caplog):
+    (project / ".env").mkdir()  # root may write any file, but no folder
+    share_dagster_home(load_settings(state_dir=str(project / "state")))
+    assert f"DAGSTER_HOME={project}/state/dagster" in caplog.text

@@ -14,7 +14,7 @@ from game_events.lakehouse.system_tables.event_log import append_events
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.schemas.column_origins import origins
-from game_events.pipeline.schemas.history import SchemaHistory
+from game_events.pipeline.schemas.history import NAMED, SchemaHistory, as_line
 from game_events.schema_registry import SubjectVersion
 from game_events_tests.support.decoding.helpers import compiled
 
@@ -113,3 +113,11 @@ def test_the_first_version_is_the_first_of_the_subject_whatever_the_order_of_ids
     append_events(history.lakehouse, events, "run", "part")
     found = {o.column: (o.first_schema, o.first_version) for o in origins(history.lakehouse)}
     assert found == {"score": (2, 1), "who": (2, 1)}
+
+
+def test_a_line_names_the_first_changes_and_counts_the_others(history):
+    add_records_of(history.lakehouse, "t.Event", "t.Event.Mini")
+    changes = history.changes(*history.versions())
+    assert as_line(changes).startswith("who added")
+    assert as_line(changes * NAMED).endswith(f" and {len(changes) * NAMED - NAMED} more changes")
+    assert as_line([]) == "nothing changed in fields or enums"
