@@ -116,7 +116,7 @@ class StagedWriter:
 
         `group_rows`: maximum rows of a row group, the smallest unit that is read. `folder`: an existing one, with its slash.
         """
-        self._table, self._schema, self._game, self._group_rows, self._folder = table, schema, game, group_rows, folder
+        self._table, self.schema, self._game, self._group_rows, self._folder = table, schema, game, group_rows, folder
         self._buffer: list[pa.Table] = []
         self._rows = self._bytes = 0
         self._writer: pq.ParquetWriter | None = None
@@ -147,7 +147,7 @@ class StagedWriter:
             self._sink = system.open_output_stream(prefix + self._name)
             repeated = repeated_columns(rows) if rows.num_rows >= SAMPLE_ROWS else True
             self._writer = pq.ParquetWriter(
-                self._sink, self._schema, compression="zstd", compression_level=1, use_dictionary=repeated
+                self._sink, self.schema, compression="zstd", compression_level=1, use_dictionary=repeated
             )
         self._writer.write_table(rows, row_group_size=self._group_rows)
         failpoints.reach("file_open", self._table.name)

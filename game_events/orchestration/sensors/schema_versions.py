@@ -109,7 +109,9 @@ def build_schema_versions(graph: Graph, jobs: Jobs) -> dg.SensorDefinition:
     return schema_versions
 
 
-def _event(key: dg.AssetKey, new: list[SubjectVersion], changes: Mapping[int, Difference], registry: str) -> dg.AssetMaterialization:
+def _event(
+    key: dg.AssetKey, new: list[SubjectVersion], changes: Mapping[int, Difference], registry: str
+) -> dg.AssetMaterialization:
     newest = new[-1]
     metadata: dict[str, Any] = {
         "subject": newest.subject,

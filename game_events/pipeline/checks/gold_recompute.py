@@ -19,7 +19,7 @@ from game_events.lakehouse.data.staging import PARTITION_VALUE, partition_of
 from game_events.lakehouse.tables import UNIFIED
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import expressions, is_current, player_agg
-from game_events.pipeline.gold.null_values import known_or_meant
+from game_events.pipeline.gold.plan import silver_columns
 from game_events.pipeline.gold.unified_plan import gold_app
 from game_events.pipeline.reporting.steps import CheckResult
 from game_events.spark.delta_reader import read_versions, reads_delta, small_snapshots
@@ -111,8 +111,7 @@ def _all_rows(pipeline: Pipeline, tables: _Tables, independent: bool) -> DataFra
     key, made = settings.key_column, expressions(settings)
     columns = ["_game", key, *made]
     wanted = None if settings.gold_columns else (key, settings.time_column, "_batch")
-    bronze = pipeline.bronze.open()
-    asked = known_or_meant(settings, spark_schema(bronze.schema()) if bronze is not None else StructType())
+    asked = silver_columns(pipeline)
     events = _files(pipeline, tables.silver, wanted, called.silver_path(), asked)
     limits = pa.table({"_game": list(tables.taken), "_taken": pa.array(tables.taken.values(), pa.int64())})
     events = events.join(F.broadcast(spark.createDataFrame(limits)), "_game").where(F.col("_batch") <= F.col("_taken"))

@@ -20,6 +20,7 @@ from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_
 from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.storage.errors import explain
 from game_events.lakehouse.tables import Lakehouse, Table
+from game_events.pipeline.fanout.column_choice import ColumnChoice
 from game_events.pipeline.fanout.old_rows import OldRows, parts_by_game
 from game_events.pipeline.fanout.routing import Routing
 from game_events.pipeline.quality.worker import RuleSplit, Splitter
@@ -43,6 +44,7 @@ class FanOutResult(Summed):
         failed: game -> why its files could not be written; its other files must not be committed.
         rejected: game -> its files for quarantine.
         counts: game -> counts of its rows by the rules; empty without rules.
+        columns: game -> the optional columns of its files; empty without a choice.
         crowded: a worker met more new names than `Routing.room`: nothing was kept.
     """
 
@@ -51,6 +53,7 @@ class FanOutResult(Summed):
     failed: dict[str, str] = merged(or_, dict)
     rejected: dict[str, list[StagedFile]] = merged(by_key(extend), dict)
     counts: dict[str, RuleCounts] = merged(by_key(merge), dict)
+    columns: dict[str, frozenset[str]] = merged(by_key(or_), dict)
     crowded: bool = merged(or_, bool)
 
     @property
@@ -72,6 +75,7 @@ class FanOut(WorkerJob[FanOutResult]):
         game_column: column of the rows that names the game.
         split: treatment of rows that violate rules; None: there are no rules, every row is written to its game's files.
         aggregate: for gold: which of a game's tables.
+        choice: the columns that not every game's table has; None: all tables have all of `schema`.
         old: rows that are kept unless they have the key of a new row; all new rows of a game are in one task.
     """
 
@@ -83,6 +87,7 @@ class FanOut(WorkerJob[FanOutResult]):
     routing: Routing = field(default_factory=Routing)
     split: RuleSplit | None = None
     aggregate: str = PLAYER_AGG
+    choice: ColumnChoice | None = None
     old: OldRows | None = None
 
     def table(self, game: str) -> Table:
@@ -192,12 +197,21 @@ class _Stage:
             # A copy: a slice would keep the rows of all games.
             self._keys.setdefault(game, []).append(rows.select(self._task.old.keys).take(np.arange(rows.num_rows)))
         if rows.num_rows:
-            self._writer(game).write(rows, size)
+            writer = self._writer(game, rows)
+            writer.write(rows.select(writer.schema.names), size)
 
-    def _writer(self, game: str) -> StagedWriter:
-        if game not in self._writers:
-            self._writers[game] = StagedWriter(self._task.table(game), self._task.schema, game)
-        return self._writers[game]
+    def _writer(self, game: str, rows: pa.Table) -> StagedWriter:
+        """The game's writer; one with more columns if these rows have values in more."""
+        choice, writer, known = self._task.choice, self._writers.get(game), self._result.columns.get(game, frozenset())
+        sent = known if choice is None else known | choice.sent(rows)
+        if writer is None or sent != known:
+            schema = self._task.schema if choice is None else choice.chosen(self._task.schema, sent)
+            wider = StagedWriter(self._task.table(game), schema, game)
+            wider.files = [] if writer is None else writer.close()
+            self._writers[game] = writer = wider
+            if sent:
+                self._result.columns[game] = sent
+        return writer
 
     def _keep_others(self) -> None:
         """Write the old rows with other keys than those of the new rows."""
@@ -207,8 +221,9 @@ class _Stage:
     def _keep_others_of(self, game: str, keys: pa.Table) -> None:
         if self._task.old is not None:
             for rows in self._task.old.others(game, keys):
-                self._writer(game).write(rows)
-            self._writer(game).flush()  # else the ends of all games are in memory together
+                self._writer(game, rows).write(rows)
+            if game in self._writers:
+                self._writers[game].flush()  # else the ends of all games are in memory together
 
     def _abort(self) -> None:
         """Delete what was written."""

@@ -24,7 +24,7 @@ from game_events.pipeline.fanout.job import stage
 from game_events.pipeline.fanout.old_rows import OldRows
 from game_events.pipeline.fanout.worker import FanOut, FanOutResult
 from game_events.pipeline.gold.aggregates import commented, has_shipped_columns
-from game_events.pipeline.gold.plan import GamePlan, GoldRun
+from game_events.pipeline.gold.plan import GamePlan, GoldRun, silver_columns
 from game_events.pipeline.quality.expressions import RuleColumns
 from game_events.pipeline.quality.validation import require_valid
 from game_events.pipeline.quality.worker import RuleSplit
@@ -50,10 +50,10 @@ class Staged:
     rules: RuleColumns
 
 
-def execute(run: GoldRun, plans: Mapping[str, GamePlan], known: StructType) -> Staged:
+def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
     """Aggregate new rows, merge them with old aggregates, evaluate rules, and write the rows by game.
 
-    `known`: columns that are NULL where no silver table of these games has them.
+    Columns that other games' silver tables have are NULL.
 
     Raises:
         ExtensionError: the aggregate does not fit silver's columns, its function raised, or it gives rows of other games.
@@ -62,7 +62,7 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan], known: StructType) -> S
     pipeline, aggregate = run.pipeline, run.aggregate
     new, old = sum(plan.new.rows for plan in plans.values()), sum(plan.old.rows for plan in plans.values())
     tasks = min(len(plans), 1 + new // TASK_ROWS + old // TASK_OLD_ROWS)
-    rows, schema, kept = _aggregated(run, plans, known, tasks, few=new <= TASK_ROWS)
+    rows, schema, kept = _aggregated(run, plans, tasks, few=new <= TASK_ROWS)
     # Custom aggregates have no rules.
     rules = RuleColumns.of(pipeline.rules if run.built_in else (), "gold", GAME)
     split = RuleSplit(rules.rules, tuple(rules.names)) if rules.rules else None
@@ -89,13 +89,15 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan], known: StructType) -> S
 
 
 def _aggregated(
-    run: GoldRun, plans: Mapping[str, GamePlan], known: StructType, tasks: int, *, few: bool
+    run: GoldRun, plans: Mapping[str, GamePlan], tasks: int, *, few: bool
 ) -> tuple[DataFrame, pa.Schema, OldRows | None]:
     """The aggregate's rows that change, with `_game`; its columns; the rows of gold to keep. `few`: one task reads silver."""
     pipeline, aggregate = run.pipeline, run.aggregate
     spark, entity = pipeline.spark, pipeline.settings.entity_column
     columns, clashes = _columns(plan.silver for plan in plans.values())
-    columns = StructType([*columns.fields, *(f for f in known.fields if f.name not in {*columns.names, *clashes})])
+    columns = StructType(
+        [*columns.fields, *(f for f in silver_columns(pipeline).fields if f.name not in {*columns.names, *clashes})]
+    )
     silver = read_files(spark, [uri for plan in plans.values() for uri in plan.new.files], columns)
     if not all(plan.new.exact for plan in plans.values()):
         limits = pa.table({_NAME: list(plans), _FROM: [plan.above for plan in plans.values()]})

@@ -7,7 +7,7 @@ from one step to the next.
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from deltalake.schema import PrimitiveType
 from pyspark.sql.types import StructType
 
@@ -19,9 +19,11 @@ from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.snapshot import FileSelection, selection
 from game_events.lakehouse.data.spark_files import spark_schema
+from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import declared_in, definition_for, has_shipped_columns
 from game_events.pipeline.gold.null_values import known_or_meant
+from game_events.pipeline.silver.stage import SilverInput
 
 
 @dataclass(frozen=True)
@@ -119,3 +121,12 @@ def key_and_time(pipeline: Pipeline) -> StructType:
     """Bronze's key and time columns: NULL for a game without rows since they exist, or with values of other types only."""
     bronze = pipeline.bronze.open()
     return known_or_meant(pipeline.settings, spark_schema(bronze.schema()) if bronze is not None else StructType())
+
+
+def silver_columns(pipeline: Pipeline) -> StructType:
+    """All columns that silver tables may have: a game's table lacks those of message types that the game has not sent."""
+    bronze = pipeline.bronze.open()
+    if bronze is None or not has_decoded_columns(bronze):
+        return StructType()
+    found, known = spark_schema(Schema.from_arrow(SilverInput.of(pipeline, bronze).schema)), key_and_time(pipeline)
+    return StructType([*known.fields, *(f for f in found.fields if f.name not in known.names)])

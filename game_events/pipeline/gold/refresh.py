@@ -143,15 +143,14 @@ def _refresh(run: GoldRun, report: RunReport, state: Progress, games: Collection
 
 def _pass(run: GoldRun, report: RunReport, games: Collection[str]) -> Committed:
     """Plan, execute and commit some games."""
-    known = key_and_time(run.pipeline)
-    plans, failed = plan_games(run, games, known)
+    plans, failed = plan_games(run, games, key_and_time(run.pipeline))
     if not plans:
         return Committed(failed=failed)
     replaced = {game for game, plan in plans.items() if plan.full and plan.gold is not None}
     _note_replaced(run, replaced)
     run.pipeline.on_progress(f"{run.aggregate.asset}: {len(plans)} {run.pipeline.settings.names.entities}")
     try:
-        staged = execute(run, plans, known)
+        staged = execute(run, plans)
     except ExtensionError as error:
         return Committed(failed=failed | dict.fromkeys(plans, str(error)))
     failpoints.reach("gold_staged", run.aggregate.name)

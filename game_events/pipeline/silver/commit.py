@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from functools import partial
 
+import pyarrow as pa
+
 from game_events.lakehouse.commits.commit import Commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures
 from game_events.lakehouse.commits.parallel import Committed, commit_games
@@ -38,7 +40,7 @@ def settle(
     | the silver table is not at the batch that was planned from | retry | deleted by the commit |
     | else | committed | in quarantine and silver |
     """
-    schema, rules, failed = source.schema, source.rules.rules, dict[str, str]()
+    rules, failed = source.rules.rules, dict[str, str]()
     for game in starts:
         why = result.failed.get(game) or failed_rules(rules, result.counts.get(game))
         if why is not None:
@@ -54,12 +56,19 @@ def settle(
     committed = commit_games(plans, "game_committed", source.pipeline.settings)
     for game, landed in sorted(committed.landed.items()):
         counts, table = result.counts.get(game), source.pipeline.lakehouse.silver(game)
+        schema = _columns(source, starts[game], result, game)
         report.add_landed(Layer.SILVER, table, landed, schema, source.batch, game, counts=counts)
         if counts is not None:
             report.add_rules(Layer.SILVER, game, rules, counts)
     committed.again |= retry
     committed.failed |= failed
     return committed
+
+
+def _columns(source: SilverInput, start: Start, result: FanOutResult, game: str) -> pa.Schema:
+    """Columns of a game's table after its commit; rows that replace all others bring their own."""
+    sent = result.columns.get(game, frozenset())
+    return source.columns_for(sent, None if start.replace and sent else start.handle)
 
 
 def _is_current(source: SilverInput) -> bool:
@@ -95,7 +104,7 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: St
     word = source.pipeline.settings.names.entity
     return Commit(
         source.pipeline.lakehouse.silver(game),
-        source.schema,
+        _columns(source, start, result, game),
         result.files.get(game, []),
         # Of `bronze.app` the value in the log, even if it is of other contents of bronze.
         expected=txns(handle, (source.bronze.app, Txn.INCARNATION, Txn.ERASURES)),

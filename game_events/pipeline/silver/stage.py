@@ -21,9 +21,10 @@ from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.data.snapshot import FileSelection, row_count, selection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
-from game_events.lakehouse.event_columns import BRONZE_ONLY, COORDINATES, HEADERS
+from game_events.lakehouse.event_columns import BRONZE_ONLY, COORDINATES, HEADERS, column_map
 from game_events.lakehouse.event_expressions import no_headers
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fanout.column_choice import ColumnChoice
 from game_events.pipeline.fanout.job import TASK_ROWS, spread, stage
 from game_events.pipeline.fanout.routing import Routing
 from game_events.pipeline.fanout.worker import FanOut, FanOutResult
@@ -78,6 +79,19 @@ class SilverInput:
             return self.base
         nothing = read_files(self.pipeline.spark, [], spark_schema(self.handle.schema())).select(*self.base.names)
         return self.transformed(nothing)[1]
+
+    @cached_property
+    def choice(self) -> ColumnChoice | None:
+        """The columns that only some games' tables have."""
+        settings = self.pipeline.settings
+        always = (settings.entity_column, settings.key_column, settings.time_column)
+        return ColumnChoice.of(self.schema, column_map(self.handle), always)
+
+    def columns_for(self, sent: frozenset[str], table: DeltaTable | None) -> pa.Schema:
+        """Columns of a game's table: those that every game has, that the game has sent, or that the table has already."""
+        if self.choice is None:
+            return self.schema
+        return self.choice.chosen(self.schema, sent | ({f.name for f in table.schema().fields} if table is not None else set()))
 
     def transformed(self, rows: DataFrame) -> tuple[DataFrame, pa.Schema]:
         """Rows with the columns of `base`, transformed, and the columns of the result."""
@@ -180,7 +194,7 @@ class Staging:
                 # The first load: the number of games decides whether to shuffle, and reading one column gives it.
                 games = int(rows.agg(F.approx_count_distinct(entity)).first()[0])  # type: ignore[index]
             split = _split(source, held=held is not None)
-            task = FanOut(source.pipeline.lakehouse, "silver", entity, schema, self.routing, split=split)
+            task = FanOut(source.pipeline.lakehouse, "silver", entity, schema, self.routing, split=split, choice=source.choice)
             rows = _prepared(source, rows, held, split)
             try:
                 return stage(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
