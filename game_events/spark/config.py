@@ -22,11 +22,16 @@ LOG_CONFIGURATION = Path(__file__).with_name("log4j2.properties")
 
 #: Records of an Arrow batch. Spark's Arrow writer takes time quadratic in a batch's rows for lists and maps that are NULL.
 ARROW_RECORDS = 20_000
-#: The same for Kafka records, which have no NULL lists: large enough for groups of 20 schema versions.
-KAFKA_ARROW_RECORDS = 50_000
 #: Bytes of an Arrow batch: some records are megabytes.
 ARROW_BYTES = 64 * 1024 * 1024
+#: Bytes of a record, with key and headers, up to which it is small.
+SMALL_RECORD_BYTES = 2_048
+#: Kafka records of an Arrow batch: small ones need no limit of bytes. Large enough for groups of 20 schema versions.
+KAFKA_ARROW_RECORDS = ARROW_BYTES // SMALL_RECORD_BYTES
 ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
+ARROW_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
+#: The value that turns the limit off.
+NO_BYTES_LIMIT = str(2**31 - 1)
 #: Off, whatever a user sets: decoding reads Arrow's 32-bit offsets (decoding/core/wire_format.py).
 LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"
 #: Class path before PySpark's own jars in the driver's JVM.
@@ -53,27 +58,8 @@ _MAKES_SECRETS = re.compile(r"local(\[.*\])?|yarn|k8s://.*")
 
 
 @contextmanager
-def kafka_arrow_batches(spark: SparkSession) -> Iterator[None]:
-    """Use `KAFKA_ARROW_RECORDS` for the jobs of a block, unless the user has set another size."""
-    usual = spark.conf.get(ARROW_RECORDS_KEY)
-    if usual != str(ARROW_RECORDS):
-        yield
-        return
-    spark.conf.set(ARROW_RECORDS_KEY, str(KAFKA_ARROW_RECORDS))
-    try:
-        yield
-    finally:
-        spark.conf.set(ARROW_RECORDS_KEY, str(ARROW_RECORDS))
-
-
-@contextmanager
-def null_on_error(spark: SparkSession) -> Iterator[None]:
-    """Expressions that fail for a row give NULL, for the jobs of a block; then the former settings return.
-
-    Besides ANSI mode, elimination of common subexpressions is off: it would move what two rules share out of the `try` around
-    each (`rule_columns.holds`), and one row's error would end the job.
-    """
-    wanted = {"spark.sql.ansi.enabled": "false", "spark.sql.subexpressionElimination.enabled": "false"}
+def changed(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Settings of the session for the jobs of a block; then the former ones return."""
     usual = {key: spark.conf.get(key) for key in wanted}
     for key, value in wanted.items():
         spark.conf.set(key, value)
@@ -84,12 +70,39 @@ def null_on_error(spark: SparkSession) -> Iterator[None]:
             spark.conf.set(key, str(before))
 
 
+@contextmanager
+def kafka_arrow_batches(spark: SparkSession, *, small: bool = False) -> Iterator[None]:
+    """Use `KAFKA_ARROW_RECORDS` for the jobs of a block, unless the user has set another size.
+
+    `small`: all records are small: without the limit of bytes, as Spark computes the size of the batch anew for each row, which
+    takes as long as the conversion to Arrow itself (`benchmarks`, `layers`).
+    """
+    wanted = {ARROW_RECORDS_KEY: str(KAFKA_ARROW_RECORDS)} | ({ARROW_BYTES_KEY: NO_BYTES_LIMIT} if small else {})
+    own = {ARROW_RECORDS_KEY: str(ARROW_RECORDS), ARROW_BYTES_KEY: str(ARROW_BYTES)}
+    unchanged = all(spark.conf.get(key) == value for key, value in own.items())
+    with changed(spark, wanted if unchanged else {}):
+        yield
+
+
+@contextmanager
+def null_on_error(spark: SparkSession) -> Iterator[None]:
+    """Expressions that fail for a row give NULL, for the jobs of a block; then the former settings return.
+
+    Besides ANSI mode, elimination of common subexpressions is off: it would move what two rules share out of the `try` around
+    each (`rule_columns.holds`), and one row's error would end the job.
+    """
+    with changed(spark, {"spark.sql.ansi.enabled": "false", "spark.sql.subexpressionElimination.enabled": "false"}):
+        yield
+
+
 def session_config(settings: Settings) -> dict[str, str]:
     """Settings of a session (`spark.sql.*`), classic or Connect; the user's take precedence."""
     conf = {
         "spark.sql.session.timeZone": "UTC",
         ARROW_RECORDS_KEY: str(ARROW_RECORDS),
-        "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES),
+        ARROW_BYTES_KEY: str(ARROW_BYTES),
+        # The list without Kafka: its newer source does not convert each record to a row of Java objects and back.
+        "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # For small jobs; large ones set their number of tasks by their rows.
         "spark.sql.shuffle.partitions": "8",

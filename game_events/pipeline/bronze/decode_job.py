@@ -37,6 +37,7 @@ class StageResult(Summed):
         schemas: that files brought and the plan does not know.
         origins: of records from files, an archive's too: split -> offset after the last one.
         undecoded: rows of message types that are not selected; they are in bronze's files.
+        large: records that are not small, where the job takes small ones only: then it has written nothing.
     """
 
     bronze: list[StagedFile] = merged(extend, list)
@@ -50,6 +51,7 @@ class StageResult(Summed):
     schemas: list[RegistrySchema] = merged(extend, list)
     origins: Offsets = merged(by_key(max), dict)
     undecoded: Counter[TypeKey] = merged(add_counts, Counter)
+    large: int = merged(add, int)
 
     def discard(self, bronze: Table, quarantine: Table | None) -> None:
         """Delete the files; none of them is in a commit."""
@@ -77,7 +79,7 @@ def run_decode_job(
     """Run rows through the workers, again if types occurred that the plan did not know: only the driver asks the registry.
 
     Files of earlier attempts are deleted; so are files of a plan with types that did not occur and that changed columns, as the
-    commit gives the table the columns of the types that occurred.
+    commit gives the table the columns of the types that occurred. Not again if there are `large` records.
 
     `wanted`: types to plan for at once; those that this process met are added.
 
@@ -92,7 +94,7 @@ def run_decode_job(
         staged = StageResult.sum(job.collect(rows))
         catalog.offer(staged.schemas)
         new = staged.unknown - planned
-        if not new and _same_columns(job.plan.columns, catalog.message_columns(columns, staged.types)):
+        if staged.large or (not new and _same_columns(job.plan.columns, catalog.message_columns(columns, staged.types))):
             return staged
         staged.discard(job.bronze, job.quarantine)
         asked, missed = catalog.look_up(new, room)

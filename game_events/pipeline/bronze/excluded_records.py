@@ -21,8 +21,8 @@ WHY = ("reason", "detail")
 Deadly = Mapping[tuple[Split, int], str]
 
 
-def mark_excluded(records: DataFrame, most: int, deadly: Deadly) -> DataFrame:
-    """A source's records with the columns `WHY`; of those that are too large only the first bytes.
+def mark_excluded(records: DataFrame, most: int, deadly: Deadly, kept_bytes: int = KEPT_BYTES) -> DataFrame:
+    """A source's records with the columns `WHY`; of those that are too large only the first `kept_bytes`.
 
     `records` has `RAW_COLUMNS`; `most`: bytes of value, key and headers together; `deadly`: records that crash a worker.
     """
@@ -38,13 +38,13 @@ def mark_excluded(records: DataFrame, most: int, deadly: Deadly) -> DataFrame:
         reason, detail = reason.when(here, F.lit(str(Reason.MALFORMED))), detail.when(here, F.lit(why))
 
     def kept(column: Column) -> Column:
-        return F.when(large, F.substring(column, 1, KEPT_BYTES)).otherwise(column)
+        return F.when(large, F.substring(column, 1, kept_bytes)).otherwise(column)
 
     return records.withColumns(
         {
             "value": kept(value),
             "key": kept(key),
-            "headers": F.when(large & (in_headers > min(most, KEPT_BYTES)), no_headers()).otherwise(headers),
+            "headers": F.when(large & (in_headers > min(most, kept_bytes)), no_headers()).otherwise(headers),
             WHY[0]: reason,
             WHY[1]: detail,
         }

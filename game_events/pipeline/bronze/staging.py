@@ -1,6 +1,6 @@
 """Staging of one micro-batch: its records are decoded by Spark's workers and written to files; nothing is committed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
@@ -20,7 +20,7 @@ from game_events.sources.core.source import MicroBatch
 from game_events.sources.files.offsets import FileGap
 from game_events.sources.files.source import FileSource
 from game_events.sources.kafka.source import KafkaSource
-from game_events.spark.config import kafka_arrow_batches
+from game_events.spark.config import SMALL_RECORD_BYTES, kafka_arrow_batches
 from game_events.spark.crashed_workers import WorkerCrashError, crashes_explained, named
 
 #: Records of one task: fewer tasks for small micro-batches, as each costs about 100 ms.
@@ -84,16 +84,27 @@ class _Attempt:
 
         `deadly`: records that are quarantined without being decoded.
         """
-        ranges = named([f"{split} {part.start[split]} to {end - 1}" for split, end in sorted(part.end.items())])
-        with kafka_arrow_batches(self.pipeline.spark), crashes_explained(f" over {ranges}"):
-            return run_decode_job(self.pipeline, self.job, self._rows(part, deadly or {}), self.columns, self.expected)
-
-    def _rows(self, part: MicroBatch, deadly: Deadly) -> DataFrame:
         source = self.pipeline.source
+        if isinstance(source, KafkaSource) and source.small_records and not deadly:
+            staged = self._run(replace(self.job, small=True), part, {})
+            if not staged.large:
+                return staged
+            staged.discard(self.job.bronze, self.job.quarantine)
+            source.small_records = False
+        return self._run(self.job, part, deadly or {})
+
+    def _run(self, job: BronzeTask, part: MicroBatch, deadly: Deadly) -> StageResult:
+        ranges = named([f"{split} {part.start[split]} to {end - 1}" for split, end in sorted(part.end.items())])
+        rows = self._rows(part, deadly, small=job.small)
+        with kafka_arrow_batches(self.pipeline.spark, small=job.small), crashes_explained(f" over {ranges}"):
+            return run_decode_job(self.pipeline, job, rows, self.columns, self.expected)
+
+    def _rows(self, part: MicroBatch, deadly: Deadly, *, small: bool) -> DataFrame:
+        source, most = self.pipeline.source, self.pipeline.settings.max_record_bytes
         rows = source.read(self.pipeline.spark, part)
         if self.job.reading is not None:
             return rows
-        records = mark_excluded(rows, self.pipeline.settings.max_record_bytes, deadly)
+        records = mark_excluded(rows, min(most, SMALL_RECORD_BYTES), {}, 0) if small else mark_excluded(rows, most, deadly)
         records = records.select(*source_columns(self.job.constants), *WHY)
         return records.coalesce(max(1, -(-source.records(part) // TASK_RECORDS)))
 

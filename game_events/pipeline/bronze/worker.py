@@ -41,6 +41,7 @@ class BronzeTask(DecodeJob):
         decided: (topic id, partition) -> offsets that quarantine holds already (a crash came between its commit and bronze's).
         suppression: the erased data subjects; their records are only counted. None: there are none.
         reading: how to read files, if rows are files instead of records.
+        small: the job takes small records only (`SMALL_RECORD_BYTES`): others are counted, and nothing is written.
     """
 
     quarantine: Table
@@ -51,6 +52,7 @@ class BronzeTask(DecodeJob):
     decided: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
     suppression: Suppression | None = None
     reading: FileReading | None = None
+    small: bool = False
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StageResult:
         """Decode the records and write them to files."""
@@ -84,11 +86,11 @@ class _Stage:
             decoded = self._decode(rows)
             result.types |= decoded.types
             result.unknown |= decoded.unknown
-            # With an unknown type the driver plans again: continue only to find all of them.
-            if not result.unknown:
+            # With an unknown type or large records the driver plans again: continue only to find all of them.
+            if not result.unknown and not result.large:
                 self._write(rows, decoded)
                 result.arrivals.update(count_arrivals(rows.column("timestamp")))
-        if result.unknown:
+        if result.unknown or result.large:
             self._good.abort()
             self._bad.abort()
         result.bronze, result.quarantine = self._good.close(), self._bad.close()
@@ -123,6 +125,9 @@ class _Stage:
         if "reason" not in batch.schema.names or batch.column("reason").null_count == len(batch):
             return batch
         refused = batch.filter(batch.column("reason").is_valid())
+        if self._task.small:
+            self._result.large += len(refused)
+            return batch.filter(batch.column("reason").is_null())
         said = zip(refused.column("reason").to_pylist(), refused.column("detail").to_pylist(), strict=True)
         if not self._result.unknown:
             rejected = [Rejected(Reason(why), detail, np.array([row]), None) for row, (why, detail) in enumerate(said)]

@@ -16,6 +16,7 @@ from game_events.pipeline.reprocessing.replay import replay
 from game_events.pipeline.reprocessing.selection import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.runs.selection import selection_of
+from game_events.sources.kafka.source import KafkaSource
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.reconciliation import count, rows
 from game_events_tests.support.worlds.quality import SCHEMA, Event, encoded, varint
@@ -97,3 +98,27 @@ def test_a_batch_that_is_packed_ten_thousand_times_smaller_is_read_all_the_same(
     assert (offset, kept) == (1, KEPT_BYTES)
     assert detail.startswith("a record of 40,000,0")
     assert len(json.dumps(report.to_dict())) < 20_000
+
+
+def test_larger_records_among_small_ones_are_read_once_and_in_batches_of_bounded_bytes(
+    make_settings: MakeSettings, make_pipeline: MakePipeline
+) -> None:
+    settings = make_settings()
+    pipeline = make_pipeline(settings)
+    source = pipeline.source
+    assert isinstance(source, KafkaSource)
+    send_values(settings, [record(settings)] * 3)
+    assert refresh(pipeline).rows("silver") == 3
+    assert source.small_records
+    send_values(settings, [record(settings), record(settings, 10_000), b"no frame", record(settings)])
+    send_values(settings, [record(settings)], [("h", b"h" * 5_000)], key=b"key")
+    report = refresh(pipeline)
+    assert (report.rows("silver"), dict(report.rejected)) == (4, {"BAD_MAGIC": 1})
+    assert not source.small_records
+    send_values(settings, [record(settings, 20_000), record(settings)])
+    assert refresh(pipeline).rows("silver") == 2
+    sizes = rows(settings, "bronze_events", "SELECT octet_length(_raw_value) > 10000 FROM t ORDER BY _kafka_offset")
+    assert [large for (large,) in sizes] == [False, False, False, False, True, False, False, True, False]
+    found = rows(settings, "bronze_events", "SELECT _kafka_key, _kafka_headers FROM t WHERE _kafka_offset = 7")
+    assert [(bytes(key), h["key"], len(h["value"])) for key, (h,) in found] == [(b"key", "h", 5_000)]
+    assert reconcile(make_pipeline(settings)).passed

@@ -300,3 +300,21 @@ def test_forgotten_gamers_are_kept_out_of_records_that_are_too_large_by_their_ke
     assert (staged.bad, staged.good, staged.result.suppressed) == ({0: Reason.TOO_LARGE}, [1], 2)
     assert [row["_raw_value"] for row in staged.quarantine] == [b"x" * 10]
     assert staged.result.reasons == {Reason.TOO_LARGE: 1}
+
+
+def test_a_task_for_small_records_counts_larger_ones_and_writes_nothing(tmp_path):
+    lakehouse = Lakehouse(str(tmp_path))
+    tables = lakehouse.table(BRONZE), lakehouse.table(QUARANTINE)
+    task = BronzeTask(*tables, PLAN, {"topic": "t", "topic_id": "i"}, 1, "r", True, small=True)
+    batch = records([good(1), b"", good(2), b"no frame"])
+    why = pa.array([None, "TOO_LARGE", None, None], pa.string())
+    found = run(task, [batch.append_column("reason", why).append_column("detail", why), *with_why(records([good(3)], start=4))])
+    assert (found.large, found.bronze, found.quarantine, dict(found.reasons)) == (1, [], [], {})
+    assert not list(tmp_path.rglob("*.parquet"))
+    found = run(task, with_why(records([good(1), b"no frame"])))
+    assert (found.large, sum(f.rows for f in found.bronze), dict(found.reasons)) == (0, 1, {"BAD_MAGIC": 1})
+
+
+def with_why(batch):
+    nothing = pa.nulls(len(batch), pa.string())
+    return [batch.append_column("reason", nothing).append_column("detail", nothing)]
