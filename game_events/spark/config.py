@@ -71,13 +71,13 @@ def changed(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def kafka_arrow_batches(spark: SparkSession, *, small: bool = False) -> Iterator[None]:
-    """Use `KAFKA_ARROW_RECORDS` for the jobs of a block, unless the user has set another size.
+def arrow_batches(spark: SparkSession, records: int, *, unlimited: bool = False) -> Iterator[None]:
+    """Arrow batches of so many records for the jobs of a block, unless the user has set other sizes.
 
-    `small`: all records are small: without the limit of bytes, as Spark computes the size of the batch anew for each row, which
-    takes as long as the conversion to Arrow itself (`benchmarks`, `layers`).
+    `unlimited`: so many records are known to be small, so without a limit of bytes: for that, Spark computes the size of the
+    batch anew for each row, which takes as long as the conversion to Arrow itself.
     """
-    wanted = {ARROW_RECORDS_KEY: str(KAFKA_ARROW_RECORDS)} | ({ARROW_BYTES_KEY: NO_BYTES_LIMIT} if small else {})
+    wanted = {ARROW_RECORDS_KEY: str(records)} | ({ARROW_BYTES_KEY: NO_BYTES_LIMIT} if unlimited else {})
     own = {ARROW_RECORDS_KEY: str(ARROW_RECORDS), ARROW_BYTES_KEY: str(ARROW_BYTES)}
     unchanged = all(spark.conf.get(key) == value for key, value in own.items())
     with changed(spark, wanted if unchanged else {}):

@@ -166,6 +166,8 @@ def _commit_micro_batch(
     commit_plan = _bronze_commit(pipeline, bronze, plan, part, staged, batch, begun)
     landed = commit(commit_plan)
     failpoints.reach("bronze_committed")
+    if isinstance(pipeline.source, KafkaSource) and pipeline.source.small_records:
+        pipeline.small_batches.add(batch)
     known = {f.name for f in bronze.schema().fields}
     report.add_landed(Layer.BRONZE, pipeline.bronze, landed, commit_plan.schema, batch, known_columns=known)
     _report(pipeline, part, staged, batch, report)

@@ -20,7 +20,7 @@ from game_events.sources.core.source import MicroBatch
 from game_events.sources.files.offsets import FileGap
 from game_events.sources.files.source import FileSource
 from game_events.sources.kafka.source import KafkaSource
-from game_events.spark.config import SMALL_RECORD_BYTES, kafka_arrow_batches
+from game_events.spark.config import KAFKA_ARROW_RECORDS, SMALL_RECORD_BYTES, arrow_batches
 from game_events.spark.crashed_workers import WorkerCrashError, crashes_explained, named
 
 #: Records of one task: fewer tasks for small micro-batches, as each costs about 100 ms.
@@ -96,7 +96,7 @@ class _Attempt:
     def _run(self, job: BronzeTask, part: MicroBatch, deadly: Deadly) -> StageResult:
         ranges = named([f"{split} {part.start[split]} to {end - 1}" for split, end in sorted(part.end.items())])
         rows = self._rows(part, deadly, small=job.small)
-        with kafka_arrow_batches(self.pipeline.spark, small=job.small), crashes_explained(f" over {ranges}"):
+        with arrow_batches(self.pipeline.spark, KAFKA_ARROW_RECORDS, unlimited=job.small), crashes_explained(f" over {ranges}"):
             return run_decode_job(self.pipeline, job, rows, self.columns, self.expected)
 
     def _rows(self, part: MicroBatch, deadly: Deadly, *, small: bool) -> DataFrame:

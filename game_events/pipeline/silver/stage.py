@@ -33,7 +33,7 @@ from game_events.pipeline.quality.expressions import APART, DECIDED, DISPOSITION
 from game_events.pipeline.quality.validation import require_valid
 from game_events.pipeline.quality.worker import RuleSplit
 from game_events.pipeline.silver.transformations import run_time_failure, transformed
-from game_events.spark.config import null_on_error
+from game_events.spark.config import ARROW_BYTES, ARROW_RECORDS, SMALL_RECORD_BYTES, arrow_batches, null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.crashed_workers import WorkerCrashError, bisect, crash, is_crash, named
 from game_events.spark.schemas import quoted
@@ -197,7 +197,9 @@ class Staging:
             task = FanOut(source.pipeline.lakehouse, "silver", entity, schema, self.routing, split=split, choice=source.choice)
             rows = _prepared(source, rows, held, split)
             try:
-                return stage(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
+                records, small = self.arrow_batches()
+                with arrow_batches(spark, records, unlimited=small):
+                    return stage(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
             except (PySparkException, Py4JJavaError) as error:
                 if is_crash(error):
                     of_games = f" of {named(sorted(part))}" if part is not None else ""
@@ -205,6 +207,15 @@ class Staging:
                 if not source.pipeline.extensions.transformations or is_session_lost(error):
                     raise
                 raise run_time_failure("; ".join(map(str, source.pipeline.extensions.transformations)), error) from error
+
+    def arrow_batches(self) -> tuple[int, bool]:
+        """Rows of an Arrow batch, and whether it needs no limit of bytes: all are of small records, in columns without lists."""
+        source, fields = self.source, self.source.schema
+        row_bytes = 2 * SMALL_RECORD_BYTES + 16 * len(fields)  # the decoded columns, and the raw value of a rejected row
+        small = source.pipeline.small_batches.covers(self.above, source.batch) and not (
+            source.pipeline.extensions.transformations or any(pa.types.is_nested(f.type) for f in fields)
+        )
+        return (min(ARROW_RECORDS, ARROW_BYTES // row_bytes), True) if small else (ARROW_RECORDS, False)
 
     @property
     def batches(self) -> str:
