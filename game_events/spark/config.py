@@ -17,6 +17,7 @@ from game_events.jvm.jars import s3_jars, spark_jars
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
 from game_events.jvm.private_folders import process_temporary_folder
 from game_events.lakehouse.storage.options import is_s3, spark_options
+from game_events.spark.code_shipping import shares_python_environment
 
 LOG_CONFIGURATION = Path(__file__).with_name("log4j2.properties")
 
@@ -52,6 +53,8 @@ _CLASSIC = {
     "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]key|sasl|jaas|ssl[.]key",
 }
 
+#: Program that forks Python workers.
+DAEMON_KEY, DAEMON = "spark.python.daemon.module", "game_events.pipeline.worker_daemon"
 AUTHENTICATE = "spark.authenticate"
 #: Masters for which Spark generates a secret per application.
 _MAKES_SECRETS = re.compile(r"local(\[.*\])?|yarn|k8s://.*")
@@ -147,6 +150,8 @@ def spark_config(settings: Settings) -> dict[str, str]:
     else:
         # Executors on other machines connect to the driver.
         conf["spark.driver.bindAddress"] = "0.0.0.0"  # noqa: S104
+    if has_this_project(settings):
+        conf[DAEMON_KEY] = DAEMON
     if settings.catalog is not None and "." not in settings.catalog:
         # A metastore: Spark's in-memory catalog ends with the session.
         conf["spark.sql.catalogImplementation"] = "hive"
@@ -155,6 +160,13 @@ def spark_config(settings: Settings) -> dict[str, str]:
     first = ":".join(str(jar) for jar in jars if jar.name.startswith("lz4-java-"))
     more = {CLASS_PATH_KEY: ":".join(filter(None, (first, own.get(CLASS_PATH_KEY)))), LARGE_TYPES_KEY: "false"}
     return conf | authentication(settings) | spark_options(settings) | own | more
+
+
+def has_this_project(settings: Settings) -> bool:
+    """Whether Spark's workers import this project from this process's Python environment, before any code is shipped."""
+    pythons = {os.environ[name] for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON") if name in os.environ}
+    pythons |= {settings.spark_conf.get("spark.pyspark.python", sys.executable)}
+    return pythons <= {sys.executable} and settings.spark_ship_code != "always" and shares_python_environment(settings)
 
 
 def refuse_credentials(conf: Mapping[str, str]) -> None:

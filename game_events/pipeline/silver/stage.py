@@ -209,7 +209,7 @@ class Staging:
                 raise run_time_failure("; ".join(map(str, source.pipeline.extensions.transformations)), error) from error
 
     def arrow_batches(self) -> tuple[int, bool]:
-        """Rows of an Arrow batch, and whether it needs no limit of bytes: all are of small records, in columns without lists."""
+        """Rows of an Arrow batch, and whether they need no limit of bytes: small records, in columns without lists."""
         source, fields = self.source, self.source.schema
         row_bytes = 2 * SMALL_RECORD_BYTES + 16 * len(fields)  # the decoded columns, and the raw value of a rejected row
         small = source.pipeline.small_batches.covers(self.above, source.batch) and not (

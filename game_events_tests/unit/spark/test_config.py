@@ -23,7 +23,7 @@ from game_events.orchestration.runs.errors import errors_decide
 from game_events.sinks.http.rate_limiter import limiter_host
 from game_events.spark import session
 from game_events.spark.code_shipping import packed, shares_python_environment, ship_code
-from game_events.spark.config import server_only_settings, session_config, spark_config
+from game_events.spark.config import DAEMON, DAEMON_KEY, server_only_settings, session_config, spark_config
 from game_events.spark.connect import CONNECT_MODE, connect, is_session_lost, named
 from game_events.stack import connect_server
 
@@ -148,6 +148,23 @@ def test_a_jvm_puts_temporary_files_where_nobody_else_reads_them_unless_the_user
     theirs = load_settings(spark_conf={"spark.local.dir": str(tmp_path), "spark.driver.extraJavaOptions": "-Xss4m"})
     conf = spark_config(theirs)
     assert (conf["spark.local.dir"], conf["spark.driver.defaultJavaOptions"]) == (str(tmp_path), option)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"spark_master": "spark://master:7077", "spark_conf": {"spark.authenticate": "true"}},
+        {"spark_conf": {"spark.pyspark.python": "/usr/bin/python3"}},
+        {"spark_ship_code": "always"},
+    ],
+)
+def test_workers_that_may_lack_this_project_are_pysparks_own(monkeypatch, options):
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.delenv(name, raising=False)
+    assert spark_config(load_settings())[DAEMON_KEY] == DAEMON
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.delenv(name)
+    assert DAEMON_KEY not in spark_config(load_settings(**options))
 
 
 def test_the_interpreter_of_a_clusters_machines_may_be_another_one(monkeypatch):
