@@ -31,6 +31,13 @@ class ConflictError(TransientError):
     """A concurrent run committed first and nothing of this one is visible: plan again from the table's progress."""
 
 
+class ReadOnlyError(Exception):
+    """Something was to be changed, or Spark was needed, where a caller only looks whether there is work.
+
+    No `GameEventsError`, so that nothing reports it as a failure of one table.
+    """
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message (Spark's continue with the JVM's stack), else the name of its class."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -36,6 +36,7 @@ def refuse_unsafe_store(lakehouse: Lakehouse) -> str:
     """
     if not is_remote(lakehouse.root):
         return "a folder"
+    lakehouse.table("_probe").require_writable()
     name = f"_probe-{uuid.uuid4()}"
     together = threading.Barrier(WRITERS)
     try:

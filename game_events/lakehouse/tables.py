@@ -21,7 +21,7 @@ from deltalake.fs import DeltaStorageHandler
 from game_events.config.naming import GAME_PATTERN, OWN, RESERVED_GAMES, Names
 from game_events.config.settings import Settings
 from game_events.decoding.core.kept_columns import is_of_any_kind
-from game_events.errors import ConfigurationError, DataError
+from game_events.errors import ConfigurationError, DataError, ReadOnlyError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
 from game_events.lakehouse.labels import Labels
@@ -126,6 +126,7 @@ class Table:
         person: column of the data subject's key (or `{person}__{type}`, with another type): none of its values may be in the
             table's log, which outlives the rows.
         owners, tags: from the settings.
+        read_only: whatever would change the table raises ReadOnlyError.
     """
 
     name: str
@@ -135,6 +136,7 @@ class Table:
     key: str = ""
     owners: tuple[str, ...] = ()
     tags: tuple[tuple[str, str], ...] = ()
+    read_only: bool = False
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -144,6 +146,11 @@ class Table:
     def local_path(self) -> Path | None:
         """The folder, if the table is on a local file system."""
         return None if "://" in self.uri else Path(self.uri)
+
+    def require_writable(self) -> None:
+        """Raise ReadOnlyError if it is read only."""
+        if self.read_only:
+            raise ReadOnlyError(f"{self.name} would be changed")
 
     def exists(self) -> bool:
         """Whether it has a log, readable or not: data files alone, left by a crash, are no table.
@@ -202,6 +209,7 @@ class Lakehouse:
         person: str | None = None,
         called: Names | None = None,
         labels: Labels | None = None,
+        read_only: bool = False,
     ) -> None:
         """Local roots become absolute, so that Spark's workers find them.
 
@@ -212,6 +220,7 @@ class Lakehouse:
         self.person = person
         self.labels = labels or Labels()
         self.called = called or Names()
+        self.read_only = read_only
         if root.startswith("file://"):
             root = root.removeprefix("file://")
         if "://" not in root:
@@ -223,19 +232,20 @@ class Lakehouse:
         self.root = re.sub(r"^s3a://", "s3://", root).rstrip("/")
 
     @classmethod
-    def of(cls, settings: Settings) -> Lakehouse:
-        """The lakehouse of the settings, with the options of its object store.
+    def of(cls, settings: Settings, *, read_only: bool = False) -> Lakehouse:
+        """The lakehouse of the settings, with the options of its object store; `read_only`: as `Table.read_only`.
 
         Raises:
             ConfigurationError: the root is an existing file, or an object store that is not safe to write to.
         """
-        return cls(settings.lakehouse, delta_options(settings), settings.key_column, settings.names, Labels.of(settings))
+        options, labels = delta_options(settings), Labels.of(settings)
+        return cls(settings.lakehouse, options, settings.key_column, settings.names, labels, read_only)
 
     def table(self, key: str) -> Table:
         """The table of that key, existing or not."""
         name = self.called.name_of(key)
         owners, tags = self.labels.of_layer(layer_of(key))
-        return Table(name, f"{self.root}/{name}", self.options, self.person, key, owners, tags)
+        return Table(name, f"{self.root}/{name}", self.options, self.person, key, owners, tags, self.read_only)
 
     def key(self, name: str) -> str:
         """The key of the table of a name: what `table` takes."""

@@ -66,6 +66,7 @@ class Pipeline:
         run_id: Dagster's run id where there is one.
         registered: tables that are known to be in the catalog.
         small_batches: the last bronze batches that this process has read, of small records only (`SMALL_RECORD_BYTES`).
+        read_only: whatever would change a table raises ReadOnlyError.
         quiet: progress is logged at DEBUG: a loop would log the same each second.
     """
 
@@ -75,6 +76,7 @@ class Pipeline:
     registered: set[str] = field(default_factory=set, compare=False, repr=False)
     small_batches: BatchRange = field(default_factory=BatchRange, compare=False, repr=False)
     quiet: bool = False
+    read_only: bool = False
 
     def on_progress(self, message: str) -> None:
         """Log a message about the current step."""
@@ -97,7 +99,7 @@ class Pipeline:
     @cached_property
     def lakehouse(self) -> Lakehouse:
         """All tables."""
-        return Lakehouse.of(self.settings)
+        return Lakehouse.of(self.settings, read_only=self.read_only)
 
     @cached_property
     def bronze(self) -> Table:

@@ -13,6 +13,7 @@ from game_events.cli.common.summary import show_run
 from game_events.config.settings import Settings, load_settings
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline, no_spark
+from game_events.pipeline.runs.idle import idle_report
 from game_events.pipeline.runs.selection import ALL, selection_of
 
 FULL_REFRESH = "--full-refresh"
@@ -89,6 +90,11 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
     else:
         # A wrong name is said at once, without a run that fails.
         selection_of(Pipeline(settings, no_spark), **asked)
+        idle = None if any(asked.values()) else idle_report(settings, ignore_intervals=ignore_intervals)
+        if idle is not None:
+            show_run(output, idle.to_dict(), settings.names)
+            finish(output, JobResult("", True, idle.to_dict()))
+            return
         result = run_and_show(output, settings, asked | {"ignore_intervals": ignore_intervals})
     finish(output, result)
 

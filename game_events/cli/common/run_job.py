@@ -13,7 +13,10 @@ from game_events.config.settings import Settings
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a run ended; `report`: `RunReport.to_dict`, empty if the run failed before there was one."""
+    """How a run ended; `report`: `RunReport.to_dict`, empty if the run failed before there was one.
+
+    `run_id`: Dagster's; empty: there was nothing to do, so there is no run.
+    """
 
     run_id: str
     success: bool
@@ -37,6 +40,6 @@ def finish(output: Output, result: JobResult, failed: str = "") -> None:
     if failed and result.error:
         output.say(f"{failed}: {result.error}")
     # The report's own `success` is about its tables: a run that broke off may have none that failed.
-    output.result({**result.report, "success": result.success, "run_id": result.run_id, "error": result.error})
+    output.result({**result.report, "success": result.success, "run_id": result.run_id or None, "error": result.error})
     if not result.success:
         raise typer.Exit(1)

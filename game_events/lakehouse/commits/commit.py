@@ -120,8 +120,10 @@ def commit(plan: Commit) -> Landed:
         TransientError: it failed for another reason, and the files are deleted; or its outcome is unknown, or it is visible and
             cannot be read back: then the files are kept, and the next run's compare-and-set decides.
         DataError: a column of the table has another type. The files are deleted.
+        ReadOnlyError: the table is read only.
         ConfigurationError: Spark's workers wrote the files to a disk that this process does not see.
     """
+    plan.table.require_writable()
     elsewhere = unseen(plan.table, plan.files)
     if elsewhere:
         raise ConfigurationError(

@@ -31,6 +31,7 @@ def copy_file(lakehouse: Lakehouse, source: Table, path: str, to: Table, folder:
     Raises:
         FileNotFoundError: the file is gone.
     """
+    to.require_writable()
     name = f"{folder}/{uuid.uuid4().hex}-{PurePosixPath(path).name}"
     if source.local_path is not None and to.local_path is not None:
         _link(source.local_path / path, to.local_path / name)

@@ -142,6 +142,7 @@ class StagedWriter:
         rows = pa.concat_tables(self._buffer)
         self._buffer, self._rows, self._bytes = [], 0, 0
         if self._writer is None:
+            self._table.require_writable()
             system, prefix = file_system(self._table)
             self._name = f"{self._folder}part-{uuid.uuid4()}.zstd.parquet"
             self._sink = system.open_output_stream(prefix + self._name)
@@ -265,6 +266,7 @@ def discard(table: Table, files: list[StagedFile]) -> None:
     A file that cannot be deleted stays, invisible, until maintenance removes it: the first error is the one to raise.
     """
     for file in files:
+        table.require_writable()
         try:
             system, prefix = file_system(table)
             system.delete_file(prefix + file.path)

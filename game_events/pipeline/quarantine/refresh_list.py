@@ -43,6 +43,7 @@ def lists(table: Table, last: int | None = None) -> Iterator[tuple[int, ResetLis
 
 def keep(table: Table, ticket: int, listed: ResetList) -> None:
     """Write a list."""
+    table.require_writable()
     system, prefix = file_system(table)
     body = {
         "batch": listed.batch,
@@ -58,6 +59,7 @@ def keep(table: Table, ticket: int, listed: ResetList) -> None:
 
 def forget(table: Table, ticket: int, files: list[StagedFile]) -> None:
     """Delete the list of a finished or abandoned full refresh and its files; a committed refresh has copied them."""
+    table.require_writable()
     system, prefix = file_system(table)
     discard(table, files)
     try:

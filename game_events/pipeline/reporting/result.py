@@ -196,6 +196,12 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
         return not self.errors
 
     @property
+    def is_empty(self) -> bool:
+        """Nothing was read or changed, nothing is left to read, and there is nothing to say."""
+        of_any_run = {"seconds", "latency", "waiting", "lag"}
+        return not any(getattr(self, f.name) for f in fields(self) if f.name not in of_any_run) and not sum(self.lag.values())
+
+    @property
     def topics(self) -> list[str]:
         """Topics that were read."""
         return sorted({split.topic for split in self.offsets})

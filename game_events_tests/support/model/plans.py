@@ -125,7 +125,6 @@ def _judged(rules: tuple[Rule, ...], row: dict[str, Any], start: Start, held: se
 def execute(
     run: GoldRun,
     plans: Mapping[str, GamePlan],
-    known: Any,  # noqa: ARG001 - columns of these rows are always the same
 ) -> Staged:
     """For `gold.execute.execute`."""
     rows: list[dict[str, Any]] = []

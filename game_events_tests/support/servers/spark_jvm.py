@@ -24,7 +24,6 @@ MASTER = "local[4]"
 CONF = {
     "spark.default.parallelism": "2",
     "spark.driver.memory": "3g",
-    "spark.python.daemon.module": "game_events_tests.support.servers.spark_daemon",
 }
 
 
