@@ -8,7 +8,7 @@ user-defined aggregate.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ ATTEMPTS = 20
 SCHEMA = schema_of(
     bronze_id=(pa.string(), "Content of bronze_events that the row speaks of"),
     layer=(pa.string(), "Layer"),
-    kind=(pa.string(), "floor, game, failed, unrouted or decided_anew"),
+    kind=(pa.string(), "floor, game, failed, unrouted, decided_anew or counted"),
     game=(pa.string(), "Game"),
     batch=(pa.int64(), "Batch of bronze_events that it has come to"),
     detail=(pa.string(), "More, as JSON or in words"),
@@ -46,6 +46,19 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class CountedRows:
+    """Rows of bronze that a check has counted and found in silver.
+
+    Attributes:
+        batch: the last of their batches; 0: none were counted.
+        rows: game -> its rows; None: those of no game with a silver table.
+    """
+
+    batch: int = 0
+    rows: Mapping[str | None, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Progress:
     """One state of the table.
 
@@ -57,6 +70,7 @@ class Progress:
         unrouted_batch: last batch with a valid name that was not admitted; 0: there was none.
         redecided: number of quarantine's repeated decisions that silver has carried out.
         marks: layer -> metadata of its low watermark; of user-defined aggregates.
+        counted: what the last check of silver's rows has counted.
     """
 
     bronze_id: str
@@ -66,6 +80,7 @@ class Progress:
     unrouted_batch: int = 0
     redecided: int = 0
     marks: dict[str, Mark] = field(default_factory=dict)
+    counted: CountedRows = field(default_factory=CountedRows)
 
     def floor(self, layer: str) -> int:
         """Bronze batch up to which a layer is complete."""
@@ -157,6 +172,10 @@ def _state(bronze_id: str, every: list[dict[str, Any]]) -> Progress:
         unrouted_batch=max((r["batch"] for r in rows if r["kind"] == "unrouted"), default=0),
         redecided=max((r["batch"] for r in rows if r["kind"] == "decided_anew"), default=0),
         marks={r["layer"]: Mark(**json.loads(r["detail"])) for r in rows if r["kind"] == "floor" and r["detail"]},
+        counted=CountedRows(
+            max((r["batch"] for r in rows if r["kind"] == "counted"), default=0),
+            {r["game"]: int(r["detail"]) for r in rows if r["kind"] == "counted"},
+        ),
     )
 
 
@@ -185,4 +204,6 @@ def _rows(state: Progress) -> pa.Table:
         add("unrouted", Layer.SILVER, None, state.unrouted_batch)
     if state.redecided:
         add("decided_anew", Layer.SILVER, None, state.redecided)
+    for name, count in state.counted.rows.items():
+        add("counted", Layer.SILVER, name, state.counted.batch, str(count))
     return pa.Table.from_pylist(rows, schema=SCHEMA)

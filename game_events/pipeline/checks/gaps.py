@@ -9,7 +9,7 @@ from game_events.errors import first_few
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.steps import CheckResult
+from game_events.pipeline.reporting.steps import NEW, WHOLE, CheckResult
 from game_events.pipeline.state.commit_info import bronze_commit
 from game_events.sources.core.source import Gap
 
@@ -25,7 +25,7 @@ def offsets_lost(pipeline: Pipeline, recent: int | None = None) -> CheckResult:
 
     `recent`: check this number of the newest commits; None: all of Delta's log.
     """
-    handle = pipeline.bronze.open()
+    handle, covers = pipeline.bronze.open(), WHOLE if recent is None else NEW
     if handle is None:
         return CheckResult(LOST, "bronze", True, "there is no bronze table yet")
     notes = [note for entry in handle.history(recent) if (note := bronze_commit(entry)) is not None]
@@ -37,8 +37,8 @@ def offsets_lost(pipeline: Pipeline, recent: int | None = None) -> CheckResult:
         "gaps_of_unknown_length": sum(gap.offsets is None for gap in gaps),
     }
     if not gaps:
-        return CheckResult(LOST, "bronze", True, f"the last {len(notes):,} commits skipped nothing", counts)
-    return CheckResult(LOST, "bronze", False, gaps_in_words(gaps), counts, version=handle.version())
+        return CheckResult(LOST, "bronze", True, f"the last {len(notes):,} commits skipped nothing", counts, covers=covers)
+    return CheckResult(LOST, "bronze", False, gaps_in_words(gaps), counts, version=handle.version(), covers=covers)
 
 
 def gaps_in_words(gaps: Sequence[Gap]) -> str:

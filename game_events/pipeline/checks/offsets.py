@@ -21,7 +21,7 @@ from game_events.lakehouse.tables import Table, add_actions, paths
 from game_events.pipeline.checks.offset_ranges import batch_faults, offsets_read, range_faults
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.replay_marks import is_noted
-from game_events.pipeline.reporting.steps import CheckResult
+from game_events.pipeline.reporting.steps import NEW, WHOLE, CheckResult
 from game_events.pipeline.state.commit_info import BronzeCommit, bronze_commit, erased_rows
 
 CONTINUOUS, UNIQUE = "offsets_continuous", "offsets_unique"
@@ -36,7 +36,7 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
 
     `recent`: check this number of the newest commits, and not whether files exist; None: all of Delta's log.
     """
-    handle = pipeline.bronze.open()
+    handle, covers = pipeline.bronze.open(), WHOLE if recent is None else NEW
     if handle is None:
         return CheckResult(CONTINUOUS, "bronze", True, "there is no bronze table yet", wrong_rows=True)
     history = handle.history(recent)
@@ -62,7 +62,9 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
     since = "the table's first" if oldest == first else f"batch {counts['from_batch']}, older ones were not checked"
     good = f"{len(commits):,} commits since {since}: {read:,} {unit} without a gap, no row missing"
     summary = first_few(faults, SHOWN) or good
-    return CheckResult(CONTINUOUS, "bronze", not faults, summary, counts, wrong_rows=True, version=handle.version())
+    return CheckResult(
+        CONTINUOUS, "bronze", not faults, summary, counts, wrong_rows=True, version=handle.version(), covers=covers
+    )
 
 
 def _rows(handle: DeltaTable, commits: Sequence[BronzeCommit], erased: Mapping[int, int]) -> list[str]:

@@ -1,20 +1,24 @@
 """Reconciliation: bronze rows = silver rows + dropped + quarantined + unrouted + pending, in all and for each game."""
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-import pyarrow as pa
 from deltalake import DeltaTable
-from pyspark.sql import functions as F
+from deltalake.exceptions import DeltaError
 
+from game_events.errors import GameEventsError, ReadOnlyError
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import for_games, opened
 from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.data.snapshot import row_count
-from game_events.lakehouse.data.spark_files import read_table
-from game_events.lakehouse.event_columns import COORDINATES, has_decoded_columns
+from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.system_tables.progress import CountedRows, Progress
+from game_events.pipeline.checks.row_counts import RowCounts, count_all, count_later
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality.decisions import Decisions
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Reconciliation:
         dropped, quarantined: rejected bronze rows.
         wrong: game -> counts that do not add up.
         transformed: game -> counts that a transformation with `rows="any"` makes incomparable.
+        counted_before: bronze batch up to which an earlier check has counted bronze's rows; 0: all were counted now.
     """
 
     bronze: int = 0
@@ -66,6 +71,7 @@ class Reconciliation:
     quarantined: int = 0
     wrong: Mapping[str, GameCounts] = field(default_factory=dict)
     transformed: Mapping[str, GameCounts] = field(default_factory=dict)
+    counted_before: int = 0
 
     @property
     def taken(self) -> int:
@@ -113,70 +119,76 @@ def _named(games: Mapping[str, GameCounts]) -> str:
     return ", ".join(f"{game}: {counts}" for game, counts in games.items())
 
 
-def reconcile(pipeline: Pipeline) -> Reconciliation:
-    """Count the rows: bronze by one Spark job over games and batches, silver and quarantine by their logs.
+def reconcile(pipeline: Pipeline, *, later: bool = False) -> Reconciliation:
+    """Count the rows: bronze by a Spark job, silver and quarantine by their logs.
 
-    If quarantine has rejected rows, the job joins them with bronze. Correct beside a live writer: silver is opened before
-    bronze and quarantine, which therefore have every batch of silver.
+    `later`: of bronze only the batches after those that an earlier check has counted (`Progress.counted`), which costs what is
+    new. If the counts do not add up then, or differ from bronze's log, all rows are counted, so no fault is reported without
+    that. What only a count of all rows can find: rows of earlier batches that changed, while all sums stayed the same.
+
+    Correct beside a live writer: silver is opened before bronze and quarantine, which therefore have every batch of silver.
     """
     before = pipeline.bronze.open()
     if before is None or not row_count(before):
         return Reconciliation(quarantine=row_count(pipeline.quarantine.open()))
     identity = BronzeIdentity.of(before)
-    games = pipeline.progress.read(identity.key).games
-    tables = opened(games, pipeline.lakehouse.silver)
+    state = pipeline.progress.read(identity.key)
+    tables = opened(state.games, pipeline.lakehouse.silver)
     handle = pipeline.bronze.open() or before
-    quarantine = pipeline.quarantine.open()
+    decisions = Decisions(pipeline.quarantine, pipeline.quarantine.open(), identity.key)
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
-    counted = _count(pipeline, handle, Decisions(pipeline.quarantine, quarantine, identity.key), taken)
-    unrouted = counted.pop(None, (0, 0, 0))[0]
-    games_counts = for_games(sorted(tables), lambda game: _game_counts(tables[game], *counted.get(game, (0, 0, 0))))
+    settled = _settled(state, taken)
+    if later and state.counted.batch:
+        # Of a game that fails now, too, earlier batches were in silver.
+        since = max(settled, state.counted.batch)
+        counts = count_later(pipeline, handle, decisions, taken, since, state.counted)
+        found = replace(_compared(pipeline, handle, decisions, tables, counts), counted_before=state.counted.batch)
+        if found.passed:
+            _keep(pipeline, identity, since, counts)
+            return found
+    counts = count_all(pipeline, handle, decisions, taken, settled)
+    found = _compared(pipeline, handle, decisions, tables, counts)
+    if found.passed:
+        _keep(pipeline, identity, settled, counts)
+    return found
+
+
+def _settled(state: Progress, taken: Mapping[str, int]) -> int:
+    """The bronze batch up to which no row is pending."""
+    behind = [taken.get(game, 0) for game in state.failed_in(Layer.SILVER)]
+    return min([state.floor(Layer.SILVER), *behind])
+
+
+def _keep(pipeline: Pipeline, identity: BronzeIdentity, settled: int, counts: RowCounts) -> None:
+    """Note what was counted, for the next check."""
+    counted = CountedRows(settled, {name: rows for name, rows in counts.settled.items() if rows})
+    try:
+        pipeline.progress.update(identity.key, lambda now: replace(now, counted=counted))
+    except (GameEventsError, ReadOnlyError, DeltaError, OSError) as error:
+        log.warning("counted_rows_not_kept=true the_next_check_counts_all_rows=true cause=%s", type(error).__name__)
+
+
+def _compared(
+    pipeline: Pipeline, handle: DeltaTable, decisions: Decisions, tables: Mapping[str, DeltaTable], counts: RowCounts
+) -> Reconciliation:
+    """The counts of bronze beside those of silver and quarantine."""
+    games_counts = {
+        game: _game_counts(table, counts.rows[game], counts.pending[game], counts.held[game])
+        for game, table in sorted(tables.items())
+    }
     transformed = {game: found for game, found in games_counts.items() if pipeline.extensions.transformed(game)}
     compared = {game: found for game, found in games_counts.items() if game not in transformed}
     return Reconciliation(
         row_count(handle),
         sum(c.silver for c in compared.values()),
-        row_count(quarantine),
-        unrouted,
-        sum(pending for _, pending, _ in counted.values()),
+        row_count(decisions.handle),
+        counts.rows[None],
+        sum(counts.pending.values()),
         sum(c.dropped for c in compared.values()),
         sum(c.quarantined for c in compared.values()),
         {game: found for game, found in compared.items() if not found.balanced},
         transformed,
     )
-
-
-def _count(
-    pipeline: Pipeline, handle: DeltaTable, decisions: Decisions, taken: Mapping[str, int]
-) -> dict[str | None, tuple[int, int, int]]:
-    """Game (None: no silver table) -> rows of bronze, pending ones of them, and not pending ones in quarantine."""
-    entity = pipeline.settings.entity_column
-    rows = read_table(pipeline.spark, handle)
-    # An idle game's silver has an older batch than others and is complete all the same: only rows above it are pending.
-    limits = pipeline.spark.createDataFrame(
-        pa.table({"_game": list(taken), "_taken": pa.array(taken.values(), pa.int64())}), "_game string, _taken bigint"
-    )
-    held = decisions.held_rows(pipeline, decisions.rejected_rows)
-    # Without the column no record of a selected message type was read yet.
-    name = F.col(entity) if has_decoded_columns(handle) else F.lit(None).cast("string")
-    if held is None:
-        rows = rows.select(name.alias("_name"), "_batch", F.lit(None).alias("_held"))
-    else:
-        rows = rows.select(name.alias("_name"), "_batch", *COORDINATES)
-        held = held.withColumnRenamed("game", "_name").withColumn("_held", F.lit(True))
-        rows = rows.join(held, [*COORDINATES, "_name"], "left")
-    pending = F.col("_batch") > F.col("_taken")
-    found = (
-        rows.join(F.broadcast(limits), F.col("_name") == F.col("_game"), "left")
-        .groupBy("_game")
-        .agg(
-            F.count(F.lit(1)).alias("rows"),
-            F.count(F.when(pending, 1)).alias("pending"),
-            F.count(F.when(F.col("_held").isNotNull() & ~pending, 1)).alias("held"),
-        )
-        .collect()
-    )
-    return {r["_game"]: (int(r["rows"]), int(r["pending"]), int(r["held"])) for r in found}
 
 
 def _game_counts(silver: DeltaTable, rows: int, pending: int, held: int) -> GameCounts:

@@ -1,0 +1,151 @@
+"""The check of silver's rows at the end of a run reads what is new, and is as strict as a count of all rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
+from game_events.lakehouse.system_tables.progress import CountedRows
+from game_events.lakehouse.tables import BRONZE
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.checks.reconcile import Reconciliation, reconcile
+from game_events.pipeline.checks.registry import CHECKS, CONSERVED
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.erasure.run import forget
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.steps import NEW, WHOLE
+from game_events.pipeline.reprocessing.redecode import redecode
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.silver.refresh import refresh_silver
+from game_events_tests.conftest import MakePipeline, MakeSettings
+from game_events_tests.support.worlds.quality import Event, rule, send_events
+
+POSITIVE = rule("positive", "amount > 0", "quarantine")
+
+
+@pytest.fixture
+def pipeline(make_settings: MakeSettings, make_pipeline: MakePipeline) -> Pipeline:
+    return make_pipeline(make_settings(rules=[POSITIVE], erasure_key="a key of the tests, long enough"))
+
+
+def after_a_run(pipeline: Pipeline, *events: Event) -> Reconciliation:
+    """The check at the end of a run that has read these events."""
+    send_events(pipeline.settings, events)
+    refresh(pipeline)
+    return reconcile(pipeline, later=True)
+
+
+def key(pipeline: Pipeline) -> str:
+    bronze = pipeline.bronze.open()
+    assert bronze is not None
+    return BronzeIdentity.of(bronze).key
+
+
+def counted(pipeline: Pipeline) -> CountedRows:
+    return pipeline.progress.read(key(pipeline)).counted
+
+
+def said(found: Reconciliation) -> dict[str, object]:
+    return {**vars(found), "counted_before": None}
+
+
+def test_each_run_counts_its_own_rows_and_comes_to_what_a_count_of_all_rows_comes_to(pipeline: Pipeline) -> None:
+    found = after_a_run(pipeline, Event("uno", 1), Event("go", 1), Event("uno", -1), Event("", 1))
+    assert (found.passed, found.counted_before) == (True, 0)
+    assert counted(pipeline) == CountedRows(1, {"uno": 2, "go": 1, None: 1})
+    for number in (2, 3, 4):
+        found = after_a_run(pipeline, Event("uno", number), Event("go", -1), Event("new" if number == 3 else "", 1))
+        assert (found.passed, found.counted_before) == (True, number - 1)
+        assert said(found) == said(reconcile(pipeline))
+    assert counted(pipeline) == CountedRows(4, {"uno": 5, "go": 4, "new": 1, None: 3})
+    assert (found.bronze, found.quarantined, found.unrouted) == (13, 4, 3)
+    checks = {check.name: check for check in CHECKS}
+    assert checks[CONSERVED].run(pipeline).covers == WHOLE
+    in_run = checks[CONSERVED].made_in_run(pipeline)
+    assert in_run is not None
+    assert in_run.covers == NEW
+
+
+def test_rows_that_were_counted_are_not_read_again(pipeline: Pipeline) -> None:
+    after_a_run(pipeline, Event("uno", 1), Event("go", 1))
+    # As many rows as the table has, of other games: a check that reads these rows would see it.
+    other = CountedRows(1, {"uno": 0, "go": 2})
+    pipeline.progress.update(key(pipeline), lambda now: replace(now, counted=other))
+    silver = pipeline.lakehouse.silver("uno").open()
+    assert silver is not None
+    silver.delete()
+    copied = pipeline.lakehouse.silver("go").open()
+    assert copied is not None
+    rows = pa.table(copied.to_pyarrow_table())
+    write_deltalake(copied.table_uri, rows, mode="append")
+    found = reconcile(pipeline, later=True)
+    assert (found.passed, found.counted_before) == (True, 1)
+    assert not reconcile(pipeline).passed
+
+
+def lose_a_row(pipeline: Pipeline) -> None:
+    DeltaTable(pipeline.lakehouse.silver("uno").uri).delete("amount = 1")
+
+
+def double_a_row(pipeline: Pipeline) -> None:
+    table = DeltaTable(pipeline.lakehouse.silver("uno").uri)
+    write_deltalake(table.table_uri, pa.table(table.to_pyarrow_table()).slice(0, 1), mode="append")
+
+
+def lose_a_row_of_bronze(pipeline: Pipeline) -> None:
+    DeltaTable(pipeline.lakehouse.table(BRONZE).uri).delete("amount = 1 AND game_name = 'uno'")
+
+
+def lose_a_rejected_row(pipeline: Pipeline) -> None:
+    DeltaTable(pipeline.quarantine.uri).delete("layer = 'silver'")
+
+
+@pytest.mark.parametrize("fault", [lose_a_row, double_a_row, lose_a_row_of_bronze, lose_a_rejected_row])
+def test_a_fault_in_rows_that_were_counted_before_is_found_all_the_same(pipeline: Pipeline, fault) -> None:  # type: ignore[no-untyped-def]
+    after_a_run(pipeline, Event("uno", 1), Event("uno", 2), Event("uno", -1), Event("go", 1))
+    assert reconcile(pipeline, later=True).counted_before == 1
+    before = counted(pipeline)
+    fault(pipeline)
+    found = reconcile(pipeline, later=True)
+    assert (found.passed, found.counted_before) == (False, 0)
+    assert "uno" in found.wrong
+    assert counted(pipeline) == before
+
+
+def test_rows_of_a_game_that_waits_stay_pending_and_are_counted_once_they_have_come(pipeline: Pipeline) -> None:
+    after_a_run(pipeline, Event("uno", 1), Event("go", 1))
+    send_events(pipeline.settings, [Event("uno", 2), Event("go", 2)])
+    load_bronze(pipeline, RunReport())
+    refresh_silver(pipeline, RunReport(), frozenset({"go"}))
+    found = reconcile(pipeline, later=True)
+    assert (found.passed, found.counted_before, found.pending) == (True, 1, 1)
+    assert said(found) == said(reconcile(pipeline))
+    assert counted(pipeline).batch == 1
+    refresh(pipeline)
+    found = reconcile(pipeline, later=True)
+    assert (found.passed, found.counted_before, found.pending) == (True, 1, 0)
+    assert counted(pipeline) == CountedRows(2, {"uno": 2, "go": 2})
+
+
+def test_after_rows_were_changed_all_are_counted_and_the_check_passes(pipeline: Pipeline) -> None:
+    after_a_run(pipeline, Event("uno", 1), Event("uno", 2, gamer="bob"), Event("go", 1))
+    forget(pipeline, RunReport(), frozenset({"bob"}))
+    found = reconcile(pipeline, later=True)
+    assert (found.passed, found.counted_before, found.bronze) == (True, 0, 2)
+    assert after_a_run(pipeline, Event("uno", 3)).counted_before == 1
+    redecode(pipeline, RunReport())
+    refresh(pipeline)
+    assert reconcile(pipeline, later=True).passed
+
+
+def test_a_lakehouse_that_cannot_be_written_is_checked_all_the_same(
+    pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    send_events(pipeline.settings, [Event("uno", 1)])
+    refresh(pipeline)
+    assert reconcile(replace(pipeline, read_only=True), later=True).passed
+    assert "counted_rows_not_kept" in caplog.text
