@@ -73,7 +73,7 @@ def partition_events(
     absent = set(context.partition_keys) - done.keys() - {t.game for t in failed}
     if absent:
         context.log.warning(f"no table, as no rows of it are there: {', '.join(sorted(absent)[:NAMED])}")
-        done |= dict.fromkeys(absent, {"dagster/row_count": 0, "note": "no table: no rows of it are there"})
+        done |= {game: {"dagster/row_count": 0, "note": "no table: no rows of it are there"} for game in absent}
     if not failed:
         for game, metadata in done.items():
             context.add_asset_metadata(metadata, key, partition_key=game)
