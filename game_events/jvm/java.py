@@ -38,15 +38,23 @@ def find_java() -> Path:
     return Path(found)
 
 
-@functools.lru_cache
 def _major_version(java: str) -> int:
     """17 of ``openjdk version "17.0.15"``, 8 of ``java version "1.8.0_452"``."""
+    answer = version_text(java)
+    match = re.search(r'version "(?:1\.)?(\d+)', answer)
+    if match is None:
+        raise ConfigurationError(f"{java} -version failed ({answer.strip()[-300:]}): {HOW_TO_INSTALL}")
+    return int(match.group(1))
+
+
+@functools.lru_cache
+def version_text(java: str) -> str:
+    """All that an executable says of its version and build; ConfigurationError if it does not run."""
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigurationError(f"{java} does not run ({error}): {HOW_TO_INSTALL}") from None
-    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
-    if answer.returncode != 0 or match is None:
+    if answer.returncode != 0:
         output = (answer.stderr or answer.stdout).strip()
         raise ConfigurationError(f"{java} -version failed ({output[-300:] or answer.returncode}): {HOW_TO_INSTALL}")
-    return int(match.group(1))
+    return answer.stderr + answer.stdout

@@ -97,6 +97,7 @@ def describe(table: Table, handle: DeltaTable, wanted: pa.Schema, description: s
     about = description if description is not None and description != handle.metadata().description else None
     if not new and not changed and about is None:
         return handle
+    table.require_writable()
     try:
         if new:
             handle.alter.add_columns(new)

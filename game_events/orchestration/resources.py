@@ -20,7 +20,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.spark.connect import answers, close_session, is_closed, is_connect
-from game_events.spark.session import new_session
+from game_events.spark.early_session import taken_or_new
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class SparkResource(LazyPySparkResource):
         """Make the session, once for each process; on a Connect server again if it was given back."""
         if self._spark_session is None or is_closed(self._spark_session):
             more = dict(flatten_dict(self.spark_config))  # type: ignore[no-untyped-call]
-            self._spark_session = new_session(self.source.read(), more)
+            self._spark_session = taken_or_new(self.source.read(), more)
 
     def renew_if_lost(self) -> None:
         """What is done next gets a new session if the server does not know the one there is; no classic session is renewed."""

@@ -3,23 +3,31 @@
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from game_events.config.credentials import is_credential
 from game_events.config.local_addresses import LOOPBACK, workers_are_local
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
+from game_events.jvm.class_archive import archive_of, sharing_options
 from game_events.jvm.jars import s3_jars, spark_jars
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
 from game_events.jvm.private_folders import process_temporary_folder
 from game_events.lakehouse.storage.options import is_s3, spark_options
 from game_events.spark.code_shipping import shares_python_environment
 
+SPARK_HOME = Path(pyspark.__file__).parent
 LOG_CONFIGURATION = Path(__file__).with_name("log4j2.properties")
+EXTRA_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+LOG_OPTION = f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()}"
+#: Java's options for a run of few rows: it is over before the optimizing compiler has paid for itself, and that would take a
+#: third of its processor time. The room for compiled code is the usual one.
+SMALL_RUN = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 
 #: Records of an Arrow batch. Spark's Arrow writer takes time quadratic in a batch's rows for lists and maps that are NULL.
 ARROW_RECORDS = 20_000
@@ -121,8 +129,8 @@ def session_config(settings: Settings) -> dict[str, str]:
     return conf | own | {LARGE_TYPES_KEY: "false"}
 
 
-def spark_config(settings: Settings) -> dict[str, str]:
-    """Settings of a classic Spark, JVM and session; the user's take precedence.
+def spark_config(settings: Settings, *, small_run: bool = False) -> dict[str, str]:
+    """Settings of a classic Spark, JVM and session; the user's take precedence. `small_run`: see `SMALL_RUN`.
 
     Also sets ``PYSPARK_PYTHON`` in this process: it must be in the environment before the session is created (settings of the
     session are ignored), or workers run any python3 of the PATH. The user's ``spark.pyspark.python`` names another path on a
@@ -132,16 +140,19 @@ def spark_config(settings: Settings) -> dict[str, str]:
     os.environ.setdefault("PYSPARK_PYTHON", settings.spark_conf.get("spark.pyspark.python", sys.executable))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     jars = spark_jars()
+    # In local mode the driver's JVM is all there is: what is on its class path can be in its archive of classes, and is not copied.
+    on_path = jars if is_local(settings) else tuple(jar for jar in jars if jar.name.startswith("lz4-java-"))
+    sent = () if is_local(settings) else jars
     if is_s3(settings.lakehouse):
-        jars += s3_jars()
+        sent += s3_jars()
     conf = session_config(settings) | {
         **_CLASSIC,
         "spark.master": settings.spark_master,
         "spark.driver.memory": settings.spark_driver_memory,
-        "spark.jars": ",".join(map(str, jars)),
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()}",
+        "spark.jars": ",".join(map(str, sent)),
+        EXTRA_JAVA_OPTIONS: LOG_OPTION,
         # Other users can read the system's temporary folder, and shuffle files hold players' rows.
-        DEFAULT_JAVA_OPTIONS: process_temporary_folder().java_option,
+        DEFAULT_JAVA_OPTIONS: " ".join((process_temporary_folder().java_option, *java_options(settings, on_path, small_run))),
     }
     if workers_are_local(settings):
         conf |= {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
@@ -156,10 +167,21 @@ def spark_config(settings: Settings) -> dict[str, str]:
         # A metastore: Spark's in-memory catalog ends with the session.
         conf["spark.sql.catalogImplementation"] = "hive"
     own = settings.spark_conf
-    # Replaces PySpark's lz4-java, which has known vulnerabilities: the first jar with a class wins.
-    first = ":".join(str(jar) for jar in jars if jar.name.startswith("lz4-java-"))
-    more = {CLASS_PATH_KEY: ":".join(filter(None, (first, own.get(CLASS_PATH_KEY)))), LARGE_TYPES_KEY: "false"}
+    # Before PySpark's own jars: its lz4-java has known vulnerabilities, and the first jar with a class wins.
+    class_path = ":".join(filter(None, (*map(str, on_path), own.get(CLASS_PATH_KEY))))
+    more = {CLASS_PATH_KEY: class_path, LARGE_TYPES_KEY: "false"}
     return conf | authentication(settings) | spark_options(settings) | own | more
+
+
+def is_local(settings: Settings) -> bool:
+    """Whether the driver's JVM runs the tasks."""
+    return re.fullmatch(r"local(\[.*\])?", settings.spark_master) is not None
+
+
+def java_options(settings: Settings, class_path: Sequence[Path], small_run: bool) -> tuple[str, ...]:
+    """Options of the driver's JVM for a quick start, with these jars before PySpark's."""
+    shared = sharing_options(archive_of(class_path, SPARK_HOME)) if is_local(settings) else ()
+    return (*shared, *(SMALL_RUN if small_run else ()))
 
 
 def has_this_project(settings: Settings) -> bool:

@@ -14,8 +14,10 @@ from game_events.spark.connect import close_session, connect
 log = logging.getLogger(__name__)
 
 
-def new_session(settings: Settings, more: Mapping[str, str] | None = None) -> SparkSession:
+def new_session(settings: Settings, more: Mapping[str, str] | None = None, *, small_run: bool = False) -> SparkSession:
     """The session of the settings, with `more` configuration above theirs; its workers can import this project.
+
+    `small_run`: a JVM of its own is made for a run of few rows.
 
     Raises:
         ConfigurationError, TransientError: Spark cannot be started or reached.
@@ -31,7 +33,7 @@ def new_session(settings: Settings, more: Mapping[str, str] | None = None) -> Sp
         session = connect(settings, session_config(settings) | dict(more or {}))
     else:
         builder = SparkSession.builder
-        for name, value in (spark_config(settings) | dict(more or {})).items():
+        for name, value in (spark_config(settings, small_run=small_run) | dict(more or {})).items():
             builder = builder.config(name, value)
         session = builder.getOrCreate()
     try:

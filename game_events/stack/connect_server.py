@@ -8,7 +8,7 @@ from pathlib import Path
 import pyspark
 
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
-from game_events.jvm.private_folders import TemporaryFolder, private_folder
+from game_events.jvm.private_folders import TemporaryFolder, private_folder, process_temporary_folder
 from game_events.stack.ports import HOST
 from game_events.stack.server_process import ServerProcess, spawn
 
@@ -53,7 +53,8 @@ def start(conf: Mapping[str, str], folder: Path, *, port: int, token: str, log: 
     whole[JAVA_OPTIONS] = f"{whole.get(JAVA_OPTIONS, '')} {EXIT_ON_OOM}".strip()
     # Its own folder, which exists until the server ends.
     temporary = TemporaryFolder.make()
-    whole[DEFAULT_JAVA_OPTIONS] = temporary.java_option
+    options = whole.get(DEFAULT_JAVA_OPTIONS, "").replace(process_temporary_folder().java_option, "")
+    whole[DEFAULT_JAVA_OPTIONS] = f"{temporary.java_option} {options}".strip()
     properties.write_text("".join(f"{key}={_escaped(value)}\n" for key, value in whole.items()))
     environment = {key: value for key, value in os.environ.items() if key not in CLIENT_VARIABLES} | {
         "SPARK_HOME": str(SPARK_HOME),

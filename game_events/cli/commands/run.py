@@ -14,6 +14,7 @@ from game_events.config.settings import Settings, load_settings
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.runs.idle import idle_report
+from game_events.pipeline.runs.run_size import RunSize, run_size
 from game_events.pipeline.runs.selection import ALL, selection_of
 
 FULL_REFRESH = "--full-refresh"
@@ -90,13 +91,22 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
     else:
         # A wrong name is said at once, without a run that fails.
         selection_of(Pipeline(settings, no_spark), **asked)
-        idle = None if any(asked.values()) else idle_report(settings, ignore_intervals=ignore_intervals)
+        idle = None if any(asked.values()) else idle_report(settings, ignore_intervals=ignore_intervals, if_not=start_spark)
         if idle is not None:
             show_run(output, idle.to_dict(), settings.names)
             finish(output, JobResult("", True, idle.to_dict()))
             return
         result = run_and_show(output, settings, asked | {"ignore_intervals": ignore_intervals})
     finish(output, result)
+
+
+def start_spark(pipeline: Pipeline) -> None:
+    """Begin to start Spark for a run that needs it, while what makes the run is imported."""
+    size = run_size(pipeline)
+    if size != RunSize.UNKNOWN and not pipeline.settings.spark_remote:
+        from game_events.spark.early_session import begin
+
+        begin(pipeline.settings, small_run=size == RunSize.SMALL)
 
 
 def run_and_show(output: Output, settings: Settings, asked: Mapping[str, object] | None = None) -> JobResult:

@@ -36,6 +36,7 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
             metadata = _merged_map(table, handle, wanted, metadata)
         if not new and not metadata:
             return handle
+        table.require_writable()
         try:
             if new:
                 handle.alter.add_columns(new)

@@ -67,6 +67,7 @@ class ReplacedFiles:
 
 def delete_files(table: Table, names: list[str]) -> int:
     """Delete files of a table; returns how many existed."""
+    table.require_writable()
     system, prefix = file_system(table)
     deleted = 0
     for name in names:
