@@ -1,19 +1,17 @@
-"""Archive of Spark's classes (class data sharing): a JVM that maps it loads and verifies most classes without reading their jars.
+"""Archive of Spark's classes (class data sharing): a JVM that maps it neither reads most classes nor verifies them.
 
 Java refuses an archive of another version, class path or jar (by size and time) by itself, and starts without it. Its content
 is code, as that of jars, and has no pinned hash: so only one is used that no other user can have written.
 """
 
 import hashlib
-import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from game_events.errors import ConfigurationError
 from game_events.jvm.jars import cache_dir
 from game_events.jvm.java import find_java, version_text
-from game_events.jvm.private_folders import private_folder
+from game_events.jvm.private_folders import only_mine, private_folder
 
 #: Folder in the cache of Java parts.
 FOLDER = "class-archives"
@@ -44,10 +42,7 @@ def sharing_options(archive: Path) -> tuple[str, ...]:
 
 def is_usable(archive: Path) -> bool:
     """Whether an archive is there, and this user alone can write it and its folder."""
-    try:
-        return all(_is_private(path.lstat(), kind) for path, kind in ((archive, stat.S_ISREG), (archive.parent, stat.S_ISDIR)))
-    except OSError:
-        return False
+    return only_mine(archive, archive.parent)
 
 
 def archiving_options(archive: Path) -> tuple[str, ...]:
@@ -69,8 +64,3 @@ def keep(written: Path, archive: Path) -> None:
     others = sorted((f for f in folder.glob(f"*{SUFFIX}") if f != archive), key=lambda f: f.stat().st_mtime, reverse=True)
     for old in others[KEPT:]:
         old.unlink(missing_ok=True)
-
-
-def _is_private(found: os.stat_result, kind: object) -> bool:
-    return callable(kind) and kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
-

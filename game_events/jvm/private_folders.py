@@ -50,6 +50,15 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
+def only_mine(*paths: Path) -> bool:
+    """Whether files and folders are there, no links, belong to this user, and no other user can write them."""
+    try:
+        found = [path.lstat() for path in paths]
+    except OSError:
+        return False
+    return all(f.st_uid == os.geteuid() and not stat.S_ISLNK(f.st_mode) and not f.st_mode & 0o022 for f in found)
+
+
 @dataclass(frozen=True)
 class TemporaryFolder:
     """A private folder below the system's temporary one; a process that inherits its lock keeps the folder until it ends."""

@@ -140,7 +140,7 @@ def spark_config(settings: Settings, *, small_run: bool = False) -> dict[str, st
     os.environ.setdefault("PYSPARK_PYTHON", settings.spark_conf.get("spark.pyspark.python", sys.executable))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     jars = spark_jars()
-    # In local mode the driver's JVM is all there is: what is on its class path can be in its archive of classes, and is not copied.
+    # In local mode the driver's JVM is all there is: what is on its class path is in its archive of classes, and not copied.
     on_path = jars if is_local(settings) else tuple(jar for jar in jars if jar.name.startswith("lz4-java-"))
     sent = () if is_local(settings) else jars
     if is_s3(settings.lakehouse):

@@ -9,6 +9,7 @@ from typer.core import TyperCommand
 from game_events.cli.common.arguments import Json, words
 from game_events.cli.common.output import Output
 from game_events.cli.common.run_job import JobResult, finish, run_job
+from game_events.cli.common.shared_spark import SharedSpark, leave, shared_spark, use
 from game_events.cli.common.summary import show_run
 from game_events.config.settings import Settings, load_settings
 from game_events.lakehouse.tables import Lakehouse
@@ -16,6 +17,7 @@ from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.runs.idle import idle_report
 from game_events.pipeline.runs.run_size import RunSize, run_size
 from game_events.pipeline.runs.selection import ALL, selection_of
+from game_events.spark.connect import lost
 
 FULL_REFRESH = "--full-refresh"
 
@@ -91,12 +93,19 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
     else:
         # A wrong name is said at once, without a run that fails.
         selection_of(Pipeline(settings, no_spark), **asked)
-        idle = None if any(asked.values()) else idle_report(settings, ignore_intervals=ignore_intervals, if_not=start_spark)
+        looks: list[Pipeline] = []
+        idle = None if any(asked.values()) else idle_report(settings, ignore_intervals=ignore_intervals, if_not=looks.append)
         if idle is not None:
             show_run(output, idle.to_dict(), settings.names)
             finish(output, JobResult("", True, idle.to_dict()))
             return
-        result = run_and_show(output, settings, asked | {"ignore_intervals": ignore_intervals})
+        server, config = shared_spark(settings), asked | {"ignore_intervals": ignore_intervals}
+        if server is not None:
+            result = run_on(server, output, settings, config)
+        else:
+            for look in looks:
+                start_spark(look)
+            result = run_and_show(output, settings, config)
     finish(output, result)
 
 
@@ -107,6 +116,18 @@ def start_spark(pipeline: Pipeline) -> None:
         from game_events.spark.early_session import begin
 
         begin(pipeline.settings, small_run=size == RunSize.SMALL)
+
+
+def run_on(server: SharedSpark, output: Output, settings: Settings, asked: Mapping[str, object]) -> JobResult:
+    """As `run_and_show`, on the server of `game-events up`; if that goes away, a second run has a JVM of its own."""
+    use(server)
+    shared = load_settings()
+    result = run_and_show(output, shared, asked)
+    if result.success or str(lost(shared)) not in (result.error or ""):
+        return result
+    leave(server)
+    output.say("a second run goes on without the shared Spark server")
+    return run_and_show(output, settings, asked)
 
 
 def run_and_show(output: Output, settings: Settings, asked: Mapping[str, object] | None = None) -> JobResult:

@@ -7,8 +7,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import psutil
 
 from game_events.config.groups.values import ENV_PREFIX
 from game_events.errors import GameEventsError
@@ -19,8 +22,8 @@ from game_events.spark.config import EXTRA_JAVA_OPTIONS, LOG_OPTION, SPARK_HOME
 from game_events.stack import local_stack
 
 COMMAND = (sys.executable, "-c", "from game_events.cli.main import main; main()")
-#: A run of seconds; a busy machine takes minutes. Its JVM writes the archive after that.
-TIMEOUT_S = 900
+#: A run of seconds, and its JVM, which writes the archive when the run is over; a busy machine takes minutes.
+TIMEOUT_S, LOOK_S = 900, 0.2
 
 
 def make_archive(on_progress: Callable[[str], None]) -> Path:
@@ -42,6 +45,7 @@ def make_archive(on_progress: Callable[[str], None]) -> Path:
         try:
             _call(folder, environment, "produce", "--records", "10")
             _call(folder, environment, "run")
+            _wait_for_jvm(written)
         finally:
             local_stack.down(folder / "state", delete_data=True)
         keep(written, archive)
@@ -62,7 +66,7 @@ def _environment(folder: Path, written: Path) -> Mapping[str, str]:
 
 
 def _call(folder: Path, environment: Mapping[str, str], *arguments: str) -> None:
-    """A command, and what it has started: its output ends when the last of these has, the JVM with its archive."""
+    """A command; subprocess.SubprocessError if it fails."""
     done = subprocess.run(
         [*COMMAND, *arguments],
         env=dict(environment),
@@ -75,6 +79,15 @@ def _call(folder: Path, environment: Mapping[str, str], *arguments: str) -> None
     )
     if done.returncode:
         raise subprocess.SubprocessError(f"game-events {arguments[0]} failed: {done.stdout[-1000:]}")
+
+
+def _wait_for_jvm(written: Path) -> None:
+    """Wait until no process has that file in its command line; subprocess.TimeoutExpired after too long."""
+    until = time.monotonic() + TIMEOUT_S
+    while any(str(written) in " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])):
+        if time.monotonic() > until:
+            raise subprocess.TimeoutExpired("java", TIMEOUT_S)
+        time.sleep(LOOK_S)
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ from secrets import token_hex, token_urlsafe
 
 from pydantic import ValidationError
 
+from game_events.cli.common.shared_spark import publish, withdraw
 from game_events.config.settings import Settings
 from game_events.jvm.private_folders import private_folder, process_temporary_folder, remove_left_behind
 from game_events.spark.config import spark_config
@@ -35,6 +36,7 @@ class WarmSpark:
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         """Nothing is started yet."""
+        self._settings = settings
         self._conf = spark_config(settings)
         self._folder = private_folder(settings.state_dir.resolve() / "spark")
         self._log = self._folder / "connect.log"
@@ -55,10 +57,12 @@ class WarmSpark:
         """Start it, and go on: the first run waits for it as it would for a JVM of its own."""
         stop([_recorded(self._file)])  # one that a killed `up` has left behind
         self._start()
+        publish(self._settings, self._socket.address, self._token)
         self._watcher.start()
 
     def end(self) -> None:
         """Stop it for good."""
+        withdraw(self._settings)
         self._ending.set()
         if self._watcher.is_alive():
             self._watcher.join()

@@ -1,0 +1,101 @@
+"""Where the Spark server of `game-events up` is, for runs of the command line: a file in the state folder.
+
+Only this user can read the folder. The file has the server's token, so it is there only while `game-events up` lives.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from game_events.config.groups.values import ENV_PREFIX
+from game_events.config.local_addresses import UNIX_SOCKET
+from game_events.config.settings import Settings
+from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
+from game_events.jvm.private_folders import only_mine
+from game_events.lakehouse.storage.options import is_remote
+from game_events.spark.code_shipping import PACKAGE
+from game_events.spark.config import spark_config
+from game_events.spark.connect import CONNECT_MODE, TOKEN_VARIABLE
+
+FILE = Path("spark") / "shared.json"
+REMOTE_VARIABLE = f"{ENV_PREFIX}SPARK_REMOTE"
+#: Seconds until something accepts a connection on this machine.
+CONNECT_S = 1.0
+
+
+class SharedSpark(BaseModel):
+    """A server: its address and token, and a digest of all that a run's own JVM and its workers would be started with."""
+
+    address: str
+    token: SecretStr
+    digest: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of a process that uses it."""
+        return {REMOTE_VARIABLE: self.address, TOKEN_VARIABLE: self.token.get_secret_value()}
+
+
+def publish(settings: Settings, address: str, token: str) -> None:
+    """Write the file of a server with these settings."""
+    file = settings.state_dir / FILE
+    text = json.dumps({"address": address, "token": token, "digest": _digest(settings)})
+    new = file.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    new.touch(mode=0o600)
+    new.write_text(text)
+    new.replace(file)
+
+
+def withdraw(settings: Settings) -> None:
+    """Delete the file."""
+    (settings.state_dir / FILE).unlink(missing_ok=True)
+
+
+def shared_spark(settings: Settings) -> SharedSpark | None:
+    """The server, if it is there and a JVM of the run's own would be no different; a run on an object store has its own.
+
+    The server's workers would have the store's credentials of `game-events up`, not those of the run.
+    """
+    if settings.spark_remote or not settings.warm_spark or is_remote(settings.lakehouse):
+        return None
+    file = settings.state_dir / FILE
+    # Else another user would name a server of theirs, and be sent plans with Kafka's password.
+    if not only_mine(file, file.parent):
+        return None
+    with suppress(OSError, ValidationError):
+        found = SharedSpark.model_validate_json(file.read_bytes())
+        if found.digest == _digest(settings) and _accepts(found.address):
+            return found
+    return None
+
+
+def use(found: SharedSpark) -> None:
+    """Sessions of this process are on that server from now on, once settings are read again."""
+    os.environ.update(found.environment)
+
+
+def leave(found: SharedSpark) -> None:
+    """Sessions of this process have a JVM of their own again, once settings are read again."""
+    for name in (*found.environment, CONNECT_MODE):
+        os.environ.pop(name, None)
+
+
+def _digest(settings: Settings) -> str:
+    conf: Mapping[str, str] = {key: value for key, value in spark_config(settings).items() if key != DEFAULT_JAVA_OPTIONS}
+    places = [sys.executable, str(PACKAGE), os.environ.get("PYTHONPATH", "")]
+    return hashlib.sha256(json.dumps([places, conf], sort_keys=True).encode()).hexdigest()
+
+
+def _accepts(address: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(CONNECT_S)
+        client.connect(address.removeprefix(UNIX_SOCKET))
+    return True
