@@ -23,7 +23,9 @@ from game_events.errors import ConfigurationError, DataError, TransientError
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: Seconds for one answer, from its first byte to its last; the client's own retries come on top.
-TIMEOUT_S = 10
+TIMEOUT_S = 10.0
+#: Further attempts of the client.
+RETRIES = 2
 #: Bytes of one answer; files that one schema may import, directly and indirectly.
 MAX_ANSWER, MAX_REFERENCES = 2**25, 500
 #: Bytes of one schema with all that it imports, and seconds to fetch them (plus one answer).
@@ -84,9 +86,9 @@ class _Texts:
             )
 
 
-def registry_client(settings: Settings) -> SchemaRegistryClient:
+def registry_client(settings: Settings, timeout_s: float = TIMEOUT_S, retries: int = RETRIES) -> SchemaRegistryClient:
     """A Confluent client with the settings' credentials; connects at the first call. ``mock://`` gives its own fake."""
-    conf: dict[str, object] = {"url": settings.schema_registry_url, "timeout": TIMEOUT_S, "max.retries": 2}
+    conf: dict[str, object] = {"url": settings.schema_registry_url, "timeout": timeout_s, "max.retries": retries}
     if settings.schema_registry_user:
         password = settings.schema_registry_password
         secret = password.get_secret_value() if password else ""
@@ -137,10 +139,10 @@ class SchemaRegistry:
     For `COOL_DOWN_S` seconds after an outage requests fail at once with the same error.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Connects at the first call."""
+    def __init__(self, settings: Settings, timeout_s: float = TIMEOUT_S, *, retries: int = RETRIES) -> None:
+        """Connects at the first call; `timeout_s`: for one answer; `retries`: further attempts after an error."""
         self.url = settings.schema_registry_url
-        self._client = registry_client(settings)
+        self._client = registry_client(settings, timeout_s, retries)
         self._outage: tuple[float, TransientError] | None = None
         # Its connections close with this object.
         weakref.finalize(self, self._client.close)

@@ -28,6 +28,8 @@ from game_events.sources.factory import make_source
 from game_events.sources.files.schemas import FileSchemas
 from game_events.sources.files.source import FileSource
 
+#: Seconds within which the source answers a look that changes nothing: a run, which waits longer, follows.
+LOOK_S = 5.0
 _progress = logging.getLogger(PROGRESS_LOGGER)
 
 
@@ -122,7 +124,7 @@ class Pipeline:
                 read_by=self._files_read_by,
                 refuse_twice=lambda archive, ends: refuse_twice(self.bronze.open(), self.quarantine.open(), archive, ends),
             )
-        return make_source(self.settings)
+        return make_source(self.settings, LOOK_S if self.read_only else None)
 
     def look(self) -> SourceSnapshot:
         """A snapshot of the source; writes nothing."""

@@ -17,7 +17,7 @@ def idle_report(
 ) -> RunReport | None:
     """The report of a run that finds nothing to do; None: it may have to do something, or to say something.
 
-    `if_not`: called with the pipeline of the look, which is read only, if there may be something to do.
+    `if_not`: called with the pipeline of the look, which is read only, if there is something to do.
 
     Guarantee: nothing was changed, and no Spark session was asked for. What a run would do is not decided here: its steps are
     made, and the first one that needs Spark or would change a table ends the look. So does any error: the run reports it.
@@ -36,8 +36,10 @@ def idle_report(
     try:
         for step in TriggeredRun(pipeline, report, ignore_intervals=ignore_intervals).steps.values():
             step()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the run meets it again, and records it
-        met.append(type(error).__name__)
+    except ReadOnlyError:
+        met.append("a change")
+    except Exception:  # noqa: BLE001 - whatever it is, the run meets it again, and records it
+        return None
     if not met and report.is_empty:
         return report
     if_not(pipeline)

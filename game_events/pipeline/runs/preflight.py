@@ -6,6 +6,7 @@ All checks are made, also after a failure, so that all problems are reported at 
 import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from game_events.config.masking import mask
 from game_events.config.settings import Settings
 from game_events.config.tls import unencrypted
 from game_events.errors import ConfigurationError, DataError, GameEventsError
+from game_events.jvm.class_archive import HOW_TO_MAKE, archive_of, is_usable
 from game_events.jvm.jars import spark_jars
 from game_events.jvm.java import find_java
 from game_events.lakehouse.layers import Layer
@@ -33,7 +35,12 @@ from game_events.schema_registry import SchemaRegistry
 from game_events.sources.core.source import FILES
 from game_events.sources.factory import make_source, subjects
 from game_events.sources.files.source import FileSource
+from game_events.spark.config import SPARK_HOME
 
+#: Seconds within which broker and registry answer a check; a run waits longer.
+WAIT_S = 5.0
+#: Checks that wait for other machines: they begin before all others, beside each other.
+WAITING = ("kafka", "schema registry")
 #: Names of message types in the hint of `doctor`.
 TYPES_SHOWN = 20
 
@@ -76,23 +83,28 @@ Check = Callable[[], str | tuple[str, Mapping[str, object]]]
 def run_checks(
     checks: Mapping[str, Check], settings: Settings, needs: Mapping[str, Collection[str]] | None = None
 ) -> list[PreflightResult]:
-    """Make all checks in order; secrets are masked. `needs`: name -> checks that have to pass before."""
+    """Make all checks in order, those of `WAITING` ahead; `needs`: name -> checks that have to pass before. Secrets are masked."""
     found: list[PreflightResult] = []
-    for name, check in checks.items():
-        missing = [c.check for c in found if not c.ok and c.check in (needs or {}).get(name, ())]
-        if missing:
-            found.append(PreflightResult(name, False, f"not known while this fails: {', '.join(missing)}"))
-            continue
-        try:
-            answer = check()
-        except Exception as error:  # noqa: BLE001 - the other checks are made in any case
-            known = isinstance(error, GameEventsError | OSError | DeltaError)
-            text = str(error) if known else f"{type(error).__name__}: {error}"
-            found.append(PreflightResult(name, False, mask(text, settings)))
-        else:
-            detail, data = (answer, {}) if isinstance(answer, str) else answer
-            found.append(PreflightResult(name, True, str(detail), data, look=isinstance(detail, Hint)))
+    with ThreadPoolExecutor(len(WAITING)) as pool:
+        begun = {name: pool.submit(checks[name]) for name in WAITING if name in checks}
+        for name, check in checks.items():
+            missing = [c.check for c in found if not c.ok and c.check in (needs or {}).get(name, ())]
+            if missing:
+                found.append(PreflightResult(name, False, f"not known while this fails: {', '.join(missing)}"))
+            else:
+                found.append(_made(name, begun[name].result if name in begun else check, settings))
     return found
+
+
+def _made(name: str, check: Check, settings: Settings) -> PreflightResult:
+    try:
+        answer = check()
+    except Exception as error:  # noqa: BLE001 - the other checks are made in any case
+        known = isinstance(error, GameEventsError | OSError | DeltaError)
+        text = str(error) if known else f"{type(error).__name__}: {error}"
+        return PreflightResult(name, False, mask(text, settings))
+    detail, data = (answer, {}) if isinstance(answer, str) else answer
+    return PreflightResult(name, True, str(detail), data, look=isinstance(detail, Hint))
 
 
 def environment_checks(settings: Settings) -> dict[str, Check]:
@@ -102,7 +114,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
         sources = {"files": lambda: _files(settings)}
     return {
         "java": lambda: str(find_java()),
-        "java parts": lambda: f"{len(spark_jars())} jars for Spark, as they are pinned",
+        "java parts": _java_parts,
         **sources,
         **({"message types": lambda: _message_types(settings)} if settings.message_types else {}),
         "lakehouse": lambda: _writable(settings),
@@ -135,8 +147,15 @@ def _described(parts: Parts) -> str:
     return ", ".join(layer if games is None else f"{layer} of {', '.join(sorted(games))}" for layer, games in parts.items())
 
 
+def _java_parts() -> str:
+    jars = spark_jars()
+    archived = is_usable(archive_of(jars, SPARK_HOME))
+    how = "their classes are archived" if archived else f"no archive of their classes for quick starts: {HOW_TO_MAKE}"
+    return f"{len(jars)} jars for Spark, as they are pinned; {how}"
+
+
 def _kafka(settings: Settings) -> str:
-    found = make_source(settings).snapshot()
+    found = make_source(settings, WAIT_S).snapshot()
     if settings.source_table is not None:
         return f"not used: {settings.source_table} is read, {max(found.latest.values()) - 1} batches"
     parts = []
@@ -158,8 +177,9 @@ def _files(settings: Settings) -> str:
 
 
 def _registry(settings: Settings) -> str:
-    registry = SchemaRegistry(settings)
-    parts = [f"subject {subject}, {many(len(registry.version_numbers(subject)), 'version')}" for subject in subjects(settings)]
+    registry = SchemaRegistry(settings, WAIT_S, retries=0)
+    numbers = {subject: len(registry.version_numbers(subject)) for subject in subjects(settings, WAIT_S)}
+    parts = [f"subject {subject}, {many(count, 'version')}" for subject, count in numbers.items()]
     return f"{settings.schema_registry_url}: {'; '.join(parts)}"
 
 

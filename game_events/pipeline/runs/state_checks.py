@@ -35,7 +35,9 @@ VERSIONS, NAMED = 20, 5
 def validation(pipeline: Pipeline, more: dict[str, Check]) -> list[PreflightResult]:
     """Check the environment and the SQL of rules, for which alone Spark starts, then more; nothing is changed."""
     checks = environment_checks(pipeline.settings) | sql_checks(pipeline) | more
-    return run_checks(checks, pipeline.settings, {"plan": ("kafka", "tables")})
+    registry = ("schema registry",)
+    needs = {"plan": ("kafka", "tables"), "message types": registry, "schemas": registry}
+    return run_checks(checks, pipeline.settings, needs)
 
 
 def state_checks(pipeline: Pipeline) -> dict[str, Check]:
