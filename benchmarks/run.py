@@ -24,6 +24,7 @@ from benchmarks.increments import increments
 from benchmarks.layers import bronze, fan_out
 from benchmarks.output import save, table
 from benchmarks.rest import rest
+from benchmarks.starts import starts
 
 Scenario = Callable[[Arena], list[Figure]]
 SCENARIOS: dict[str, Scenario] = {
@@ -36,6 +37,7 @@ SCENARIOS: dict[str, Scenario] = {
     "memory": memory,
     "continuous": continuous,
     "rest": rest,
+    "starts": starts,
 }
 QUICK_EVENTS = 200_000
 QUICK_S = 20.0

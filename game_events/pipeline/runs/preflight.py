@@ -83,7 +83,7 @@ Check = Callable[[], str | tuple[str, Mapping[str, object]]]
 def run_checks(
     checks: Mapping[str, Check], settings: Settings, needs: Mapping[str, Collection[str]] | None = None
 ) -> list[PreflightResult]:
-    """Make all checks in order, those of `WAITING` ahead; `needs`: name -> checks that have to pass before. Secrets are masked."""
+    """Make all checks, those of `WAITING` ahead; secrets are masked. `needs`: name -> checks that have to pass before."""
     found: list[PreflightResult] = []
     with ThreadPoolExecutor(len(WAITING)) as pool:
         begun = {name: pool.submit(checks[name]) for name in WAITING if name in checks}

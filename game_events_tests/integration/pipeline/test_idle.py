@@ -19,9 +19,13 @@ from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.idle import idle_report
 from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.runs.run_size import RunSize, run_size
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.conftest import MakePipeline, MakeSettings
+from game_events_tests.support.servers.registry_proxy import RegistryProxy
+from game_events_tests.support.worlds.own_module import TOTAL, extension
 from game_events_tests.support.worlds.quality import Event, rule, send_events
+from game_events_tests.support.worlds.waves import send
 
 
 def everything(settings: Settings) -> set[tuple[str, int]]:
@@ -67,6 +71,11 @@ def restored(pipeline: Pipeline) -> None:
     DeltaTable(pipeline.lakehouse.table(BRONZE).uri).restore(1)
 
 
+def damaged(pipeline: Pipeline) -> None:
+    for commit in (Path(pipeline.bronze.uri) / "_delta_log").glob("*.json"):
+        commit.write_text("{")
+
+
 WORK = {
     "new records": more,
     "bronze alone was brought up to date": bronze_alone,
@@ -79,6 +88,7 @@ WORK = {
     "the unified table is gone": lost_table("gold_unified_player_agg"),
     "progress is gone": lost_table("progress"),
     "bronze was restored by hand": restored,
+    "the log of bronze is damaged": damaged,
 }
 
 
@@ -105,6 +115,55 @@ def test_changed_settings_are_work_if_they_are_for_a_run(
     found = idle_report(changed)
     report = refresh(make_pipeline(changed))
     assert (found is None) == bool(report.tables)
+
+
+def test_rows_of_a_schema_that_became_known_are_work(
+    make_settings: MakeSettings, make_pipeline: MakePipeline, proxy: RegistryProxy
+) -> None:
+    settings = make_settings(schema_registry_url=proxy.url)
+    sent = send(make_settings(), version=2, poison=0.0)
+    proxy.hide(sent.schema_ids[2])
+    refresh(make_pipeline(settings))
+    assert idle_report(settings) is not None
+    proxy.show_all()
+    before = everything(settings)
+    assert idle_report(settings) is None
+    assert everything(settings) == before
+    assert refresh(make_pipeline(settings)).rows("bronze") == sent.records_total
+
+
+def test_an_aggregate_of_ones_own_is_work_when_it_is_new_and_due(
+    make_settings: MakeSettings, make_pipeline: MakePipeline, tmp_path: Path
+) -> None:
+    settings = make_settings()
+    send_events(settings, [Event("uno", 1)])
+    refresh(make_pipeline(settings))
+    seldom = TOTAL.replace('("total")', '("total", interval_s=3600)')
+    own = make_settings(extensions=(extension(tmp_path, seldom),))
+    assert idle_report(own) is None
+    assert refresh(make_pipeline(own)).tables
+    assert idle_report(own) is not None
+    assert idle_report(own, ignore_intervals=True) is not None
+    more(make_pipeline(own))
+    refresh(make_pipeline(own))
+    # The run says that it has left the aggregate for later.
+    assert idle_report(own) is None
+    assert idle_report(own, ignore_intervals=True) is None
+
+
+def test_the_size_of_the_work_is_known_before_spark_is_started(
+    make_settings: MakeSettings, make_pipeline: MakePipeline
+) -> None:
+    settings, looks = make_settings(), list[Pipeline]()
+    send_events(settings, [Event("uno", 1)])
+    assert idle_report(settings, if_not=looks.append) is None
+    assert run_size(looks.pop()) == RunSize.SMALL
+    refresh(make_pipeline(settings))
+    assert idle_report(settings, if_not=looks.append) is not None
+    assert looks == []
+    lost_table("gold_uno_player_agg")(make_pipeline(settings))
+    assert idle_report(settings, if_not=looks.append) is None
+    assert run_size(looks.pop()) != RunSize.SMALL
 
 
 def test_before_the_first_run_there_is_work_and_nothing_is_made(make_settings: MakeSettings) -> None:

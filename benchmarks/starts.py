@@ -1,0 +1,129 @@
+"""Starts: how long commands take that have little or nothing to do, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import psutil
+
+from benchmarks.arena import Arena, settings_for
+from benchmarks.figures import Figure, Step, Target
+from game_events.cli.local.class_archive import make_archive
+from game_events.cli.local.spark_server import WarmSpark
+from game_events.config.settings import Settings
+from game_events.producer.bulk import BulkSimulation
+from game_events.producer.produce import produce_bulk
+
+COMMAND = (sys.executable, "-c", "from game_events.cli.main import main; main()")
+TOPIC, RECORDS, GAMES = "bench_starts", 1_000, 7
+COLD, WARM, IDLE = (
+    f"cold run of {RECORDS:,} records",
+    f"run of {RECORDS:,} records beside the warm server",
+    "run, nothing to do",
+)
+#: Name -> arguments, and the seconds that it may take on an idle machine.
+COMMANDS: Mapping[str, tuple[tuple[str, ...], float]] = {
+    IDLE: (("run",), 2.5),
+    "--help": (("--help",), 0.5),
+    "tables": (("tables",), 1.2),
+    "sql": (("sql", "SELECT count(*) FROM gold_unified_player_agg"), 1.2),
+    "log": (("log",), 1.2),
+    "doctor": (("doctor",), 1.2),
+}
+TARGETS = {COLD: 15.0, WARM: 3.5} | {name: seconds for name, (_, seconds) in COMMANDS.items()}
+
+
+def starts(arena: Arena) -> list[Figure]:
+    """Wall time of each command from the start of its process, with its processor time, as a busy machine stretches the first."""
+    make_archive(arena.say)
+    with arena.lakehouse() as lakehouse:
+        settings = settings_for(arena.folder, TOPIC, lakehouse)
+        environment = _environment(settings)
+        # Makes topic, tables and Dagster's instance.
+        _produce(settings, seed=0)
+        _call(arena, "first run", -1, environment, "run")
+        for pair in range(arena.pairs):
+            _produce(settings, seed=1 + pair)
+            _call(arena, COLD, pair, environment, "run")
+            for name, (arguments, _) in COMMANDS.items():
+                _call(arena, name, pair, environment, *arguments)
+        with _warm(settings):
+            for pair in range(-1, arena.pairs):
+                _produce(settings, seed=100 + pair)
+                _call(arena, WARM if pair >= 0 else "the server's first run", pair, environment, "run")
+    return [_figure(arena, name, seconds) for name, seconds in TARGETS.items()]
+
+
+def _figure(arena: Arena, name: str, seconds: float) -> Figure:
+    steps = arena.measured.of(name, 0)
+    processor = sorted(step.cpu_s for step in steps)[len(steps) // 2]
+    return Figure(name, "s", [step.seconds for step in steps], Target("<=", seconds), f"{processor:.1f} s of processor time")
+
+
+def _environment(settings: Settings) -> Mapping[str, str]:
+    """`settings_for` has left no settings of the caller's."""
+    own = {
+        "STATE_DIR": str(settings.state_dir),
+        "LAKEHOUSE": settings.lakehouse,
+        "KAFKA_TOPIC": TOPIC,
+        "KAFKA_BOOTSTRAP_SERVERS": settings.kafka_bootstrap_servers,
+        "SCHEMA_REGISTRY_URL": settings.schema_registry_url,
+    }
+    return os.environ | {f"GAME_EVENTS_{key}": value for key, value in own.items()}
+
+
+def _produce(settings: Settings, seed: int) -> None:
+    """No event of another call is sent again."""
+    produce_bulk(settings, BulkSimulation(records=RECORDS, games=GAMES, seed=seed, pool_per_version=RECORDS), partitions=4)
+
+
+def _call(arena: Arena, name: str, pair: int, environment: Mapping[str, str], *arguments: str) -> None:
+    """A command from its start to its end; `pair` -1: not measured."""
+    json_too = () if arguments[0].startswith("-") else ("--json",)
+    began = time.monotonic()
+    process = psutil.Popen(
+        [*COMMAND, *arguments, *json_too],
+        env=dict(environment),
+        cwd=arena.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    spent = 0.0
+    while process.poll() is None:
+        spent = max(spent, _processor_s(process))
+        time.sleep(0.02)
+    seconds, printed = time.monotonic() - began, process.stdout.read()
+    assert process.returncode == 0, f"{name}: {printed[-1000:]}"
+    if arguments == ("run",):
+        found = json.loads(printed.splitlines()[-1])["rows"]["silver"]
+        assert found == (0 if name == IDLE else RECORDS), f"{name}: silver has {found} new rows"
+    if pair >= 0:
+        arena.add(Step(name, 0, pair, RECORDS, seconds, 0.0, spent))
+
+
+def _processor_s(process: psutil.Process) -> float:
+    """Of a process, what it has started, and what of that has ended."""
+    total = 0.0
+    try:
+        for one in (process, *process.children(recursive=True)):
+            total += sum(one.cpu_times()[:4])
+    except psutil.Error:
+        return 0.0
+    return total
+
+
+@contextmanager
+def _warm(settings: Settings) -> Iterator[None]:
+    server = WarmSpark(settings, print)
+    server.start()
+    try:
+        yield
+    finally:
+        server.end()

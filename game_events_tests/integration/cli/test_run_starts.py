@@ -1,0 +1,100 @@
+"""What `game-events run` starts: nothing if there is nothing to do, Spark's JVM only where `game-events up` has none for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+
+from game_events.cli.common.shared_spark import publish
+from game_events.cli.local.spark_server import WarmSpark
+from game_events.config.settings import Settings, load_settings
+from game_events.jvm.private_folders import private_folder, process_temporary_folder
+from game_events.stack.private_socket import PrivateSocket
+from game_events_tests.support.servers.small_jvm import OF_A_COMMAND
+from game_events_tests.support.worlds.quality import Event, send_events
+
+#: A command in a process of its own; its last line says what the process has loaded.
+PROGRAM = """
+import json, sys
+from game_events.spark import connect
+connect.RETRIES = 2
+from game_events.cli.main import main
+try:
+    main()
+except SystemExit as ended:
+    from pyspark.core.context import SparkContext
+    print(json.dumps([ended.code or 0, SparkContext._gateway is not None, "dagster" in sys.modules]))
+"""
+
+
+class Ended(NamedTuple):
+    """How a command ended: its result, and whether its process had a JVM of its own, and Dagster."""
+
+    result: dict[str, object]
+    jvm: bool
+    dagster: bool
+    err: str
+
+
+@pytest.fixture
+def settings(environment: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Of this process and of the commands."""
+    monkeypatch.setenv("GAME_EVENTS_SPARK_CONF", json.dumps(OF_A_COMMAND))
+    private_folder(environment.state_dir / "spark")
+    return load_settings()
+
+
+def run(*options: str) -> Ended:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "run", "--json", *options], capture_output=True, text=True, check=True
+    )
+    *_, result, loaded = done.stdout.splitlines()
+    code, jvm, dagster = json.loads(loaded)
+    assert code == 0, done.stdout + done.stderr
+    return Ended(json.loads(result), jvm, dagster, done.stderr)
+
+
+@contextmanager
+def server_that_died(settings: Settings) -> Iterator[None]:
+    """As it is for a while when `game-events up` has lost its server: connections are accepted, and closed."""
+    socket = PrivateSocket(process_temporary_folder().path / f"died-{os.getpid()}", lambda: None)
+    publish(settings, socket.address, "token")
+    try:
+        yield
+    finally:
+        socket.close()
+
+
+@pytest.mark.scenario
+@pytest.mark.sample
+def test_a_run_has_its_own_jvm_the_shared_one_or_none(settings: Settings) -> None:
+    send_events(settings, [Event("uno", 1), Event("go", 1)])
+    first = run()
+    assert (first.jvm, first.dagster, first.result["rows"]["silver"]) == (True, True, 2)  # type: ignore[index]
+
+    idle = run()
+    assert (idle.jvm, idle.dagster) == (False, False)
+    assert idle.result.keys() == first.result.keys()
+    assert (idle.result["success"], idle.result["run_id"], idle.result["tables"]) == (True, None, {})
+
+    warm = WarmSpark(settings, print)
+    warm.start()
+    try:
+        send_events(settings, [Event("uno", 2)])
+        shared = run()
+        assert (shared.jvm, shared.dagster, shared.result["rows"]["silver"]) == (False, True, 1)  # type: ignore[index]
+    finally:
+        warm.end()
+
+    send_events(settings, [Event("uno", 3)])
+    with server_that_died(settings):
+        alone = run()
+    assert (alone.jvm, alone.result["rows"]["silver"]) == (True, 1)  # type: ignore[index]
+    assert "goes on without the shared Spark server" in alone.err
