@@ -40,7 +40,7 @@ TARGETS = {COLD: 15.0, WARM: 3.5} | {name: seconds for name, (_, seconds) in COM
 
 
 def starts(arena: Arena) -> list[Figure]:
-    """Wall time of each command from the start of its process, with its processor time, as a busy machine stretches the first."""
+    """Wall time of each command from the start of its process; beside it the processor time, for busy machines."""
     make_archive(arena.say)
     with arena.lakehouse() as lakehouse:
         settings = settings_for(arena.folder, TOPIC, lakehouse)

@@ -95,7 +95,11 @@ def _digest(settings: Settings) -> str:
 
 
 def _accepts(address: str) -> bool:
+    """Whether something listens there; False in a folder that is not this user's, who may have left the file behind."""
+    path = Path(address.removeprefix(UNIX_SOCKET))
+    if not only_mine(path.parent):
+        return False
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(CONNECT_S)
-        client.connect(address.removeprefix(UNIX_SOCKET))
+        client.connect(str(path))
     return True
