@@ -49,6 +49,13 @@ def test_every_command_of_the_package_is_in_the_table():
     assert named == set(COMMANDS)
 
 
+def test_imports_are_not_searched_for_garbage(tmp_path):
+    program = "import gc, sys; import game_events.cli.main as m; sys.exit = print; m.app = lambda: None; m.main(); "
+    program += "print(gc.get_threshold()[0] == m.OBJECTS_BEFORE_GC)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_help_imports_no_command(tmp_path):
     slow = {"aiohttp", "confluent_kafka", "dagster", "deltalake", "duckdb", "pandas", "pyarrow", "pydantic_settings", "pyspark"}
     assert not slow & imported(tmp_path, "--help")

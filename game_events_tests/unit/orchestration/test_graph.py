@@ -105,7 +105,7 @@ def test_where_automation_is_off_nothing_runs_until_it_is_switched_on(settings):
 
 def test_sparks_context_is_that_of_the_session_with_the_projects_settings(monkeypatch):
     session = SimpleNamespace(sparkContext=object())
-    monkeypatch.setattr(resources, "new_session", lambda *_: session)
+    monkeypatch.setattr(resources, "taken_or_new", lambda *_: session)
     assert resources.SparkResource().spark_context is session.sparkContext
 
 

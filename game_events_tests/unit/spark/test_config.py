@@ -143,7 +143,7 @@ def test_a_cluster_with_a_secret_of_its_own_is_used_only_if_the_settings_say_whe
 
 def test_a_jvm_puts_temporary_files_where_nobody_else_reads_them_unless_the_user_says_where(tmp_path):
     option = spark_config(load_settings())["spark.driver.defaultJavaOptions"]
-    folder = Path(option.strip('"').removeprefix("-Djava.io.tmpdir="))
+    folder = Path(option.split('"')[1].removeprefix("-Djava.io.tmpdir="))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     theirs = load_settings(spark_conf={"spark.local.dir": str(tmp_path), "spark.driver.extraJavaOptions": "-Xss4m"})
     conf = spark_config(theirs)

@@ -1,0 +1,50 @@
+"""The order of the checks before a run: those that wait for other machines wait at the same time, and nobody waits twice."""
+
+from __future__ import annotations
+
+import threading
+
+from game_events.config.settings import load_settings
+from game_events.pipeline.runs import state_checks
+from game_events.pipeline.runs.preflight import WAIT_S, run_checks
+from game_events_tests.support.pipelines import without_spark
+
+TOGETHER_S = 30
+
+
+def test_broker_and_registry_are_asked_at_the_same_time_and_shown_in_order():
+    both = threading.Barrier(2)
+
+    def check():
+        both.wait(TOGETHER_S)
+        return "answered"
+
+    checks = {"java": lambda: "there", "kafka": check, "tables": lambda: "none", "schema registry": check}
+    found = run_checks(checks, load_settings())
+    assert [(one.check, one.ok) for one in found] == [(name, True) for name in checks]
+
+
+def test_an_error_of_one_that_is_asked_ahead_is_its_own():
+    def fails():
+        raise OSError("no broker")
+
+    kafka, registry, plan = run_checks(
+        {"kafka": fails, "schema registry": lambda: "fine", "plan": lambda: "never"}, load_settings(), {"plan": ("kafka",)}
+    )
+    assert (kafka.ok, kafka.detail, registry.ok) == (False, "no broker", True)
+    assert (plan.ok, plan.detail) == (False, "not known while this fails: kafka")
+
+
+def test_a_registry_that_does_not_answer_is_waited_for_once(tmp_path, monkeypatch):
+    asked = []
+
+    def source(_settings, timeout_s=None):
+        asked.append(timeout_s)
+        raise OSError("no broker")
+
+    monkeypatch.setattr("game_events.pipeline.runs.preflight.make_source", source)
+    pipeline = without_spark(tmp_path, schema_registry_url="http://127.0.0.1:1")
+    found = {c.check: c for c in state_checks.validation(pipeline, state_checks.state_checks(pipeline))}
+    assert asked == [WAIT_S]
+    assert (found["kafka"].ok, found["schema registry"].ok) == (False, False)
+    assert found["schemas"].detail == "not known while this fails: schema registry"
