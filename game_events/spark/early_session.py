@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from pyspark.core import context  # noqa: F401 - all that the thread needs: no two threads import the same
 from pyspark.sql import SparkSession
 
+from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import Settings
 from game_events.spark.session import new_session
 
@@ -47,5 +48,8 @@ def taken_or_new(settings: Settings, more: Mapping[str, str] | None = None) -> S
     """The session that was begun for the same settings, once; any other one is made now. Raises as `new_session`."""
     early = _begun.pop() if _begun else None
     if early is not None and not more and early.settings == settings:
-        return early.result()
+        session = early.result()
+        # Again: Dagster may have configured logging since.
+        limit_library_loggers()
+        return session
     return new_session(settings, more)

@@ -18,8 +18,6 @@ from game_events.orchestration.runs.tags import REASON
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http.changes import OnReplaced
-from game_events.sinks.http.failed_chunks import replay_failed_chunks
-from game_events.sinks.http.run import export_rows
 from game_events.sinks.http.tables import failed_chunks_schema
 
 #: Not one name for both: no two nodes of Dagster may share one, and the job is a node, too.
@@ -77,6 +75,10 @@ def build_rest(graph: Graph) -> RestParts:
 
 def _asset(graph: Graph) -> dg.AssetsDefinition:
     """The asset, behind the layer that the setting names."""
+    # These import aiohttp and DuckDB, which no other job needs.
+    from game_events.sinks.http.failed_chunks import replay_failed_chunks
+    from game_events.sinks.http.run import export_rows
+
     settings, keys = graph.settings, graph.keys
     upstream = keys.gold if settings.rest_source == "gold" else keys.silver
 

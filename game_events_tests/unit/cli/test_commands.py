@@ -49,6 +49,15 @@ def test_every_command_of_the_package_is_in_the_table():
     assert named == set(COMMANDS)
 
 
+def test_a_run_without_an_export_imports_none_of_what_sends_rows(tmp_path):
+    program = (
+        "import sys; import game_events.cli.common.dagster_run as run; from game_events.config.settings import load_settings"
+    )
+    program += "\nrun.build_defs(load_settings()); print('aiohttp' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_imports_are_not_searched_for_garbage(tmp_path):
     program = "import gc, sys; import game_events.cli.main as m; sys.exit = print; m.app = lambda: None; m.main(); "
     program += "print(gc.get_threshold()[0] == m.OBJECTS_BEFORE_GC)"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
 
+from game_events.config.logging import LIBRARY_LEVELS
 from game_events.config.settings import load_settings
 from game_events.errors import TransientError
 from game_events.spark import early_session
@@ -31,6 +33,13 @@ def test_what_was_begun_is_taken_once(made):
     begin(load_settings())
     assert (taken_or_new(load_settings()), taken_or_new(load_settings())) == (1, 2)
     assert [(small, name) for _, _, small, name in made] == [(True, "early_session"), (False, "MainThread")]
+
+
+def test_what_is_taken_later_logs_no_more_than_a_new_one(made):
+    begin(load_settings())
+    logging.getLogger("py4j").setLevel(logging.DEBUG)
+    assert taken_or_new(load_settings()) == len(made)
+    assert logging.getLogger("py4j").level == LIBRARY_LEVELS["py4j"]
 
 
 @pytest.mark.parametrize("other", [({"spark_master": "local[1]"}, None), ({}, {"spark.x": "y"})])
