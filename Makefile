@@ -25,7 +25,7 @@ endef
 
 $(READY): requirements-dev.lock pyproject.toml
 	@$(MAKE) --no-print-directory prerequisites
-	@echo "setting up $(VENV) (once; about a minute)"
+	@echo "setting up $(VENV) (once; about two minutes)"
 	$(INSTALL_UV)
 # uv needs a third of pip's time. It does not know of pip's own settings: where those name another package index, pip does it.
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --no-deps --require-hashes -r requirements-dev.lock || \
