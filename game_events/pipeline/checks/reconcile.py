@@ -186,12 +186,11 @@ def _keep(
     unchanged: Mapping[str, GameRows] | None = None,
 ) -> None:
     """Note what was counted, for the next check."""
-    games = {
-        name: GameRows(rows, *_rejected(tables[name])) if name is not None and name in tables else GameRows(rows)
-        for name, rows in counts.settled.items()
-        if rows
-    }
-    counted = CountedRows(settled, {**games, **(unchanged or {})})
+    games = dict[str | None, GameRows]((game, found) for game, found in (unchanged or {}).items())
+    for name, rows in counts.settled.items():
+        if rows and name not in games:
+            games[name] = GameRows(rows, *(_rejected(tables[name]) if name is not None and name in tables else ()))
+    counted = CountedRows(settled, games)
     try:
         pipeline.progress.update(identity.key, lambda now: replace(now, counted=counted))
     except (GameEventsError, ReadOnlyError, DeltaError, OSError) as error:
