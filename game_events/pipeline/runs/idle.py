@@ -1,19 +1,23 @@
 """A look whether a run over everything would find anything to do, by the run's own steps on tables that are read only."""
 
+import logging
+
 from pyspark.sql import SparkSession
 
 from game_events.config.settings import Settings
-from game_events.errors import GameEventsError, ReadOnlyError
+from game_events.errors import ReadOnlyError
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import TriggeredRun
 from game_events.sources.core.source import FILES
 
+log = logging.getLogger(__name__)
+
 
 def idle_report(settings: Settings, *, ignore_intervals: bool = False) -> RunReport | None:
     """The report of a run that finds nothing to do; None: it may have to do something, or to say something.
 
-    Guarantee: nothing was changed, and no Spark session was asked for. What a run would do is not decided here: its steps are
+    Guarantee: no table was changed, and no Spark session was made; offsets of a consumer group are committed, as by a run. What a run would do is not decided here: its steps are
     made, and the first one that needs Spark or would change a table ends the look. So does an error: the run reports it.
 
     With files as the source, or a catalog, there is always something: files are taken in, tables are registered.
@@ -30,6 +34,7 @@ def idle_report(settings: Settings, *, ignore_intervals: bool = False) -> RunRep
     try:
         for step in TriggeredRun(pipeline, report, ignore_intervals=ignore_intervals).steps.values():
             step()
-    except (ReadOnlyError, GameEventsError, OSError):
+    except Exception as error:  # noqa: BLE001 - whatever it is, the run meets it again, and reports it
+        log.debug("work_or_error=%s", type(error).__name__)
         return None
     return report if not met and report.is_empty else None
