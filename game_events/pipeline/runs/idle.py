@@ -17,8 +17,9 @@ log = logging.getLogger(__name__)
 def idle_report(settings: Settings, *, ignore_intervals: bool = False) -> RunReport | None:
     """The report of a run that finds nothing to do; None: it may have to do something, or to say something.
 
-    Guarantee: no table was changed, and no Spark session was made; offsets of a consumer group are committed, as by a run. What a run would do is not decided here: its steps are
-    made, and the first one that needs Spark or would change a table ends the look. So does an error: the run reports it.
+    Guarantee: no table was changed, and no Spark session was made; offsets of a consumer group are committed, as by a run.
+    What a run would do is not decided here: its steps are made, and the first one that needs Spark or would change a table
+    ends the look. So does an error: the run reports it.
 
     With files as the source, or a catalog, there is always something: files are taken in, tables are registered.
     """
