@@ -104,8 +104,6 @@ def session_config(settings: Settings) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         ARROW_RECORDS_KEY: str(ARROW_RECORDS),
         ARROW_BYTES_KEY: str(ARROW_BYTES),
-        # The list without Kafka: its newer source does not convert each record to a row of Java objects and back.
-        "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # For small jobs; large ones set their number of tasks by their rows.
         "spark.sql.shuffle.partitions": "8",
