@@ -23,9 +23,9 @@ from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
 from game_events.lakehouse.descriptions import comments_of, describe, described, undescribed
 from game_events.lakehouse.format_version import marked
-from game_events.lakehouse.retention import CHECKPOINT_COMMITS, Retention
+from game_events.lakehouse.retention import CHECKPOINT_COMMITS, REMOTE_CHECKPOINT_COMMITS, Retention
 from game_events.lakehouse.storage.errors import storage_error
-from game_events.lakehouse.tables import Table, add_actions, paths, table_id, version_of
+from game_events.lakehouse.tables import Table, add_actions, paths, table_id
 
 #: Attempts beside commits that touch neither the rows nor the progress of this one: compaction, table properties.
 ATTEMPTS = 5
@@ -131,13 +131,12 @@ def commit(plan: Commit) -> Landed:
             f"({elsewhere[0]}): GAME_EVENTS_LAKEHOUSE has to be storage that all machines share (docs/cluster.md)"
         )
     attempts = REMOVING_ATTEMPTS if plan.removes else ATTEMPTS
-    followed: DeltaTable | None = None
     for number in range(attempts):
         attempt = _Attempt()
         try:
             attempt.handle = plan.table.open()
             _require(plan, attempt.handle)
-            followed = _write(plan, attempt)
+            _write(plan, attempt)
             break
         except (ConflictError, DataError, ConfigurationError):  # of the comparison: nothing was sent
             discard(plan.table, list(plan.files))
@@ -145,7 +144,7 @@ def commit(plan: Commit) -> Landed:
         except (CommitFailedError, DeltaError, OSError) as error:
             if _is_visible(plan, attempt, error, last=number == attempts - 1):
                 break
-    return _landed(plan, followed)
+    return _landed(plan)
 
 
 def _require(plan: Commit, handle: DeltaTable | None) -> None:
@@ -163,8 +162,7 @@ def _require(plan: Commit, handle: DeltaTable | None) -> None:
         raise ConflictError(f"{plan.table.name}: files to be rewritten are gone: somebody else rewrote them first")
 
 
-def _write(plan: Commit, attempt: _Attempt) -> DeltaTable | None:
-    """Write the next version; returns a handle on the one that it follows, None: the table was made."""
+def _write(plan: Commit, attempt: _Attempt) -> None:
     handle = attempt.handle
     properties = CommitProperties(
         # 0 retries: the commit becomes the next version after the one that was compared, or fails. With retries, the second of
@@ -178,14 +176,14 @@ def _write(plan: Commit, attempt: _Attempt) -> DeltaTable | None:
     wanted = described(plan.table, plan.schema)
     if handle is None or (plan.replace and plan.partition_by != tuple(handle.metadata().partition_columns)):
         _create(plan, attempt, wanted, properties)
-        return None
+        return
     actions: list[AddAction | RemoveAction] = [f.add_action(same_rows=plan.same_rows) for f in plan.files]
     if plan.replace and plan.reshape and not same_columns(handle, plan.schema):
         # delta-rs removes the old files itself, and writes the schema, in this mode.
         schema = Schema.from_arrow(marked(wanted, partitioned=bool(plan.partition_by)))
         attempt.sent = True
         handle.create_write_transaction(actions, "overwrite", schema, commit_properties=properties)
-        return handle
+        return
     evolved = evolve(plan.table, handle, undescribed(wanted, {f.name for f in handle.schema().fields}), owns_map=plan.owns_map)
     evolved = describe(plan.table, evolved, wanted, plan.about)
     if evolved is not handle:
@@ -195,11 +193,11 @@ def _write(plan: Commit, attempt: _Attempt) -> DeltaTable | None:
         actions += removals(handle, None if plan.replace else plan.rewritten, same_rows=plan.same_rows)
     attempt.sent = True
     handle.create_write_transaction(actions, "append", handle.schema(), commit_properties=properties)
-    return handle
 
 
 def _create(plan: Commit, attempt: _Attempt, wanted: pa.Schema, properties: CommitProperties) -> None:
-    own = {"delta.checkpointInterval": str(CHECKPOINT_COMMITS), "delta.dataSkippingNumIndexedCols": "32"}
+    interval = CHECKPOINT_COMMITS if plan.table.local_path is not None else REMOTE_CHECKPOINT_COMMITS
+    own = {"delta.checkpointInterval": str(interval), "delta.dataSkippingNumIndexedCols": "32"}
     failpoints.reach("before_create", plan.table.name)
     attempt.sent = True
     create_table_with_add_actions(
@@ -240,17 +238,14 @@ def _is_visible(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool
     ) from error
 
 
-def _landed(plan: Commit, followed: DeltaTable | None) -> Landed:
-    """The table after the commit; `followed`: the version before it, if it is known, which saves reading the log again.
+def _landed(plan: Commit) -> Landed:
+    """The table after the commit.
 
     Raises:
         TransientError: it cannot be read. The commit is visible, so whatever the cause is its files must stay.
     """
     try:
-        before = version_of(followed)
-        if followed is not None:
-            followed.update_incremental()
-        handle = followed if version_of(followed) != before else plan.table.open()
+        handle = plan.table.open()
         if handle is None:
             raise DataError(f"the table is gone: who else deletes below {plan.table.uri}?")
         actions = add_actions(handle)

@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
 from game_events.errors import ConflictError
+from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow, selection
@@ -320,7 +321,8 @@ def test_the_settings_have_the_defaults_that_tables_are_made_with():
     assert Retention(settings.retention_h, settings.derived_retention_h) == Retention()
 
 
-def test_the_log_of_a_table_that_is_always_replaced_does_not_grow(lakehouse):
+def test_the_log_of_a_table_that_is_always_replaced_does_not_grow(lakehouse, monkeypatch):
+    monkeypatch.setattr(commits, "CHECKPOINT_COMMITS", 10)
     gold = lakehouse.table("gold_uno_player_agg")
     commit(plan(gold, [0], None, 1))
     Retention(derived_h=1 / 3600).apply(gold.name, gold.open())

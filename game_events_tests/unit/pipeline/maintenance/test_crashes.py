@@ -66,10 +66,8 @@ def log_entries(table: Table) -> int:
 
 
 def test_maintenance_killed_at_any_point_loses_nothing_and_the_next_one_completes_it(
-    maintained: Pipeline, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    maintained: Pipeline, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    # As tables of earlier versions have it: that a log is shortened is left to maintenance.
-    monkeypatch.setattr("game_events.lakehouse.commits.commit.CHECKPOINT_COMMITS", 50)
     log = tmp_path_factory.mktemp("driver") / "log"
     lakehouse = Lakehouse.of(maintained.settings)
     silver, gold = lakehouse.table("silver_uno_events"), lakehouse.table("gold_uno_player_agg")
