@@ -1,7 +1,7 @@
 """Reconciliation: bronze rows = silver rows + dropped + quarantined + unrouted + pending, in all and for each game."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from deltalake import DeltaTable
@@ -119,13 +119,14 @@ def _named(games: Mapping[str, GameCounts]) -> str:
     return ", ".join(f"{game}: {counts}" for game, counts in games.items())
 
 
-def reconcile(pipeline: Pipeline, *, later: bool = False) -> Reconciliation:
+def reconcile(pipeline: Pipeline, changed: Collection[str] | None = None) -> Reconciliation:
     """Count the rows: bronze by a Spark job, silver and quarantine by their logs.
 
-    `later`: of bronze only the batches after those that an earlier check has counted (`Progress.counted`), which costs what is
-    new. If the counts do not add up then, or differ from bronze's log, all rows are counted, so no fault is reported without
-    that. What only a count of all rows can find: changes in tables of games without news, and rows of earlier batches that
-    changed while all sums stayed the same.
+    `changed`: the games whose silver tables were written since an earlier check: of bronze only the batches after those that
+    an earlier check has counted (`Progress.counted`) are read, and the tables of these games and of those with news, which
+    costs what is new; None: all rows. If the counts do not add up then, or differ from bronze's log, all rows are counted, so
+    no fault is reported without that. What only a count of all rows can find: changes in tables of other games, and rows of
+    earlier batches that changed while all sums stayed the same.
 
     Correct beside a live writer: silver is opened before bronze and quarantine, which therefore have every batch of silver.
     """
@@ -133,17 +134,19 @@ def reconcile(pipeline: Pipeline, *, later: bool = False) -> Reconciliation:
     if before is None or not row_count(before):
         return Reconciliation(quarantine=row_count(pipeline.quarantine.open()))
     state = pipeline.progress.read(BronzeIdentity.of(before).key)
-    found = _of_later_rows(pipeline, before, state) if later and state.counted.batch else None
+    later = changed is not None and state.counted.batch > 0
+    found = _of_later_rows(pipeline, before, state, changed or ()) if later else None
     return found if found is not None and found.passed else _of_all_rows(pipeline, before, state)
 
 
-def _of_later_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress) -> Reconciliation:
-    """The counts of games with news; all others have what they had."""
+def _of_later_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress, changed: Collection[str]) -> Reconciliation:
+    """The counts of games with news, and of those `changed`; all others have what they had."""
     identity, counted = BronzeIdentity.of(bronze), state.counted
     rows = count_later(pipeline, bronze, counted.batch)
     found = {name for name, _ in rows}
     news = {game for game, batch in state.games.items() if batch > counted.batch or game in found}
-    tables = opened(news | (state.failed_in(Layer.SILVER) & state.games.keys()), pipeline.lakehouse.silver)
+    others = state.games.keys() & {*changed, *state.failed_in(Layer.SILVER)}
+    tables = opened(news | others, pipeline.lakehouse.silver)
     idle = {game for game in state.games if game in counted.games and game not in news and game not in tables}
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     # Of a game that fails now, too, earlier batches were in silver.
@@ -212,7 +215,8 @@ def _compared(
     }
     for game, found in (unchanged or {}).items():
         silver = found.rows - found.dropped - found.quarantined
-        games_counts[game] = GameCounts(found.rows, silver, found.dropped, found.quarantined, found.quarantined)
+        held = decisions.rejected_rows.get(game, 0)
+        games_counts[game] = GameCounts(found.rows, silver, found.dropped, found.quarantined, held)
     transformed = {game: found for game, found in games_counts.items() if pipeline.extensions.transformed(game)}
     compared = {game: found for game, found in games_counts.items() if game not in transformed}
     return Reconciliation(

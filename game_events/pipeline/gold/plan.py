@@ -70,7 +70,6 @@ class GamePlan:
 
 def plan_games(run: GoldRun, games: Collection[str], known: StructType) -> tuple[dict[str, GamePlan], dict[str, str]]:
     """The plans of games that have to change, and failed game -> reason; `known`: `key_and_time`."""
-
     bronze = run.pipeline.bronze.open()
     fields = bronze.schema().fields if bronze is not None else ()
     # Of columns that a game's table lacks, too: its rows are read with them.
@@ -89,7 +88,7 @@ def plan_games(run: GoldRun, games: Collection[str], known: StructType) -> tuple
     return plans, {game: str(item) for game, item in found.items() if isinstance(item, GameEventsError)}
 
 
-def _plan(  # noqa: PLR0913, PLR0917
+def _plan(
     run: GoldRun,
     known: StructType,
     nested: frozenset[str],
@@ -97,7 +96,10 @@ def _plan(  # noqa: PLR0913, PLR0917
     gold: DeltaTable | None,
     silver: DeltaTable | None,
 ) -> GamePlan | None:
-    """One game's plan; `nested`: names of bronze's nested columns. None if gold has all rows of silver, or silver is missing or has rows of another bronze."""
+    """One game's plan; `nested`: names of bronze's nested columns.
+
+    None if gold has all rows of silver, or silver is missing or has rows of another bronze.
+    """
     batch = run.bronze.taken(silver)
     if silver is None or batch is None:
         return None
