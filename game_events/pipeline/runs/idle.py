@@ -7,8 +7,10 @@ from pyspark.sql import SparkSession
 from game_events.config.settings import Settings
 from game_events.errors import ReadOnlyError
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.observability.event_rows import SUCCEEDED
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import TriggeredRun
+from game_events.pipeline.runs.state_checks import newest_run
 from game_events.sources.core.source import FILES
 
 log = logging.getLogger(__name__)
@@ -21,6 +23,7 @@ def idle_report(settings: Settings, *, ignore_intervals: bool = False) -> RunRep
     What a run would do is not decided here: its steps are made, and the first one that needs Spark or would change a table
     ends the look. So does an error: the run reports it.
 
+    A run after one that did not succeed is made in any case, as its end is what tells that the fault is over.
     With files as the source, or a catalog, there is always something: files are taken in, tables are registered.
     """
     if settings.source == FILES or settings.catalog is not None:
@@ -35,7 +38,9 @@ def idle_report(settings: Settings, *, ignore_intervals: bool = False) -> RunRep
     try:
         for step in TriggeredRun(pipeline, report, ignore_intervals=ignore_intervals).steps.values():
             step()
+        before = newest_run(pipeline.lakehouse)
     except Exception as error:  # noqa: BLE001 - whatever it is, the run meets it again, and reports it
         log.debug("work_or_error=%s", type(error).__name__)
         return None
-    return report if not met and report.is_empty else None
+    well = before is None or before["status"] == SUCCEEDED
+    return report if well and not met and report.is_empty else None

@@ -10,12 +10,14 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
+from game_events.errors import TransientError
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold
+from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.idle import idle_report
 from game_events.pipeline.runs.refresh import refresh
@@ -67,7 +69,13 @@ def restored(pipeline: Pipeline) -> None:
     DeltaTable(pipeline.lakehouse.table(BRONZE).uri).restore(1)
 
 
+def a_run_that_failed(pipeline: Pipeline) -> None:
+    with pytest.raises(TransientError), recorded(pipeline, RunReport(), "refresh"):
+        raise TransientError("the broker was away")
+
+
 WORK = {
+    "the run before has failed": a_run_that_failed,
     "new records": more,
     "bronze alone was brought up to date": bronze_alone,
     "gold is behind": bronze_and_silver,
