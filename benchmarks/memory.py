@@ -79,6 +79,19 @@ def tree_cpu_s(root: int, exclude: Collection[int] = ()) -> float:
     return total
 
 
+def tree_parts_cpu_s(root: int, exclude: Collection[int] = ()) -> dict[str, float]:
+    """Processor time of a Spark driver's process tree so far, by part: the driver itself, its JVM, the workers."""
+    parts = {"driver": 0.0, "JVM": 0.0, "workers": 0.0}
+    for process in tree(root, exclude):
+        with suppress(psutil.NoSuchProcess):
+            part = "driver" if process.pid == root else "JVM" if process.name() == "java" else "workers"
+            spent = process.cpu_times()
+            parts[part] += spent.user + spent.system
+            if part == "workers":  # the daemon forks them, and some have ended
+                parts[part] += spent.children_user + spent.children_system
+    return parts
+
+
 @contextmanager
 def peak_of(root: int, exclude: Collection[int] = ()) -> Iterator[Peak]:
     """Sample while the body runs."""

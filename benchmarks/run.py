@@ -19,6 +19,7 @@ from benchmarks.bookkeeping import bookkeeping
 from benchmarks.continuous import continuous
 from benchmarks.decoding import decoding
 from benchmarks.figures import Figure
+from benchmarks.games import games
 from benchmarks.graph import graph
 from benchmarks.increments import increments
 from benchmarks.layers import bronze, fan_out
@@ -33,6 +34,7 @@ SCENARIOS: dict[str, Scenario] = {
     "fan_out": fan_out,
     "graph": graph,
     "increments": increments,
+    "games": games,
     "bookkeeping": bookkeeping,
     "memory": memory,
     "continuous": continuous,

@@ -2,7 +2,7 @@
 
 What each worker, or each task, would do otherwise is done once:
 
-- imports: the workers inherit them;
+- imports: the workers inherit those of libraries (not of this project, as a session may ship other modules of it);
 - garbage: PySpark collects it after each task, and imported modules are no garbage, but many objects to look at;
 - the path: before each task Python reads again which files each zip file of the path has. PySpark's own ones (`pyspark.zip`,
   `spark-core.jar`) hold the modules that are installed beside them anyway.
@@ -34,6 +34,8 @@ def main() -> None:
     import game_events.pipeline.bronze.worker  # noqa: PLC0415
     import game_events.pipeline.fanout.worker  # noqa: F401, PLC0415
 
+    for name in [name for name in sys.modules if name.partition(".")[0] == "game_events"]:
+        del sys.modules[name]
     gc.collect()
     gc.freeze()
     runpy.run_module("pyspark.daemon", run_name="__main__", alter_sys=True)

@@ -35,6 +35,8 @@ ARROW_RECORDS = 20_000
 ARROW_BYTES = 64 * 1024 * 1024
 #: Bytes of a record, with key and headers, up to which it is small.
 SMALL_RECORD_BYTES = 2_048
+#: Bytes that a header takes in memory beside its key and value.
+HEADER_BYTES = 32
 #: Kafka records of an Arrow batch: small ones need no limit of bytes. Large enough for groups of 20 schema versions.
 KAFKA_ARROW_RECORDS = ARROW_BYTES // SMALL_RECORD_BYTES
 ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -112,8 +114,6 @@ def session_config(settings: Settings) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         ARROW_RECORDS_KEY: str(ARROW_RECORDS),
         ARROW_BYTES_KEY: str(ARROW_BYTES),
-        # The list without Kafka: its newer source does not convert each record to a row of Java objects and back.
-        "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # For small jobs; large ones set their number of tasks by their rows.
         "spark.sql.shuffle.partitions": "8",

@@ -14,7 +14,7 @@ from game_events.cli.common.summary import show_run
 from game_events.config.settings import Settings, load_settings
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.pipeline.runs.idle import idle_report
+from game_events.pipeline.runs.idle import Look, look
 from game_events.pipeline.runs.run_size import RunSize, run_size
 from game_events.pipeline.runs.selection import ALL, selection_of
 from game_events.spark.connect import lost
@@ -93,18 +93,18 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
     else:
         # A wrong name is said at once, without a run that fails.
         selection_of(Pipeline(settings, no_spark), **asked)
-        looks: list[Pipeline] = []
-        idle = None if any(asked.values()) else idle_report(settings, ignore_intervals=ignore_intervals, if_not=looks.append)
-        if idle is not None:
-            show_run(output, idle.to_dict(), settings.names)
-            finish(output, JobResult("", True, idle.to_dict()))
+        seen = Look() if any(asked.values()) else look(settings, ignore_intervals=ignore_intervals)
+        if seen.report is not None:
+            idle = seen.report.to_dict()
+            show_run(output, idle, settings.names)
+            finish(output, JobResult("", True, idle))
             return
         server, config = shared_spark(settings), asked | {"ignore_intervals": ignore_intervals}
         if server is not None:
             result = run_on(server, output, settings, config)
         else:
-            for look in looks:
-                start_spark(look)
+            if seen.work is not None:
+                start_spark(seen.work)
             result = run_and_show(output, settings, config)
     finish(output, result)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -45,17 +45,25 @@ class Mark:
     committed_at: float | None = None
 
 
+class GameRows(NamedTuple):
+    """A game's rows of bronze, and those of them that rules have dropped, or put into quarantine."""
+
+    rows: int
+    dropped: int = 0
+    quarantined: int = 0
+
+
 @dataclass(frozen=True)
 class CountedRows:
     """Rows of bronze that a check has counted and found in silver.
 
     Attributes:
         batch: the last of their batches; 0: none were counted.
-        rows: game -> its rows; None: those of no game with a silver table.
+        games: game -> its rows; None: those of no game with a silver table.
     """
 
     batch: int = 0
-    rows: Mapping[str | None, int] = field(default_factory=dict)
+    games: Mapping[str | None, GameRows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -174,7 +182,7 @@ def _state(bronze_id: str, every: list[dict[str, Any]]) -> Progress:
         marks={r["layer"]: Mark(**json.loads(r["detail"])) for r in rows if r["kind"] == "floor" and r["detail"]},
         counted=CountedRows(
             max((r["batch"] for r in rows if r["kind"] == "counted"), default=0),
-            {r["game"]: int(r["detail"]) for r in rows if r["kind"] == "counted"},
+            {r["game"]: GameRows(*json.loads(r["detail"])) for r in rows if r["kind"] == "counted"},
         ),
     )
 
@@ -204,6 +212,6 @@ def _rows(state: Progress) -> pa.Table:
         add("unrouted", Layer.SILVER, None, state.unrouted_batch)
     if state.redecided:
         add("decided_anew", Layer.SILVER, None, state.redecided)
-    for name, count in state.counted.rows.items():
-        add("counted", Layer.SILVER, name, state.counted.batch, str(count))
+    for name, found in state.counted.games.items():
+        add("counted", Layer.SILVER, name, state.counted.batch, json.dumps(found))
     return pa.Table.from_pylist(rows, schema=SCHEMA)

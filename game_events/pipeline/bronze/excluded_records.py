@@ -21,13 +21,16 @@ WHY = ("reason", "detail")
 Deadly = Mapping[tuple[Split, int], str]
 
 
-def mark_excluded(records: DataFrame, most: int, deadly: Deadly, kept_bytes: int = KEPT_BYTES) -> DataFrame:
+def mark_excluded(
+    records: DataFrame, most: int, deadly: Deadly, kept_bytes: int = KEPT_BYTES, header_bytes: int = 0
+) -> DataFrame:
     """A source's records with the columns `WHY`; of those that are too large only the first `kept_bytes`.
 
-    `records` has `RAW_COLUMNS`; `most`: bytes of value, key and headers together; `deadly`: records that crash a worker.
+    `records` has `RAW_COLUMNS`; `most`: bytes of value, key and headers together, a header counts `header_bytes` more than its
+    own; `deadly`: records that crash a worker.
     """
     value, key, headers = (F.col(name) for name in ("value", "key", "headers"))
-    in_headers = _bytes_of(headers)
+    in_headers = _bytes_of(headers, header_bytes)
     size = F.coalesce(F.length(value), F.lit(0)) + F.coalesce(F.length(key), F.lit(0)) + in_headers
     large = size > most
     before, after = too_large("\0", most).split("\0")
@@ -51,10 +54,11 @@ def mark_excluded(records: DataFrame, most: int, deadly: Deadly, kept_bytes: int
     )
 
 
-def _bytes_of(headers: Column) -> Column:
+def _bytes_of(headers: Column, each: int) -> Column:
     """Bytes of a record's headers, as one text: Spark compiles that, and does not compile a function for each header."""
     texts = F.concat(headers["key"], headers["value"].cast("array<string>"))
-    return F.when(F.size(headers) > 0, F.octet_length(F.array_join(texts, ""))).otherwise(0)
+    found = F.octet_length(F.array_join(texts, "")) + F.size(headers) * each
+    return F.when(F.size(headers) > 0, found).otherwise(0)
 
 
 #: Jobs that may crash for a micro-batch: one record of two million costs 25 of them, each some seconds.

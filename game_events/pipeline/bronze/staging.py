@@ -20,7 +20,7 @@ from game_events.sources.core.source import MicroBatch
 from game_events.sources.files.offsets import FileGap
 from game_events.sources.files.source import FileSource
 from game_events.sources.kafka.source import KafkaSource
-from game_events.spark.config import KAFKA_ARROW_RECORDS, SMALL_RECORD_BYTES, arrow_batches
+from game_events.spark.config import HEADER_BYTES, KAFKA_ARROW_RECORDS, SMALL_RECORD_BYTES, arrow_batches
 from game_events.spark.crashed_workers import WorkerCrashError, crashes_explained, named
 
 #: Records of one task: fewer tasks for small micro-batches, as each costs about 100 ms.
@@ -104,7 +104,10 @@ class _Attempt:
         rows = source.read(self.pipeline.spark, part)
         if self.job.reading is not None:
             return rows
-        records = mark_excluded(rows, min(most, SMALL_RECORD_BYTES), {}, 0) if small else mark_excluded(rows, most, deadly)
+        if small:
+            records = mark_excluded(rows, min(most, SMALL_RECORD_BYTES), {}, 0, HEADER_BYTES)
+        else:
+            records = mark_excluded(rows, most, deadly)
         records = records.select(*source_columns(self.job.constants), *WHY)
         return records.coalesce(max(1, -(-source.records(part) // TASK_RECORDS)))
 

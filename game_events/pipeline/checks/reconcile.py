@@ -1,7 +1,7 @@
 """Reconciliation: bronze rows = silver rows + dropped + quarantined + unrouted + pending, in all and for each game."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from deltalake import DeltaTable
@@ -13,8 +13,8 @@ from game_events.lakehouse.commits.parallel import for_games, opened
 from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.data.snapshot import row_count
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.progress import CountedRows, Progress
-from game_events.pipeline.checks.row_counts import RowCounts, count_all, count_later
+from game_events.lakehouse.system_tables.progress import CountedRows, GameRows, Progress
+from game_events.pipeline.checks.row_counts import RowCounts, added, count_all, count_later
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality.decisions import Decisions
 
@@ -119,37 +119,58 @@ def _named(games: Mapping[str, GameCounts]) -> str:
     return ", ".join(f"{game}: {counts}" for game, counts in games.items())
 
 
-def reconcile(pipeline: Pipeline, *, later: bool = False) -> Reconciliation:
+def reconcile(pipeline: Pipeline, changed: Collection[str] | None = None) -> Reconciliation:
     """Count the rows: bronze by a Spark job, silver and quarantine by their logs.
 
-    `later`: of bronze only the batches after those that an earlier check has counted (`Progress.counted`), which costs what is
-    new. If the counts do not add up then, or differ from bronze's log, all rows are counted, so no fault is reported without
-    that. What only a count of all rows can find: rows of earlier batches that changed, while all sums stayed the same.
+    `changed`: the games whose silver tables were written since an earlier check: of bronze only the batches after those that
+    an earlier check has counted (`Progress.counted`) are read, and the tables of these games and of those with news, which
+    costs what is new; None: all rows. If the counts do not add up then, or differ from bronze's log, all rows are counted, so
+    no fault is reported without that. What only a count of all rows can find: changes in tables of other games, and rows of
+    earlier batches that changed while all sums stayed the same.
 
     Correct beside a live writer: silver is opened before bronze and quarantine, which therefore have every batch of silver.
     """
     before = pipeline.bronze.open()
     if before is None or not row_count(before):
         return Reconciliation(quarantine=row_count(pipeline.quarantine.open()))
+    state = pipeline.progress.read(BronzeIdentity.of(before).key)
+    later = changed is not None and state.counted.batch > 0
+    found = _of_later_rows(pipeline, before, state, changed or ()) if later else None
+    return found if found is not None and found.passed else _of_all_rows(pipeline, before, state)
+
+
+def _of_later_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress, changed: Collection[str]) -> Reconciliation:
+    """The counts of games with news, and of those `changed`; all others have what they had."""
+    identity, counted = BronzeIdentity.of(bronze), state.counted
+    rows = count_later(pipeline, bronze, counted.batch)
+    found = {name for name, _ in rows}
+    news = {game for game, batch in state.games.items() if batch > counted.batch or game in found}
+    others = state.games.keys() & {*changed, *state.failed_in(Layer.SILVER)}
+    tables = opened(news | others, pipeline.lakehouse.silver)
+    idle = {game for game in state.games if game in counted.games and game not in news and game not in tables}
+    taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
+    # Of a game that fails now, too, earlier batches were in silver.
+    settled = max(_settled(state, taken), counted.batch)
+    decisions = Decisions(pipeline.quarantine, pipeline.quarantine.open(), identity.key)
+    counts = added(counted, rows, {*tables, *idle}, taken, settled, decisions.rejected_rows)
+    unchanged = {game: counted.games[game] for game in idle}
+    result = _compared(pipeline, bronze, decisions, tables, counts, unchanged)
+    if result.passed:
+        _keep(pipeline, identity, settled, counts, tables, unchanged)
+    return replace(result, counted_before=counted.batch)
+
+
+def _of_all_rows(pipeline: Pipeline, before: DeltaTable, state: Progress) -> Reconciliation:
     identity = BronzeIdentity.of(before)
-    state = pipeline.progress.read(identity.key)
     tables = opened(state.games, pipeline.lakehouse.silver)
     handle = pipeline.bronze.open() or before
     decisions = Decisions(pipeline.quarantine, pipeline.quarantine.open(), identity.key)
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     settled = _settled(state, taken)
-    if later and state.counted.batch:
-        # Of a game that fails now, too, earlier batches were in silver.
-        since = max(settled, state.counted.batch)
-        counts = count_later(pipeline, handle, decisions, taken, since, state.counted)
-        found = replace(_compared(pipeline, handle, decisions, tables, counts), counted_before=state.counted.batch)
-        if found.passed:
-            _keep(pipeline, identity, since, counts)
-            return found
     counts = count_all(pipeline, handle, decisions, taken, settled)
     found = _compared(pipeline, handle, decisions, tables, counts)
     if found.passed:
-        _keep(pipeline, identity, settled, counts)
+        _keep(pipeline, identity, settled, counts, tables)
     return found
 
 
@@ -159,9 +180,20 @@ def _settled(state: Progress, taken: Mapping[str, int]) -> int:
     return min([state.floor(Layer.SILVER), *behind])
 
 
-def _keep(pipeline: Pipeline, identity: BronzeIdentity, settled: int, counts: RowCounts) -> None:
+def _keep(
+    pipeline: Pipeline,
+    identity: BronzeIdentity,
+    settled: int,
+    counts: RowCounts,
+    tables: Mapping[str, DeltaTable],
+    unchanged: Mapping[str, GameRows] | None = None,
+) -> None:
     """Note what was counted, for the next check."""
-    counted = CountedRows(settled, {name: rows for name, rows in counts.settled.items() if rows})
+    games = dict[str | None, GameRows]((game, found) for game, found in (unchanged or {}).items())
+    for name, rows in counts.settled.items():
+        if rows and name not in games:
+            games[name] = GameRows(rows, *(_rejected(tables[name]) if name is not None and name in tables else ()))
+    counted = CountedRows(settled, games)
     try:
         pipeline.progress.update(identity.key, lambda now: replace(now, counted=counted))
     except (GameEventsError, ReadOnlyError, DeltaError, OSError) as error:
@@ -169,13 +201,22 @@ def _keep(pipeline: Pipeline, identity: BronzeIdentity, settled: int, counts: Ro
 
 
 def _compared(
-    pipeline: Pipeline, handle: DeltaTable, decisions: Decisions, tables: Mapping[str, DeltaTable], counts: RowCounts
+    pipeline: Pipeline,
+    handle: DeltaTable,
+    decisions: Decisions,
+    tables: Mapping[str, DeltaTable],
+    counts: RowCounts,
+    unchanged: Mapping[str, GameRows] | None = None,
 ) -> Reconciliation:
-    """The counts of bronze beside those of silver and quarantine."""
+    """The counts of bronze beside those of silver and quarantine; `unchanged`: games that balanced, and have no news."""
     games_counts = {
         game: _game_counts(table, counts.rows[game], counts.pending[game], counts.held[game])
         for game, table in sorted(tables.items())
     }
+    for game, found in (unchanged or {}).items():
+        silver = found.rows - found.dropped - found.quarantined
+        held = decisions.rejected_rows.get(game, 0)
+        games_counts[game] = GameCounts(found.rows, silver, found.dropped, found.quarantined, held)
     transformed = {game: found for game, found in games_counts.items() if pipeline.extensions.transformed(game)}
     compared = {game: found for game, found in games_counts.items() if game not in transformed}
     return Reconciliation(
@@ -191,6 +232,10 @@ def _compared(
     )
 
 
+def _rejected(silver: DeltaTable) -> tuple[int, int]:
+    """A game's rows that rules have dropped, and put into quarantine."""
+    return counter(silver, Txn.ROWS_DROPPED), counter(silver, Txn.ROWS_QUARANTINED)
+
+
 def _game_counts(silver: DeltaTable, rows: int, pending: int, held: int) -> GameCounts:
-    dropped, quarantined = (counter(silver, app) for app in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED))
-    return GameCounts(rows - pending, row_count(silver), dropped, quarantined, held)
+    return GameCounts(rows - pending, row_count(silver), *_rejected(silver), held)

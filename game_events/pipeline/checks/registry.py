@@ -2,9 +2,8 @@
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import partial
 
 from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JJavaError
@@ -12,6 +11,7 @@ from pyspark.errors import PySparkException
 
 from game_events.config.masking import without_secrets
 from game_events.errors import GameEventsError
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.checks.freshness import FRESH, fresh
 from game_events.pipeline.checks.gaps import LOST, offsets_lost
 from game_events.pipeline.checks.gold_recompute import RECOMPUTED, gold_equals_recompute
@@ -33,21 +33,21 @@ log = logging.getLogger(__name__)
 class TableCheck:
     """One check.
 
-    `layer`: layer of the asset that the check belongs to. `in_run`: a cheap form for the end of each run that changed a table;
-    None: only on request. `blocking`: a failure means wrong rows, from which nothing should be computed. `all_games`: it reads
-    every game's tables, so a run that materializes single games by hand leaves it out.
+    `layer`: layer of the asset that the check belongs to. `in_run`: a cheap form for the end of each run that changed a table,
+    given the run's report; None: only on request. `blocking`: a failure means wrong rows, from which nothing should be
+    computed. `all_games`: it reads every game's tables, so a run that materializes single games by hand leaves it out.
     """
 
     name: str
     layer: str
     run: Callable[[Pipeline], CheckResult]
-    in_run: Callable[[Pipeline], CheckResult] | None = None
+    in_run: Callable[[Pipeline, RunReport], CheckResult] | None = None
     blocking: bool = False
     all_games: bool = False
 
-    def made_in_run(self, pipeline: Pipeline) -> CheckResult | None:
+    def made_in_run(self, pipeline: Pipeline, report: RunReport) -> CheckResult | None:
         """The result of the cheap form; None: there is none."""
-        return self.in_run(pipeline) if self.in_run is not None else None
+        return self.in_run(pipeline, report) if self.in_run is not None else None
 
     @property
     def description(self) -> str:
@@ -55,24 +55,28 @@ class TableCheck:
         return " ".join((inspect.getdoc(self.run) or "").partition("\n\n")[0].split())
 
 
-def rows_conserved(pipeline: Pipeline, *, later: bool = False) -> CheckResult:
+def rows_conserved(pipeline: Pipeline, changed: Collection[str] | None = None) -> CheckResult:
     """Check that bronze = silver + rejected by rules + unrouted + pending, in all and for each game.
 
-    `later`: of bronze only what no earlier check has counted is read (`reconcile`).
+    `changed`: games whose tables a run has written: of bronze only what no earlier check has counted is read (`reconcile`).
     """
-    found = reconcile(pipeline, later=later)
+    found = reconcile(pipeline, changed)
     covers = NEW if found.counted_before else WHOLE
     return CheckResult(CONSERVED, "silver", found.passed, found.summary(), found.metadata(), wrong_rows=True, covers=covers)
 
 
+def _conserved_in_run(pipeline: Pipeline, report: RunReport) -> CheckResult:
+    return rows_conserved(pipeline, {table.game for table in report.of(Layer.SILVER) if table.game is not None})
+
+
 CHECKS = (
-    TableCheck(CONTINUOUS, "bronze", offsets_continuous, partial(offsets_continuous, recent=RECENT_COMMITS), blocking=True),
+    TableCheck(CONTINUOUS, "bronze", offsets_continuous, lambda p, _: offsets_continuous(p, RECENT_COMMITS), blocking=True),
     TableCheck(UNIQUE, "bronze", offsets_unique, blocking=True),
-    TableCheck(LOST, "bronze", offsets_lost, partial(offsets_lost, recent=RECENT_COMMITS)),
-    TableCheck(FRESH, "bronze", fresh, fresh),
-    TableCheck(DRIFT, "bronze", schema_drift, schema_drift),
+    TableCheck(LOST, "bronze", offsets_lost, lambda p, _: offsets_lost(p, RECENT_COMMITS)),
+    TableCheck(FRESH, "bronze", fresh, lambda p, _: fresh(p)),
+    TableCheck(DRIFT, "bronze", schema_drift, lambda p, _: schema_drift(p)),
     TableCheck(REGISTERED, "bronze", tables_registered),
-    TableCheck(CONSERVED, "silver", rows_conserved, partial(rows_conserved, later=True), blocking=True, all_games=True),
+    TableCheck(CONSERVED, "silver", rows_conserved, _conserved_in_run, blocking=True, all_games=True),
     TableCheck(VOLUME, "silver", volume),
     TableCheck(KNOWN, "gold", keys_and_times_known),
     TableCheck(RECOMPUTED, "gold", gold_equals_recompute, blocking=True),
@@ -88,7 +92,7 @@ def check_after_run(pipeline: Pipeline, report: RunReport) -> None:
         return
     for check in CHECKS:
         try:
-            found = check.made_in_run(pipeline)
+            found = check.made_in_run(pipeline, report)
             if found is not None:
                 report.add_checks(found)
         except (GameEventsError, DeltaError, OSError, PySparkException, Py4JJavaError) as error:

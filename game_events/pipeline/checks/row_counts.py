@@ -1,7 +1,7 @@
 """Numbers of bronze's rows by game: of all rows, or of those after the rows that an earlier check has counted."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -73,31 +73,37 @@ def count_all(
     return counts
 
 
-def count_later(
-    pipeline: Pipeline,
-    handle: DeltaTable,
-    decisions: Decisions,
+def count_later(pipeline: Pipeline, handle: DeltaTable, above: int) -> dict[tuple[str | None, int], int]:
+    """(Name of a game, valid or not; batch) -> rows of bronze, of the batches above one: these alone are read."""
+    later = selection(handle, "_batch", above)
+    rows = read_files(pipeline.spark, later.files, spark_schema(handle.schema())).where(F.col("_batch") > above)
+    found = rows.groupBy(_name(pipeline, handle), "_batch").agg(F.count(F.lit(1)).alias("rows")).collect()
+    return {(row["_name"], row["_batch"]): int(row["rows"]) for row in found}
+
+
+def added(
+    before: CountedRows,
+    later: Mapping[tuple[str | None, int], int],
+    known: Collection[str],
     taken: Mapping[str, int],
     settled: int,
-    before: CountedRows,
+    rejected: Mapping[str, int],
 ) -> RowCounts:
-    """The rows that an earlier check has counted, and those of later batches, which are read.
+    """The rows that an earlier check has counted, and the later ones.
 
-    `taken`, `settled`: as for `count_all`. Rejected rows are counted by quarantine's log, whether bronze has them or not.
+    `known`: games with a silver table; `taken`: of those with news its last batch; `settled`: as for `count_all`. `rejected`:
+    game -> its rejected rows by quarantine's log, whether bronze has them or not.
     """
-    later = selection(handle, "_batch", before.batch)
-    rows = read_files(pipeline.spark, later.files, spark_schema(handle.schema())).where(F.col("_batch") > before.batch)
-    found = rows.groupBy(_name(pipeline, handle), "_batch").agg(F.count(F.lit(1)).alias("rows")).collect()
-    counts = RowCounts(held=Counter(decisions.rejected_rows))
-    for name, number in before.rows.items():
-        game = name if name in taken else None
-        counts.rows[game] += number
-        counts.settled[game] += number
-    for row in found:
-        game = row["_name"] if row["_name"] in taken else None
-        counts.rows[game] += row["rows"]
-        counts.pending[game] += row["rows"] if game is not None and row["_batch"] > taken[game] else 0
-        counts.settled[game] += row["rows"] if row["_batch"] <= settled else 0
+    counts = RowCounts(held=Counter({game: rejected.get(game, 0) for game in taken}))
+    for name, found in before.games.items():
+        game = name if name in known else None
+        counts.rows[game] += found.rows
+        counts.settled[game] += found.rows
+    for (name, batch), rows in later.items():
+        game = name if name in known else None
+        counts.rows[game] += rows
+        counts.pending[game] += rows if game is not None and batch > taken[game] else 0
+        counts.settled[game] += rows if batch <= settled else 0
     return counts
 
 

@@ -70,12 +70,16 @@ class GamePlan:
 
 def plan_games(run: GoldRun, games: Collection[str], known: StructType) -> tuple[dict[str, GamePlan], dict[str, str]]:
     """The plans of games that have to change, and failed game -> reason; `known`: `key_and_time`."""
+    bronze = run.pipeline.bronze.open()
+    fields = bronze.schema().fields if bronze is not None else ()
+    # Of columns that a game's table lacks, too: its rows are read with them.
+    nested = frozenset(f.name for f in fields if not isinstance(f.type, PrimitiveType))
 
     def plan(game: str) -> GamePlan | GameEventsError | None:
         try:
             # In this order: gold that followed a change of silver between the two reads has made a commit since.
             gold = run.pipeline.lakehouse.gold(game, run.aggregate.name).open()
-            return _plan(run, known, game, gold, run.pipeline.lakehouse.silver(game).open())
+            return _plan(run, known, nested, game, gold, run.pipeline.lakehouse.silver(game).open())
         except GameEventsError as error:
             return error
 
@@ -84,8 +88,18 @@ def plan_games(run: GoldRun, games: Collection[str], known: StructType) -> tuple
     return plans, {game: str(item) for game, item in found.items() if isinstance(item, GameEventsError)}
 
 
-def _plan(run: GoldRun, known: StructType, game: str, gold: DeltaTable | None, silver: DeltaTable | None) -> GamePlan | None:
-    """One game's plan; None if gold has all rows of silver, or silver is missing or has rows of another bronze."""
+def _plan(
+    run: GoldRun,
+    known: StructType,
+    nested: frozenset[str],
+    game: str,
+    gold: DeltaTable | None,
+    silver: DeltaTable | None,
+) -> GamePlan | None:
+    """One game's plan; `nested`: names of bronze's nested columns.
+
+    None if gold has all rows of silver, or silver is missing or has rows of another bronze.
+    """
     batch = run.bronze.taken(silver)
     if silver is None or batch is None:
         return None
@@ -101,7 +115,7 @@ def _plan(run: GoldRun, known: StructType, game: str, gold: DeltaTable | None, s
         return None
     _require_columns(run, {f.name for f in silver.schema().fields} | set(known.names))
     # Arrow does not compare structs: the workers could not find such a key in the old files.
-    nested = {f.name for f in silver.schema().fields if not isinstance(f.type, PrimitiveType)}
+    nested |= {f.name for f in silver.schema().fields if not isinstance(f.type, PrimitiveType)}
     full = again or aggregate.mode == "recompute" or not nested.isdisjoint(aggregate.keys)
     above = 0 if full else int(taken or 0)
     old = FileSelection([], [], 0, True) if gold is None or full else selection(gold)

@@ -1,46 +1,63 @@
 """A look whether a run over everything would find anything to do, by the run's own steps on tables that are read only."""
 
-from collections.abc import Callable
+import logging
+from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
 from game_events.config.settings import Settings
 from game_events.errors import ReadOnlyError
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.observability.event_rows import SUCCEEDED
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import TriggeredRun
+from game_events.pipeline.runs.state_checks import newest_run
 from game_events.sources.core.source import FILES
 
+log = logging.getLogger(__name__)
 
-def idle_report(
-    settings: Settings, *, ignore_intervals: bool = False, if_not: Callable[[Pipeline], None] = lambda _: None
-) -> RunReport | None:
-    """The report of a run that finds nothing to do; None: it may have to do something, or to say something.
 
-    `if_not`: called with the pipeline of the look, which is read only, if there is something to do.
+@dataclass(frozen=True)
+class Look:
+    """What was seen.
 
-    Guarantee: nothing was changed, and no Spark session was asked for. What a run would do is not decided here: its steps are
-    made, and the first one that needs Spark or would change a table ends the look. So does any error: the run reports it.
+    Attributes:
+        report: that of a run that finds nothing to do; None: it may have to do something, or to say something.
+        work: the pipeline of the look, which is read only, if the run has something to do; None: it has not, or is not known.
+    """
 
+    report: RunReport | None = None
+    work: Pipeline | None = None
+
+
+def look(settings: Settings, *, ignore_intervals: bool = False) -> Look:
+    """Look whether a run would find anything to do.
+
+    Guarantee: no table was changed, and no Spark session was made; offsets of a consumer group are committed, as by a run.
+    What a run would do is not decided here: its steps are made, and the first one that needs Spark or would change a table
+    ends the look. So does an error: the run reports it.
+
+    A run after one that did not succeed is made in any case, as its end is what tells that the fault is over.
     With files as the source, or a catalog, there is always something: files are taken in, tables are registered.
     """
+    if settings.source == FILES or settings.catalog is not None:
+        return Look()
     met: list[str] = []
 
     def no_session() -> SparkSession:
         met.append("Spark")
         raise ReadOnlyError("a Spark session is needed")
 
-    if settings.source == FILES or settings.catalog is not None:
-        return None
     pipeline, report = Pipeline(settings, no_session, read_only=True, quiet=True), RunReport()
     try:
         for step in TriggeredRun(pipeline, report, ignore_intervals=ignore_intervals).steps.values():
             step()
+        before = newest_run(pipeline.lakehouse)
     except ReadOnlyError:
-        met.append("a change")
-    except Exception:  # noqa: BLE001 - whatever it is, the run meets it again, and records it
-        return None
-    if not met and report.is_empty:
-        return report
-    if_not(pipeline)
-    return None
+        return Look(work=pipeline)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the run meets it again, and reports it
+        log.debug("error=%s", type(error).__name__)
+        return Look()
+    if met or not report.is_empty:
+        return Look(work=pipeline)
+    return Look(report) if before is None or before["status"] == SUCCEEDED else Look()

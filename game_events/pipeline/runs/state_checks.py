@@ -2,7 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,9 +17,11 @@ from game_events.lakehouse.data.snapshot import read_arrow, row_count
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.event_log import read_events
+from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import player_agg_columns
 from game_events.pipeline.gold.null_values import of_another_kind
+from game_events.pipeline.observability.event_rows import SUCCEEDED
 from game_events.pipeline.quality.validation import problems, refuse
 from game_events.pipeline.runs.backlog import games_waiting
 from game_events.pipeline.runs.preflight import Check, Hint, PreflightResult, environment_checks, many, run_checks
@@ -51,14 +54,19 @@ def state_checks(pipeline: Pipeline) -> dict[str, Check]:
     return checks if pipeline.settings.source == FILES else {"schemas": lambda: schemas(pipeline), **checks}
 
 
+def newest_run(lakehouse: Lakehouse) -> Mapping[str, Any] | None:
+    """The row of the newest run in the event log, if there is one."""
+    runs = read_events(lakehouse, newest_files=LOOK_BACK_FILES, kind="run").sort_by([("time", "descending")])
+    return next(iter(runs.slice(0, 1).to_pylist()), None)
+
+
 def last_run(pipeline: Pipeline) -> str:
     """Status of the newest run in the event log; a hint if it failed."""
-    runs = read_events(pipeline.lakehouse, newest_files=LOOK_BACK_FILES, kind="run").sort_by([("time", "descending")])
-    if not runs.num_rows:
+    run = newest_run(pipeline.lakehouse)
+    if run is None:
         return "none is in the event log"
-    run = runs.slice(0, 1).to_pylist()[0]
     text = f"{run['name']} {run['status']} at {run['time']:%Y-%m-%d %H:%M:%S} UTC"
-    if run["status"] == "succeeded":
+    if run["status"] == SUCCEEDED:
         return text
     error = (json.loads(run["detail"]) if run["detail"] else {}).get("error") or {}
     why = f": {' '.join(str(error.get('text', '')).split())[:300]}" if error else ""

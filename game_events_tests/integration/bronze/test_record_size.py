@@ -100,6 +100,17 @@ def test_a_batch_that_is_packed_ten_thousand_times_smaller_is_read_all_the_same(
     assert len(json.dumps(report.to_dict())) < 20_000
 
 
+def test_a_record_of_many_empty_headers_is_not_small(make_settings: MakeSettings, make_pipeline: MakePipeline) -> None:
+    settings = make_settings()
+    pipeline = make_pipeline(settings)
+    send_values(settings, [record(settings)], [("", None)] * 3_000)
+    assert refresh(pipeline).rows("silver") == 1
+    source = pipeline.source
+    assert isinstance(source, KafkaSource)
+    assert not source.small_records
+    assert rows(settings, "bronze_events", "SELECT len(_kafka_headers) FROM t") == [(3_000,)]
+
+
 def test_larger_records_among_small_ones_are_read_once_and_in_batches_of_bounded_bytes(
     make_settings: MakeSettings, make_pipeline: MakePipeline
 ) -> None:

@@ -10,14 +10,16 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
+from game_events.errors import TransientError
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold
+from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.idle import idle_report
+from game_events.pipeline.runs.idle import look
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.runs.run_size import RunSize, run_size
 from game_events.pipeline.silver.refresh import refresh_silver
@@ -76,7 +78,13 @@ def damaged(pipeline: Pipeline) -> None:
         commit.write_text("{")
 
 
+def a_run_that_failed(pipeline: Pipeline) -> None:
+    with pytest.raises(TransientError), recorded(pipeline, RunReport(), "refresh"):
+        raise TransientError("the broker was away")
+
+
 WORK = {
+    "the run before has failed": a_run_that_failed,
     "new records": more,
     "bronze alone was brought up to date": bronze_alone,
     "gold is behind": bronze_and_silver,
@@ -97,10 +105,10 @@ def test_work_is_found_and_left_to_the_run(what: str, make_settings: MakeSetting
     settings = make_settings()
     send_events(settings, [Event("uno", 1), Event("go", 1)])
     refresh(make_pipeline(settings))
-    assert idle_report(settings) is not None
+    assert look(settings).report is not None
     WORK[what](make_pipeline(settings))
     before = everything(settings)
-    assert idle_report(settings) is None
+    assert look(settings).report is None
     assert everything(settings) == before
 
 
@@ -112,7 +120,7 @@ def test_changed_settings_are_work_if_they_are_for_a_run(
     send_events(settings, [Event("uno", 1)])
     refresh(make_pipeline(settings))
     changed = make_settings(lakehouse=settings.lakehouse, kafka_topic=settings.kafka_topic, **other)
-    found = idle_report(changed)
+    found = look(changed).report
     report = refresh(make_pipeline(changed))
     assert (found is None) == bool(report.tables)
 
@@ -124,10 +132,10 @@ def test_rows_of_a_schema_that_became_known_are_work(
     sent = send(make_settings(), version=2, poison=0.0)
     proxy.hide(sent.schema_ids[2])
     refresh(make_pipeline(settings))
-    assert idle_report(settings) is not None
+    assert look(settings).report is not None
     proxy.show_all()
     before = everything(settings)
-    assert idle_report(settings) is None
+    assert look(settings).report is None
     assert everything(settings) == before
     assert refresh(make_pipeline(settings)).rows("bronze") == sent.records_total
 
@@ -140,37 +148,38 @@ def test_an_aggregate_of_ones_own_is_work_when_it_is_new_and_due(
     refresh(make_pipeline(settings))
     seldom = TOTAL.replace('("total")', '("total", interval_s=3600)')
     own = make_settings(extensions=(extension(tmp_path, seldom),))
-    assert idle_report(own) is None
+    assert look(own).report is None
     assert refresh(make_pipeline(own)).tables
-    assert idle_report(own) is not None
-    assert idle_report(own, ignore_intervals=True) is not None
+    assert look(own).report is not None
+    assert look(own, ignore_intervals=True).report is not None
     more(make_pipeline(own))
     refresh(make_pipeline(own))
     # The run says that it has left the aggregate for later.
-    assert idle_report(own) is None
-    assert idle_report(own, ignore_intervals=True) is None
+    assert look(own).report is None
+    assert look(own, ignore_intervals=True).report is None
 
 
 def test_the_size_of_the_work_is_known_before_spark_is_started(
     make_settings: MakeSettings, make_pipeline: MakePipeline
 ) -> None:
-    settings, looks = make_settings(), list[Pipeline]()
+    settings = make_settings()
     send_events(settings, [Event("uno", 1)])
-    assert idle_report(settings, if_not=looks.append) is None
-    assert run_size(looks.pop()) == RunSize.SMALL
+    work = look(settings).work
+    assert work is not None
+    assert run_size(work) == RunSize.SMALL
     refresh(make_pipeline(settings))
-    assert idle_report(settings, if_not=looks.append) is not None
-    assert looks == []
+    assert look(settings).work is None
     lost_table("gold_uno_player_agg")(make_pipeline(settings))
-    assert idle_report(settings, if_not=looks.append) is None
-    assert run_size(looks.pop()) != RunSize.SMALL
+    work = look(settings).work
+    assert work is not None
+    assert run_size(work) != RunSize.SMALL
 
 
 def test_before_the_first_run_there_is_work_and_nothing_is_made(make_settings: MakeSettings) -> None:
     settings = make_settings()
-    assert idle_report(settings) is None
+    assert look(settings).report is None
     send_events(settings, [Event("uno", 1)])
-    assert idle_report(settings) is None
+    assert look(settings).report is None
     assert not Path(settings.lakehouse).exists() or everything(settings) == set()
 
 
@@ -179,7 +188,7 @@ def test_a_look_that_finds_nothing_reports_what_a_run_would(make_settings: MakeS
     send_events(settings, [Event("uno", 1), Event("", 2)])
     refresh(make_pipeline(settings))
     before = everything(settings)
-    found = idle_report(settings)
+    found = look(settings).report
     assert found is not None
     assert everything(settings) == before
     second = refresh(make_pipeline(settings)).to_dict()
@@ -189,5 +198,5 @@ def test_a_look_that_finds_nothing_reports_what_a_run_would(make_settings: MakeS
 
 
 def test_what_cannot_be_looked_at_is_left_to_the_run_which_reports_it(make_settings: MakeSettings) -> None:
-    assert idle_report(make_settings(kafka_bootstrap_servers="127.0.0.1:1")) is None
-    assert idle_report(make_settings(schema_registry_url="http://127.0.0.1:1")) is None
+    assert look(make_settings(kafka_bootstrap_servers="127.0.0.1:1")).report is None
+    assert look(make_settings(schema_registry_url="http://127.0.0.1:1")).report is None

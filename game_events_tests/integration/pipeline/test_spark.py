@@ -95,11 +95,11 @@ def test_no_port_of_the_jvm_answers_who_does_not_know_its_secret_and_its_files_a
     assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
 
 
-def test_workers_are_forked_with_the_modules_that_they_need(spark: SparkSession) -> None:
+def test_workers_are_forked_with_the_libraries_that_they_need(spark: SparkSession) -> None:
     def seen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import sys  # noqa: PLC0415 - of the worker
 
-        module = "game_events.pipeline.fanout.worker" in sys.modules
+        module = "deltalake" in sys.modules
         archives = [entry for entry in sys.path if entry.endswith((".zip", ".jar")) and "pyspark" in entry]
         for _ in batches:
             yield pa.RecordBatch.from_pydict({"module": [module], "archives": [len(archives)]})

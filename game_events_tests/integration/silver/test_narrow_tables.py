@@ -107,3 +107,37 @@ def test_a_wide_table_of_before_stays_as_it_is_until_its_rows_are_replaced(send,
     refresh_downstream(make_pipeline(settings), RunReport(), full=True)
     assert (decoded(settings, "uno"), decoded(settings, "shop")) == (PLAYED, PAID)
     assert rows(settings, "silver_uno_events", "SELECT gamer_id, level FROM t ORDER BY ALL") == [("ann", 3), ("bob", 4)]
+
+
+NESTED = (
+    'syntax = "proto3"; package t; import "google/protobuf/timestamp.proto"; message Device { string os = 1; }'
+    f"message Played {{ {OWN} int32 level = 4; Device device = 5; }} message Paid {{ {OWN} double amount = 4; }}"
+)
+THINGS = """
+from game_events.extending import count, gold_aggregate
+
+@gold_aggregate("things", keys=["device"])
+def things():
+    return {"events": count()}
+"""
+
+
+def test_an_aggregate_by_a_nested_column_that_a_games_table_lacks_is_right_after_each_run(
+    make_settings, make_pipeline, tmp_path
+):
+    own = tmp_path / "own.py"
+    own.write_text(THINGS)
+    settings = make_settings(extensions=(str(own),))
+    schema_id = register(settings, NESTED)
+    schema = compiled(NESTED, schema_id)
+    played, paid = (python_class(schema, path) for path in ((1,), (2,)))
+    at = {"gamer_id": "ann", "event_timestamp": {"seconds": 5}}
+    for number in (1, 2, 3):
+        messages = [
+            ((1,), played(game_name="uno", level=3, device={"os": "x"}, **at)),
+            ((2,), paid(game_name="shop", amount=2.5, **at)),
+        ]
+        send_values(settings, [frame(schema_id, path, message) for path, message in messages])
+        assert refresh(make_pipeline(settings)).errors == []
+        for game in ("uno", "shop"):
+            assert rows(settings, f"gold_{game}_things", "SELECT events FROM t") == [(number,)]

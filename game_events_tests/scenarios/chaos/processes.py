@@ -15,6 +15,7 @@ from random import Random
 
 import psutil
 
+from game_events.spark.config import DAEMON
 from game_events_tests.support.killing.sitecustomize import killed_at
 
 COMMAND = [sys.executable, "-c", "from game_events.cli.main import main; main()"]
@@ -55,7 +56,7 @@ class Driver:
 
     def workers(self) -> list[psutil.Process]:
         """Python workers: forked by the daemon, so their parent is one too."""
-        daemons = [p for p in self.tree() if _is(p, "pyspark.daemon")]
+        daemons = [p for p in self.tree() if _is(p, DAEMON, whole=True)]
         pids = {p.pid for p in daemons}
         with contextlib.suppress(psutil.NoSuchProcess):
             return [p for p in daemons if p.ppid() in pids]
@@ -80,9 +81,10 @@ class Driver:
         return self.log.read_text(errors="replace")[-3_000:]
 
 
-def _is(process: psutil.Process, word: str) -> bool:
+def _is(process: psutil.Process, word: str, *, whole: bool = False) -> bool:
+    """Whether a part of its command line has the word, or is it; the JVM's settings name the daemon, too."""
     with contextlib.suppress(psutil.Error):
-        return any(word in part for part in process.cmdline())
+        return any(word == part if whole else word in part for part in process.cmdline())
     return False
 
 

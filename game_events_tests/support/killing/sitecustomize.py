@@ -10,13 +10,13 @@ import signal
 from itertools import count
 from pathlib import Path
 
-from game_events.lakehouse import failpoints
-
 VARIABLE = "GAME_EVENTS_TESTS_KILL_AT"
 
 
 def kill_at(place: str) -> None:
     """Have this process killed at a failpoint: ``name`` or ``name:detail``; ``name@3`` at the third arrival."""
+    from game_events.lakehouse import failpoints  # noqa: PLC0415 - a forked worker has modules of its own
+
     wanted, _, times = place.partition("@")
     arrivals = count(1)
 
@@ -35,3 +35,4 @@ def killed_at(place: str) -> dict[str, str]:
 
 if os.environ.get(VARIABLE):
     kill_at(os.environ[VARIABLE])
+    os.register_at_fork(after_in_child=lambda: kill_at(os.environ[VARIABLE]))

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from game_events.errors import ConflictError
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables import system_table
-from game_events.lakehouse.system_tables.progress import CountedRows, Mark, Progress, ProgressTable
+from game_events.lakehouse.system_tables.progress import CountedRows, GameRows, Mark, Progress, ProgressTable
 from game_events.lakehouse.tables import PROGRESS, Lakehouse
 from game_events_tests.support.tables import committed_files, data_files
 
@@ -167,7 +167,7 @@ def test_a_run_that_has_read_an_older_generation_of_bronze_writes_nothing(lakeho
 
 def test_counted_rows_are_kept_with_the_rest(lakehouse):
     table = ProgressTable(lakehouse)
-    counted = CountedRows(7, {"uno": 3, None: 2})
+    counted = CountedRows(7, {"uno": GameRows(3, 1, 1), None: GameRows(2)})
     table.update("b", lambda now: replace(now, counted=counted))
     table.update("b", lambda now: now.done(Layer.SILVER, 8, games={"uno": 8}))
     assert table.read("b").counted == counted

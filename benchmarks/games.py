@@ -1,0 +1,133 @@
+"""Many games: processor time per game and layer if all have news, and what idle games cost.
+
+The processor time of a layer is split by process (driver, JVM, Python workers), that of the driver by step.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.arena import PARTITIONS, Arena, settings_for
+from benchmarks.figures import Figure, Target, ratio
+from benchmarks.memory import tree_parts_cpu_s
+from benchmarks.sampling import sampled
+from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.checks.registry import check_after_run
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.gold.refresh import refresh_gold
+from game_events.pipeline.gold.unified import refresh_unified
+from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.silver.refresh import refresh_silver
+from game_events.producer.bulk import BulkSimulation
+from game_events.producer.produce import produce_bulk
+
+GAMES, RECORDS = 1_000, 20_000
+IDLE_GAMES, IDLE_RECORDS = 2_000, 1_000
+SILVER, GOLD, UNIFIED, AFTER = "silver", "gold", "unified", "checks and event log"
+#: Milliseconds of processor time per game.
+LIMIT_MS = 4
+#: Refreshes before the clock runs: the first makes the tables.
+FIRST = 2
+
+Parts = dict[str, float]
+
+
+def games(arena: Arena) -> list[Figure]:
+    """All games have news; then one game has news beside idle ones."""
+    return [*_all_with_news(arena), *_idle(arena)]
+
+
+def _all_with_news(arena: Arena) -> list[Figure]:
+    spent: dict[str, list[Parts]] = defaultdict(list)
+    steps: dict[str, Counter[str]] = defaultdict(Counter)
+    with arena.lakehouse() as root:
+        for number in range(FIRST + arena.pairs):
+            _produce(arena, "bench_many_games", GAMES, RECORDS, seed=number)
+            found = _refresh(arena, root, steps if number >= FIRST else defaultdict(Counter))
+            arena.say("  " + "; ".join(f"{layer} {_text(parts)}" for layer, parts in found.items()))
+            if number >= FIRST:
+                for layer, parts in found.items():
+                    spent[layer].append(parts)
+    figures = []
+    for layer, all_parts in spent.items():
+        of_driver = steps[layer]
+        shares = ", ".join(f"{name} {count / of_driver.total():.0%}" for name, count in of_driver.most_common(8))
+        note = f"{_text({name: sum(p[name] for p in all_parts) / len(all_parts) for name in all_parts[0]})}; driver: {shares}"
+        samples = [sum(p.values()) for p in all_parts]
+        target = Target("<=", LIMIT_MS) if layer in (SILVER, GOLD, UNIFIED) else None
+        figures.append(Figure(f"{layer}: processor time per game, {GAMES:,} games with news", "ms", samples, target, note))
+    return figures
+
+
+def _text(parts: Parts) -> str:
+    return ", ".join(f"{name} {value:.1f}" for name, value in parts.items())
+
+
+def _refresh(arena: Arena, root: Path, steps: dict[str, Counter[str]]) -> dict[str, Parts]:
+    """One refresh; layer -> process -> milliseconds of processor time per game."""
+    pipeline, report = arena.pipeline("bench_many_games", root), RunReport()
+    _ = arena.spark  # made and warmed before the clock runs
+    found: dict[str, Parts] = {}
+
+    def measured(name: str, work: Callable[[], object]) -> None:
+        before = tree_parts_cpu_s(os.getpid(), arena.excluded)
+        with sampled() as samples:
+            work()
+        after = tree_parts_cpu_s(os.getpid(), arena.excluded)
+        found[name] = {part: 1_000 * (after[part] - before[part]) / GAMES for part in after}
+        steps[name].update(samples)
+
+    load_bronze(pipeline, report)
+    measured(SILVER, lambda: refresh_silver(pipeline, report))
+    measured(GOLD, lambda: refresh_gold(pipeline, report))
+    measured(UNIFIED, lambda: refresh_unified(pipeline, report))
+    measured(AFTER, lambda: _after(pipeline, report))
+    assert report.success, report.errors
+    assert len({t.game for t in report.of("gold")}) == GAMES, len(report.of("gold"))
+    assert report.rows("silver") == RECORDS, report.rows("silver")
+    return found
+
+
+def _after(pipeline: Pipeline, report: RunReport) -> None:
+    with recorded(pipeline, report, "refresh"):
+        check_after_run(pipeline, report)
+
+
+def _idle(arena: Arena) -> list[Figure]:
+    """A refresh of one game with news, beside idle games and alone, in turns; without Dagster."""
+    alone, beside = list[float](), list[float]()
+    with arena.lakehouse() as made:
+        for others in (0, IDLE_GAMES):
+            topic = f"bench_idle_{others}"
+            _produce(arena, topic, 1 + others, IDLE_RECORDS + others, seed=0)
+            report = refresh(arena.pipeline(topic, made / str(others)))
+            assert report.success, report.errors
+        for number in range(3 + 3 * arena.pairs):
+            for others, times in ((0, alone), (IDLE_GAMES, beside)):
+                topic = f"bench_idle_{others}"
+                _produce(arena, topic, 1, IDLE_RECORDS, seed=1 + number)
+                pipeline, report = arena.pipeline(topic, made / str(others)), RunReport()
+                before = sum(tree_parts_cpu_s(os.getpid(), arena.excluded).values())
+                with recorded(pipeline, report, "refresh"):
+                    refresh(pipeline, report)
+                    check_after_run(pipeline, report)
+                spent = sum(tree_parts_cpu_s(os.getpid(), arena.excluded).values()) - before
+                assert report.rows("silver") == IDLE_RECORDS, report.rows("silver")
+                if number >= 3:  # warm
+                    times.append(spent)
+    return [
+        Figure("one game with news, alone: processor time of a refresh", "s", alone),
+        Figure(f"one game with news beside {IDLE_GAMES:,} idle games", "s", beside),
+        ratio(f"beside {IDLE_GAMES:,} idle games / alone", beside, alone, Target("<=", 1.05)),
+    ]
+
+
+def _produce(arena: Arena, topic: str, games: int, records: int, seed: int) -> None:
+    settings = settings_for(arena.folder, topic, arena.folder / "unused")
+    simulation = BulkSimulation(records=records, games=games, seed=seed, gamers_per_game=5, pool_per_version=records)
+    produce_bulk(settings, simulation, partitions=PARTITIONS)
