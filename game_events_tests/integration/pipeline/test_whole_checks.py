@@ -214,7 +214,7 @@ def test_a_check_that_cannot_be_made_fails_no_run_and_is_told(settings, make_set
     pipeline = make_pipeline(settings)
     report = refresh(pipeline)
 
-    def broken(_):
+    def broken(*_):
         raise OSError("no such bucket")
 
     checks = [replace(c, in_run=broken) if c.name == "fresh" else c for c in whole_checks.CHECKS]
