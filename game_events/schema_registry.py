@@ -86,9 +86,9 @@ class _Texts:
             )
 
 
-def registry_client(settings: Settings, timeout_s: float = TIMEOUT_S, retries: int = RETRIES) -> SchemaRegistryClient:
+def registry_client(settings: Settings, timeout_s: float | None = None, retries: int = RETRIES) -> SchemaRegistryClient:
     """A Confluent client with the settings' credentials; connects at the first call. ``mock://`` gives its own fake."""
-    conf: dict[str, object] = {"url": settings.schema_registry_url, "timeout": timeout_s, "max.retries": retries}
+    conf: dict[str, object] = {"url": settings.schema_registry_url, "timeout": timeout_s or TIMEOUT_S, "max.retries": retries}
     if settings.schema_registry_user:
         password = settings.schema_registry_password
         secret = password.get_secret_value() if password else ""
@@ -139,7 +139,7 @@ class SchemaRegistry:
     For `COOL_DOWN_S` seconds after an outage requests fail at once with the same error.
     """
 
-    def __init__(self, settings: Settings, timeout_s: float = TIMEOUT_S, *, retries: int = RETRIES) -> None:
+    def __init__(self, settings: Settings, timeout_s: float | None = None, *, retries: int = RETRIES) -> None:
         """Connects at the first call; `timeout_s`: for one answer; `retries`: further attempts after an error."""
         self.url = settings.schema_registry_url
         self._client = registry_client(settings, timeout_s, retries)

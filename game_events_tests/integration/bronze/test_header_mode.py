@@ -19,7 +19,7 @@ from game_events_tests.unit.decoding.test_formats import Producer as Serializers
 def serializers(monkeypatch):
     """Confluent's serializers in header mode, and the pipeline on the same registry."""
     made = Serializers("headers-of-the-pipeline", in_header=True)
-    monkeypatch.setattr("game_events.schema_registry.registry_client", lambda _: made.client)
+    monkeypatch.setattr("game_events.schema_registry.registry_client", lambda *_: made.client)
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import stat
 import struct
@@ -89,7 +90,7 @@ def test_no_port_of_the_jvm_answers_who_does_not_know_its_secret_and_its_files_a
             answer = stranger.recv(65536)
         assert answer[8:9] == b"\x05"
         assert b"SaslMessage" in answer
-    folder = str(conf.get("spark.driver.defaultJavaOptions")).strip('"').removeprefix("-Djava.io.tmpdir=")
+    (folder,) = re.findall(r'-Djava\.io\.tmpdir=([^\s"]+)', str(conf.get("spark.driver.defaultJavaOptions")))
     blocks = [f for f in Path(folder).iterdir() if f.name.startswith("blockmgr-")]
     assert blocks, "shuffle files are elsewhere"
     assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700

@@ -30,7 +30,7 @@ def test_a_check_whose_spark_job_fails_is_noted_as_not_passed_and_fails_no_run(m
         (TransientError("storage does not answer"), "storage does not answer"),
     ):
 
-        def broken(_pipeline, error=error):
+        def broken(*_, error=error):
             raise error
 
         monkeypatch.setattr(whole_checks, "CHECKS", (TableCheck(CONSERVED, "silver", broken, broken),))
