@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections import Counter
@@ -53,7 +54,11 @@ def sampled() -> Iterator[Counter[str]]:
     def watch() -> None:
         own = threading.get_ident()
         while not stop.wait(INTERVAL_S):
-            for thread, frame in sys._current_frames().items():
+            # Python 3.11 waits for ever if it collects garbage in this call (python/cpython#106883).
+            gc.disable()
+            frames = sys._current_frames()
+            gc.enable()
+            for thread, frame in frames.items():
                 if thread != own and (step := step_of(frame)) is not None:
                     found[step] += 1
 
