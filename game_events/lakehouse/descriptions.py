@@ -14,6 +14,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Field
 from deltalake.exceptions import DeltaError
 
+from game_events.lakehouse.retention import KEEP_LOG
 from game_events.lakehouse.system_columns import own_comments
 from game_events.lakehouse.tables import Table
 
@@ -100,11 +101,11 @@ def describe(table: Table, handle: DeltaTable, wanted: pa.Schema, description: s
     table.require_writable()
     try:
         if new:
-            handle.alter.add_columns(new)
+            handle.alter.add_columns(new, post_commithook_properties=KEEP_LOG)
         for column, values in changed.items():
-            handle.alter.set_column_metadata(column, values)
+            handle.alter.set_column_metadata(column, values, post_commithook_properties=KEEP_LOG)
         if about is not None:
-            handle.alter.set_table_description(about)
+            handle.alter.set_table_description(about, post_commithook_properties=KEEP_LOG)
     except (DeltaError, OSError) as error:  # e.g. a concurrent commit: the next commit of rows tries again
         log.info("table=%s comments_not_written=true cause=%s", table.name, type(error).__name__)
     return table.open() or handle

@@ -4,10 +4,11 @@ Two classes. *Kept* tables (bronze, silver, quarantine, logs) hold rows that are
 *Derived* tables (gold, the unified table, `progress`) are replaced by every refresh, so their old files are deleted soon.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deltalake import DeltaTable
+from deltalake import DeltaTable, PostCommitHookProperties
 
 from game_events.lakehouse.tables import PROGRESS
 
@@ -15,10 +16,23 @@ from game_events.lakehouse.tables import PROGRESS
 KEPT_H, DERIVED_H = 2.0, 0.5
 #: Checkpoints keep removals so much longer: the latest time for maintenance to delete the file. After that it is an orphan.
 REMEMBERED_S = 2 * 3600
-#: Checkpoint often: a table with 1,500 commits opens in 35 ms, 8 ms after a checkpoint.
-CHECKPOINT_COMMITS = 50
-#: In an object store each commit since the last checkpoint is another request for every reader that opens the table.
-REMOTE_CHECKPOINT_COMMITS = 10
+#: Commits between two checkpoints. Each commit since the last one costs whoever opens the table 0.3 ms (in an object store a
+#: request), a checkpoint of a small table costs its writer 25 ms; a run opens each table with news several times.
+CHECKPOINT_COMMITS = 10
+
+
+#: Of every commit: delta-rs would delete expired entries of the log by itself, and with them the checkpoint that versions
+#: within the retention need; a handle reads its checkpoint only when it is asked for progress, and would fail then.
+KEEP_LOG = PostCommitHookProperties(cleanup_expired_logs=False)
+#: Retention of a log without the property (Delta Lake protocol: 30 days).
+_DEFAULT_S = 30 * 86_400.0
+_SECONDS = re.compile(r"interval (\d+) seconds")
+
+
+def log_retention_s(handle: DeltaTable) -> float:
+    """Seconds that a table's log entries stay, by its properties."""
+    found = _SECONDS.fullmatch(handle.metadata().configuration.get("delta.logRetentionDuration") or "")
+    return float(found[1]) if found else _DEFAULT_S
 
 
 def is_derived(key: str) -> bool:
@@ -41,6 +55,7 @@ class Retention:
         """Delta's table properties with these times, which other writers of checkpoints, and VACUUM, follow."""
         seconds = max(1, round(self.seconds(table)))
         return {
+            "delta.checkpointInterval": str(CHECKPOINT_COMMITS),
             "delta.logRetentionDuration": f"interval {seconds} seconds",
             # Longer in checkpoints, so that maintenance still finds the removals.
             "delta.deletedFileRetentionDuration": f"interval {seconds + REMEMBERED_S} seconds",
@@ -52,5 +67,5 @@ class Retention:
         held = handle.metadata().configuration
         if all(held.get(key) == value for key, value in wanted.items()):
             return False
-        handle.alter.set_table_properties(wanted)
+        handle.alter.set_table_properties(wanted, post_commithook_properties=KEEP_LOG)
         return True

@@ -4,6 +4,7 @@ Progress is in the table's application transactions (`txn`). A commit names the 
 it follows. So of two concurrent writers with overlapping ranges one commits, and the other one deletes its files.
 """
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Tra
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.evolution import evolve, same_columns
 from game_events.lakehouse.commits.outcome import CommitOutcome, is_refusal, new_mark, outcome_of
 from game_events.lakehouse.commits.restores import COMMIT_ID, restored_between
@@ -23,10 +25,11 @@ from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
 from game_events.lakehouse.descriptions import comments_of, describe, described, undescribed
 from game_events.lakehouse.format_version import marked
-from game_events.lakehouse.retention import CHECKPOINT_COMMITS, REMOTE_CHECKPOINT_COMMITS, Retention
+from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEEP_LOG, Retention, log_retention_s
 from game_events.lakehouse.storage.errors import storage_error
-from game_events.lakehouse.tables import Table, add_actions, paths, table_id
+from game_events.lakehouse.tables import Table, add_actions, paths, table_id, version_of
 
+log = logging.getLogger(__name__)
 #: Attempts beside commits that touch neither the rows nor the progress of this one: compaction, table properties.
 ATTEMPTS = 5
 #: Attempts of a commit that removes files: each concurrent commit, of whatever kind, makes it compare again (some 20 ms on a
@@ -131,12 +134,13 @@ def commit(plan: Commit) -> Landed:
             f"({elsewhere[0]}): GAME_EVENTS_LAKEHOUSE has to be storage that all machines share (docs/cluster.md)"
         )
     attempts = REMOVING_ATTEMPTS if plan.removes else ATTEMPTS
+    followed: DeltaTable | None = None
     for number in range(attempts):
         attempt = _Attempt()
         try:
             attempt.handle = plan.table.open()
             _require(plan, attempt.handle)
-            _write(plan, attempt)
+            followed = _write(plan, attempt)
             break
         except (ConflictError, DataError, ConfigurationError):  # of the comparison: nothing was sent
             discard(plan.table, list(plan.files))
@@ -144,7 +148,7 @@ def commit(plan: Commit) -> Landed:
         except (CommitFailedError, DeltaError, OSError) as error:
             if _is_visible(plan, attempt, error, last=number == attempts - 1):
                 break
-    return _landed(plan)
+    return _landed(plan, followed)
 
 
 def _require(plan: Commit, handle: DeltaTable | None) -> None:
@@ -162,7 +166,8 @@ def _require(plan: Commit, handle: DeltaTable | None) -> None:
         raise ConflictError(f"{plan.table.name}: files to be rewritten are gone: somebody else rewrote them first")
 
 
-def _write(plan: Commit, attempt: _Attempt) -> None:
+def _write(plan: Commit, attempt: _Attempt) -> DeltaTable | None:
+    """Write the next version; returns a handle on the one that it follows, None: the table was made."""
     handle = attempt.handle
     properties = CommitProperties(
         # 0 retries: the commit becomes the next version after the one that was compared, or fails. With retries, the second of
@@ -176,14 +181,16 @@ def _write(plan: Commit, attempt: _Attempt) -> None:
     wanted = described(plan.table, plan.schema)
     if handle is None or (plan.replace and plan.partition_by != tuple(handle.metadata().partition_columns)):
         _create(plan, attempt, wanted, properties)
-        return
+        return None
     actions: list[AddAction | RemoveAction] = [f.add_action(same_rows=plan.same_rows) for f in plan.files]
     if plan.replace and plan.reshape and not same_columns(handle, plan.schema):
         # delta-rs removes the old files itself, and writes the schema, in this mode.
         schema = Schema.from_arrow(marked(wanted, partitioned=bool(plan.partition_by)))
         attempt.sent = True
-        handle.create_write_transaction(actions, "overwrite", schema, commit_properties=properties)
-        return
+        handle.create_write_transaction(
+            actions, "overwrite", schema, commit_properties=properties, post_commithook_properties=KEEP_LOG
+        )
+        return handle
     evolved = evolve(plan.table, handle, undescribed(wanted, {f.name for f in handle.schema().fields}), owns_map=plan.owns_map)
     evolved = describe(plan.table, evolved, wanted, plan.about)
     if evolved is not handle:
@@ -192,12 +199,14 @@ def _write(plan: Commit, attempt: _Attempt) -> None:
     if plan.removes:
         actions += removals(handle, None if plan.replace else plan.rewritten, same_rows=plan.same_rows)
     attempt.sent = True
-    handle.create_write_transaction(actions, "append", handle.schema(), commit_properties=properties)
+    handle.create_write_transaction(
+        actions, "append", handle.schema(), commit_properties=properties, post_commithook_properties=KEEP_LOG
+    )
+    return handle
 
 
 def _create(plan: Commit, attempt: _Attempt, wanted: pa.Schema, properties: CommitProperties) -> None:
-    interval = CHECKPOINT_COMMITS if plan.table.local_path is not None else REMOTE_CHECKPOINT_COMMITS
-    own = {"delta.checkpointInterval": str(interval), "delta.dataSkippingNumIndexedCols": "32"}
+    own = {"delta.dataSkippingNumIndexedCols": "32"}
     failpoints.reach("before_create", plan.table.name)
     attempt.sent = True
     create_table_with_add_actions(
@@ -211,6 +220,7 @@ def _create(plan: Commit, attempt: _Attempt, wanted: pa.Schema, properties: Comm
         configuration={**own, **Retention().properties(plan.table.key)},
         storage_options=plan.table.options,
         commit_properties=properties,
+        post_commithook_properties=KEEP_LOG,
     )
 
 
@@ -238,19 +248,25 @@ def _is_visible(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool
     ) from error
 
 
-def _landed(plan: Commit) -> Landed:
-    """The table after the commit.
+def _landed(plan: Commit, followed: DeltaTable | None) -> Landed:
+    """The table after the commit; `followed`: the version before it, if it is known, which saves reading the log again.
 
     Raises:
         TransientError: it cannot be read. The commit is visible, so whatever the cause is its files must stay.
     """
     try:
-        handle = plan.table.open()
+        before = version_of(followed)
+        if followed is not None:
+            followed.update_incremental()
+        handle = followed if version_of(followed) != before else plan.table.open()
         if handle is None:
             raise DataError(f"the table is gone: who else deletes below {plan.table.uri}?")
         actions = add_actions(handle)
         total, size = (int(pc.sum(actions.column(name)).as_py() or 0) for name in ("num_records", "size_bytes"))
         rows, added = sum(f.rows for f in plan.files), sum(f.size for f in plan.files)
+        # As often as there is a checkpoint.
+        if (handle.version() + 1) % CHECKPOINT_COMMITS == 0:
+            _shorten_log(plan.table, handle)
         found = (plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files), total, size, added)
         return Landed(*found, comments_of(pa.schema(handle.schema())))
     except (GameEventsError, DeltaError, OSError) as error:
@@ -258,6 +274,14 @@ def _landed(plan: Commit) -> Landed:
             f"{plan.table.name}: the commit landed, but the table cannot be read since: {error}. Run again: its own progress "
             "says how far it is"
         ) from error
+
+
+def _shorten_log(table: Table, handle: DeltaTable) -> None:
+    """Delete expired entries of the log; what cannot be deleted stays for the next time, or for maintenance."""
+    try:
+        TableLog(table).delete_expired(log_retention_s(handle))
+    except (OSError, DeltaError) as error:
+        log.warning("table=%s log_not_shortened=%r", table.name, str(error))
 
 
 def removals(handle: DeltaTable, only: frozenset[str] | None = None, *, same_rows: bool = False) -> list[RemoveAction]:

@@ -7,7 +7,9 @@ Source: Delta Lake protocol, "Delta Log Entries", "Commit Provenance Information
 """
 
 import json
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -19,6 +21,8 @@ from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.tables import Table
 
 FOLDER = "_delta_log"
+CHECKPOINT = ".checkpoint.parquet"
+_DIGITS = 20
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,25 @@ class TableLog:
         except FileNotFoundError:  # in several parts, by another writer: the entries have to do
             return []
         return _below_the_table([row for row in rows.to_pylist() if row is not None and row["path"] is not None])
+
+    def delete_expired(self, kept_s: float) -> int:
+        """Delete the entries before the newest checkpoint that is older than `kept_s` seconds; returns how many.
+
+        Versions that were the newest one at some time since then stay readable, also by whoever has opened them.
+        """
+        selector = pafs.FileSelector(self._prefix.rstrip("/"), recursive=False, allow_not_found=True)
+        named = {info.base_name: info for info in self._system.get_file_info(selector) if info.base_name[:_DIGITS].isdigit()}
+        before = time.time() - kept_s
+        old = [
+            int(name[:_DIGITS])
+            for name, info in named.items()
+            if name[_DIGITS:] == CHECKPOINT and info.mtime is not None and info.mtime.timestamp() < before
+        ]
+        expired = [info.path for name, info in named.items() if int(name[:_DIGITS]) < max(old, default=0)]
+        for path in expired:
+            with suppress(FileNotFoundError):  # another run has deleted it
+                self._system.delete_file(path)
+        return len(expired)
 
     def _lines(self, version: int) -> list[bytes] | None:
         content = self._read(f"{version:020}.json")

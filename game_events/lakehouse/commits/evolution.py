@@ -10,6 +10,7 @@ from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.column_map_merge import merge_shares, refuse_other_case
 from game_events.lakehouse.descriptions import DESCRIBING, metadata_of
+from game_events.lakehouse.retention import KEEP_LOG
 from game_events.lakehouse.tables import Table
 
 #: Attempts to evolve a schema that concurrent writers evolve, too.
@@ -39,10 +40,10 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
         table.require_writable()
         try:
             if new:
-                handle.alter.add_columns(new)
+                handle.alter.add_columns(new, post_commithook_properties=KEEP_LOG)
                 failpoints.reach("columns_added", table.name)
             for column, values in metadata.items():
-                handle.alter.set_column_metadata(column, values)
+                handle.alter.set_column_metadata(column, values, post_commithook_properties=KEEP_LOG)
         except CommitFailedError:
             pass  # a concurrent writer evolved it first: compare again
         reopened = table.open()

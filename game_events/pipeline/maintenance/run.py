@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.restores import unchecked_restore
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL
 from game_events.lakehouse.maintenance.unreferenced_files import Orphans, ReplacedFiles, delete_files, orphans
@@ -96,7 +97,7 @@ def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaint
     if known.entries > LOG_ENTRIES:
         handle.create_checkpoint()
         failpoints.reach("checkpoint_written", table.name)
-    handle.cleanup_metadata()
+    TableLog(table).delete_expired(pipeline.retention.seconds(table.key))
 
 
 def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:

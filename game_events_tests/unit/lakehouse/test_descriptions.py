@@ -97,7 +97,7 @@ def test_comments_that_cannot_be_written_keep_no_row_back(lakehouse, monkeypatch
     table = lakehouse.table("silver_a_events")
     add(table, with_comments(SCHEMA, {"game": ("the game", 1)}), 1)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **_options: object) -> None:
         raise CommitFailedError("a rival changed the metadata")
 
     with monkeypatch.context() as broken:

@@ -163,14 +163,15 @@ def test_a_commit_that_landed_keeps_its_files_although_the_table_cannot_be_looke
 
     def once(self):
         calls.append(1)
-        if len(calls) == 1:
-            return opened(self)
-        if second is None:
-            return None
-        raise second
+        return opened(self) if len(calls) == 1 else None
+
+    def look(_):
+        if second is not None:
+            raise second
 
     with monkeypatch.context() as patch:
         patch.setattr(Table, "open", once)
+        patch.setattr(DeltaTable, "update_incremental", look)
         with pytest.raises(TransientError, match="the commit landed, but"):
             commit(late)
     assert (numbers(table), txn(table)) == ([0, 1], 2)

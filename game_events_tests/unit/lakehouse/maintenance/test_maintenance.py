@@ -12,7 +12,6 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
 from game_events.errors import ConflictError
-from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow, selection
@@ -321,8 +320,7 @@ def test_the_settings_have_the_defaults_that_tables_are_made_with():
     assert Retention(settings.retention_h, settings.derived_retention_h) == Retention()
 
 
-def test_the_log_of_a_table_that_is_always_replaced_does_not_grow(lakehouse, monkeypatch):
-    monkeypatch.setattr(commits, "CHECKPOINT_COMMITS", 10)
+def test_the_log_of_a_table_that_is_always_replaced_does_not_grow(lakehouse):
     gold = lakehouse.table("gold_uno_player_agg")
     commit(plan(gold, [0], None, 1))
     Retention(derived_h=1 / 3600).apply(gold.name, gold.open())
@@ -332,6 +330,27 @@ def test_the_log_of_a_table_that_is_always_replaced_does_not_grow(lakehouse, mon
             grow_old(gold)
     entries = list(Path(gold.uri, "_delta_log").glob("*.json"))
     assert len(entries) < 18, "nothing of 25 entries was removed"
+
+
+def test_a_version_opened_before_a_checkpoint_stays_readable_although_the_checkpoint_before_is_older_than_the_retention(
+    lakehouse,
+):
+    gold = lakehouse.table("gold_uno_player_agg")
+    commit(plan(gold, [0], None, 1))
+    Retention(derived_h=1 / 3600).apply(gold.name, gold.open())
+    for n in range(1, 18):
+        commit(plan(gold, [n], n, n + 1, replace=True))
+    grow_old(gold)
+    opened = gold.open()
+    assert opened.version() == 18
+    for n in range(18, 28):
+        commit(plan(gold, [n], n, n + 1, replace=True))
+    assert Path(gold.uri, "_delta_log", f"{19:020}.checkpoint.parquet").exists()
+    assert (opened.transaction_version("txn"), opened.to_pyarrow_table().column("n").to_pylist()) == (18, [17])
+    # What no such version needs is gone.
+    left = {int(f.name[:20]) for f in Path(gold.uri, "_delta_log").glob("0*")}
+    assert min(left) == 9
+    assert DeltaTable(gold.uri, version=12).version() == 12
 
 
 class TestUpkeepOfALoop:
