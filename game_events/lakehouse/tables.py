@@ -6,6 +6,7 @@ Code uses a table's key; users and folders have its name, which differs by the s
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, *OWN})
 
 #: Table features that readers of single files would get wrong.
 _UNREADABLE = {"deletionVectors", "columnMapping"}
+#: Attribute of a handle: its version when it was opened, and what tells that version's log entry from any other.
+_OPENED = "_game_events_opened"
 
 
 def silver_name(game: str) -> str:
@@ -180,7 +183,28 @@ class Table:
             raise DataError(
                 f"table {self.uri} cannot be opened: {error}: restore its log, or delete the table to have it rebuilt"
             ) from error
+        self._note_entry(table)
         return self.readable(table)
+
+    def advance(self, handle: DeltaTable) -> None:
+        """Move a handle to the newest version of its table."""
+        handle.update_incremental()
+        self._note_entry(handle)
+
+    def is_newest(self, handle: DeltaTable) -> bool:
+        """Whether a handle has the table's newest version still; False, too, if that is not known at once (object stores).
+
+        The same table: one that was deleted and made again since has another log entry of that version, or none.
+        """
+        version = handle.version()
+        opened, entry = vars(handle).get(_OPENED, (None, None))
+        same = opened == version and entry is not None and _entry(self, version) == entry
+        return same and _entry(self, version + 1) is None
+
+    def _note_entry(self, handle: DeltaTable) -> None:
+        """Note the log entry of a handle's version, for `is_newest`."""
+        if self.local_path is not None:
+            vars(handle)[_OPENED] = handle.version(), _entry(self, handle.version())
 
     def readable(self, handle: DeltaTable) -> DeltaTable:
         """The handle.
@@ -197,6 +221,15 @@ class Table:
             )
         refuse_newer(handle)
         return handle
+
+
+def _entry(table: Table, version: int) -> tuple[int, int, int] | None:
+    """What tells a version's entry in the log of a local table from any other file: inode, bytes, time; None: there is none."""
+    try:
+        found = os.stat(f"{table.uri}/_delta_log/{version:020}.json")  # noqa: PTH116 - for thousands of tables
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class Lakehouse:

@@ -47,6 +47,8 @@ class Commit:
         expected: `txn` -> value it must have now (None: never set).
         advance: `txn` -> value it has afterwards.
         table_id: id the table must have; None: the table must not exist.
+        follows: the handle that the plan was made from; it is compared and followed if it has the newest version still, which
+            saves opening the table again.
         seen: version that the plan was made from; the table must not have been restored since, as a restore leaves every `txn`
             unchanged. None: the commit is right after any restore.
         replace: remove every file of the version it follows: readers see the old rows or the new, nothing else.
@@ -66,6 +68,7 @@ class Commit:
     expected: Mapping[str, int | None]
     advance: Mapping[str, int]
     table_id: str | None
+    follows: DeltaTable | None = None
     seen: int | None = None
     replace: bool = False
     reshape: bool = False
@@ -88,12 +91,15 @@ def without_rows(
 ) -> Commit:
     """A commit that follows a version of bronze or quarantine and changes no row and no column."""
     schema, found, seen = pa.schema(handle.schema()), table_id(handle), handle.version()
-    return Commit(table, schema, [], expected, advance, found, seen, owns_map=True, info=info)
+    return Commit(table, schema, [], expected, advance, found, follows=handle, seen=seen, owns_map=True, info=info)
 
 
 @dataclass(frozen=True)
 class Landed:
-    """A visible commit: what it added (rows, files, bytes), and the table's rows, bytes and column comments after it."""
+    """A visible commit: what it added (rows, files, bytes), and the table's rows, bytes and column comments after it.
+
+    `handle`: the table after it.
+    """
 
     table: str
     version: int
@@ -104,6 +110,7 @@ class Landed:
     table_bytes: int
     bytes: int = 0
     comments: Mapping[str, str] = field(default_factory=dict)
+    handle: DeltaTable | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass
@@ -138,7 +145,9 @@ def commit(plan: Commit) -> Landed:
     for number in range(attempts):
         attempt = _Attempt()
         try:
-            attempt.handle = plan.table.open()
+            planned = plan.follows if number == 0 else None
+            newest = planned is not None and plan.table.is_newest(planned)
+            attempt.handle = planned if newest else plan.table.open()
             _require(plan, attempt.handle)
             followed = _write(plan, attempt)
             break
@@ -257,7 +266,7 @@ def _landed(plan: Commit, followed: DeltaTable | None) -> Landed:
     try:
         before = version_of(followed)
         if followed is not None:
-            followed.update_incremental()
+            plan.table.advance(followed)
         handle = followed if version_of(followed) != before else plan.table.open()
         if handle is None:
             raise DataError(f"the table is gone: who else deletes below {plan.table.uri}?")
@@ -268,7 +277,7 @@ def _landed(plan: Commit, followed: DeltaTable | None) -> Landed:
         if (handle.version() + 1) % CHECKPOINT_COMMITS == 0:
             _shorten_log(plan.table, handle)
         found = (plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files), total, size, added)
-        return Landed(*found, comments_of(pa.schema(handle.schema())))
+        return Landed(*found, comments_of(pa.schema(handle.schema())), handle)
     except (GameEventsError, DeltaError, OSError) as error:
         raise TransientError(
             f"{plan.table.name}: the commit landed, but the table cannot be read since: {error}. Run again: its own progress "

@@ -51,6 +51,7 @@ def _commit(run: GoldRun, plan: GamePlan, staged: Staged) -> Commit:
         expected=expected,
         advance=advance,
         table_id=table_id(gold),
+        follows=gold,
         # A restore leaves every `txn` as it is; a full refresh is right after any.
         seen=None if plan.full or gold is None else gold.version(),
         replace=plan.full and gold is not None,

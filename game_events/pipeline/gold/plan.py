@@ -79,7 +79,7 @@ def plan_games(run: GoldRun, games: Collection[str], known: StructType) -> tuple
         try:
             # In this order: gold that followed a change of silver between the two reads has made a commit since.
             gold = run.pipeline.lakehouse.gold(game, run.aggregate.name).open()
-            return _plan(run, known, nested, game, gold, run.pipeline.lakehouse.silver(game).open())
+            return _plan(run, known, nested, game, gold, run.pipeline.newest(run.pipeline.lakehouse.silver(game)))
         except GameEventsError as error:
             return error
 

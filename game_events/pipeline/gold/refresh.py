@@ -189,6 +189,7 @@ def _report(run: GoldRun, report: RunReport, plan: GamePlan, landed: Landed, sta
     counts, new = result.counts.get(plan.game), plan.gold is None
     report.add_landed(layer, table, landed, staged.schema, plan.batch, plan.game, new=new, counts=counts)
     if run.built_in:
+        run.pipeline.keep(table, landed)
         unknown = all_null(result.files.get(plan.game, []), looked_at(settings))
         report.warn(*null_notices(settings, plan.game, unknown, {f.name for f in plan.silver.schema().fields}))
     if counts is not None:

@@ -140,6 +140,6 @@ def _golds(pipeline: Pipeline, games: Collection[str]) -> tuple[dict[str, DeltaT
 def _gold(pipeline: Pipeline, game: str) -> DeltaTable | GameEventsError | None:
     """A game's gold; None if it has none; an error if it cannot be opened, which does not stop the other games."""
     try:
-        return pipeline.lakehouse.gold(game).open()
+        return pipeline.newest(pipeline.lakehouse.gold(game))
     except GameEventsError as error:
         return error

@@ -56,6 +56,7 @@ def settle(
     committed = commit_games(plans, "game_committed", source.pipeline.settings)
     for game, landed in sorted(committed.landed.items()):
         counts, table = result.counts.get(game), source.pipeline.lakehouse.silver(game)
+        source.pipeline.keep(table, landed)
         schema = _columns(source, starts[game], result, game)
         report.add_landed(Layer.SILVER, table, landed, schema, source.batch, game, counts=counts)
         if counts is not None:
@@ -110,6 +111,7 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: St
         expected=txns(handle, (source.bronze.app, Txn.INCARNATION, Txn.ERASURES)),
         advance=advance,
         table_id=table_id(handle),
+        follows=handle,
         # If all its rows are replaced, it does not matter whether it was restored.
         seen=None if start.replace else version_of(handle),
         replace=start.replace and handle is not None,

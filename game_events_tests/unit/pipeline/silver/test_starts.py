@@ -24,6 +24,9 @@ class Counted:
     def transaction_version(self, _):
         return self.value
 
+    def version(self):
+        return 0
+
 
 @pytest.mark.parametrize(
     ("known", "refused", "taken", "expected"),
