@@ -1,6 +1,7 @@
-"""One commit for each game, in parallel, each failing alone."""
+"""Work for each game, in as many threads as the storage's latency asks for; commits, each failing alone."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,9 +19,14 @@ from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.tables import Table
 
 T = TypeVar("T")
+R = TypeVar("R")
 log = logging.getLogger(__name__)
-#: delta-rs works outside Python's lock: a commit is waiting (object stores) or short (2-3 ms on a local disk).
-THREADS = 16
+#: Games that are worked on alone, one after the other: the faster one tells the storage's latency.
+MEASURED = 2
+#: Processor time of one game's work: while one game waits for the storage, one thread may work on so many others.
+WORK_S = 0.002
+#: Threads at least and at most. On a local disk nothing waits, and more threads only take turns.
+FEWEST_THREADS, MOST_THREADS = 4, 64
 #: Times games are planned again (concurrent writers, games ahead of the low watermark) before a run fails.
 GAME_ATTEMPTS = 10
 
@@ -41,8 +47,27 @@ class Committed:
 def for_games(games: Iterable[str], read: Callable[[str], T]) -> dict[str, T]:
     """Results of a function for every game, in parallel, in the order of the games."""
     names = list(games)
-    with ThreadPoolExecutor(THREADS) as pool:
-        return dict(zip(names, pool.map(read, names), strict=True))
+    return dict(zip(names, in_threads(names, read), strict=True))
+
+
+def in_threads(items: Iterable[T], work: Callable[[T], R]) -> list[R]:
+    """Results of a function for every item, in their order; the first items decide how many threads the others get."""
+    waiting = list(items)
+    results, latency = list[R](), float("inf")
+    for item in waiting[:MEASURED]:
+        began = time.monotonic()
+        results.append(work(item))
+        latency = min(latency, time.monotonic() - began)
+    others = waiting[MEASURED:]
+    if not others:
+        return results
+    with ThreadPoolExecutor(threads_for(latency)) as pool:
+        return [*results, *pool.map(work, others)]
+
+
+def threads_for(latency_s: float) -> int:
+    """Number of threads in which work of that duration, most of it waiting, keeps one processor busy; within bounds."""
+    return max(FEWEST_THREADS, min(MOST_THREADS, round(latency_s / WORK_S)))
 
 
 def opened(games: Iterable[str], table: Callable[[str], Table]) -> dict[str, DeltaTable]:
@@ -77,6 +102,5 @@ def commit_games(
             outcome.failed[game] = without_secrets(str(error), settings)
             log.error("game=%s commit_failed=%r", game, outcome.failed[game])
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(one, plans.items()))
+    in_threads(plans.items(), one)
     return outcome

@@ -1,0 +1,61 @@
+"""The number of threads follows the storage's latency; tested by how many calls are under way at once, never by time."""
+
+import threading
+import time
+
+import pytest
+
+from game_events.lakehouse.commits import parallel
+from game_events.lakehouse.commits.parallel import FEWEST_THREADS, MEASURED, MOST_THREADS, for_games, in_threads, threads_for
+
+GAMES = [f"g{number:03}" for number in range(200)]
+
+
+class Store:
+    """A store with a latency; it counts the calls that are under way."""
+
+    def __init__(self, latency_s):
+        self._latency_s, self._lock = latency_s, threading.Lock()
+        self.now = self.most = 0
+        self.alone = []
+
+    def commit(self, game):
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            if len(self.alone) < MEASURED:
+                self.alone.append(self.now)
+        time.sleep(self._latency_s)
+        with self._lock:
+            self.now -= 1
+        return game.upper()
+
+
+def test_a_slow_store_gets_more_calls_at_once_within_the_bound():
+    store = Store(0.05)
+    assert for_games(GAMES, store.commit) == {game: game.upper() for game in GAMES}
+    assert store.alone == [1] * MEASURED, "the first calls are made alone: others would be measured with them"
+    assert FEWEST_THREADS * 3 < store.most <= MOST_THREADS
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "threads"),
+    [(0.0, FEWEST_THREADS), (0.001, FEWEST_THREADS), (0.05, 25), (0.2, MOST_THREADS), (30, MOST_THREADS)],
+)
+def test_threads_keep_one_processor_busy_within_bounds(latency_s, threads):
+    assert threads_for(latency_s) == threads
+
+
+def test_the_faster_of_the_first_calls_decides(monkeypatch):
+    """The first call of a process makes connections and loads modules."""
+    seen = []
+    monkeypatch.setattr(parallel, "threads_for", lambda latency_s: seen.append(latency_s) or 1)
+    pauses = iter([0.3, *[0.0] * len(GAMES)])
+    in_threads(GAMES, lambda _: time.sleep(next(pauses)))
+    assert seen[0] < 0.3
+
+
+@pytest.mark.parametrize("games", [[], GAMES[:1], GAMES[:MEASURED]])
+def test_few_games_need_no_thread(games, monkeypatch):
+    monkeypatch.setattr(parallel, "ThreadPoolExecutor", lambda _: pytest.fail("a pool was made"))
+    assert list(for_games(games, str.upper)) == games
