@@ -26,7 +26,7 @@ ATTEMPTS = 20
 SCHEMA = schema_of(
     bronze_id=(pa.string(), "Content of bronze_events that the row speaks of"),
     layer=(pa.string(), "Layer"),
-    kind=(pa.string(), "floor, game, failed, unrouted, decided_anew or counted"),
+    kind=(pa.string(), "floor, game, failed, unrouted, decided_anew, searched or counted"),
     game=(pa.string(), "Game"),
     batch=(pa.int64(), "Batch of bronze_events that it has come to"),
     detail=(pa.string(), "More, as JSON or in words"),
@@ -78,6 +78,7 @@ class Progress:
         unrouted_batch: last batch with a valid name that was not admitted; 0: there was none.
         redecided: number of quarantine's repeated decisions that silver has carried out.
         marks: layer -> metadata of its low watermark; of user-defined aggregates.
+        searched: when the games' tables were last searched for deleted and restored ones, in seconds since 1970; 0: never.
         counted: what the last check of silver's rows has counted.
     """
 
@@ -88,6 +89,7 @@ class Progress:
     unrouted_batch: int = 0
     redecided: int = 0
     marks: dict[str, Mark] = field(default_factory=dict)
+    searched: int = 0
     counted: CountedRows = field(default_factory=CountedRows)
 
     def floor(self, layer: str) -> int:
@@ -179,6 +181,7 @@ def _state(bronze_id: str, every: list[dict[str, Any]]) -> Progress:
         failed={(r["layer"], r["game"]): r["detail"] for r in rows if r["kind"] == "failed"},
         unrouted_batch=max((r["batch"] for r in rows if r["kind"] == "unrouted"), default=0),
         redecided=max((r["batch"] for r in rows if r["kind"] == "decided_anew"), default=0),
+        searched=max((r["batch"] for r in rows if r["kind"] == "searched"), default=0),
         marks={r["layer"]: Mark(**json.loads(r["detail"])) for r in rows if r["kind"] == "floor" and r["detail"]},
         counted=CountedRows(
             max((r["batch"] for r in rows if r["kind"] == "counted"), default=0),
@@ -212,6 +215,8 @@ def _rows(state: Progress) -> pa.Table:
         add("unrouted", Layer.SILVER, None, state.unrouted_batch)
     if state.redecided:
         add("decided_anew", Layer.SILVER, None, state.redecided)
+    if state.searched:
+        add("searched", None, None, state.searched)
     for name, found in state.counted.games.items():
         add("counted", Layer.SILVER, name, state.counted.batch, json.dumps(found))
     return pa.Table.from_pylist(rows, schema=SCHEMA)

@@ -1,13 +1,18 @@
 """Detection of silver and gold tables that were deleted or restored since the last run.
 
-Costs one listing of the root and a small file of each table's log: about a second for 2,000 tables. Triggered runs search each
-time, continuous mode every ten minutes. Their games are noted in `progress`, and retried as after a failure.
+On a local disk it costs one look at the folder of each table's log, and a small file of those that have changed since the last
+search; in an object store one listing of the root and a small file of each. Triggered runs search each time, continuous mode
+every ten minutes. Their games are noted in `progress`, and retried as after a failure.
 """
 
 import logging
-from collections.abc import Iterable
-from functools import partial
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
 
+from game_events.lakehouse.commits.delta_log import FOLDER
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restores import restored_lately
@@ -21,6 +26,10 @@ from game_events.pipeline.reporting.report import RunReport
 log = logging.getLogger(__name__)
 #: Tables that a notice names.
 SHOWN = 5
+#: With more logs read than this, the next search reads only those that have changed since.
+FEW = 100
+#: By how much the clocks of two machines, and of a network disk, may differ, in seconds.
+CLOCKS_S = 60
 
 
 def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
@@ -28,26 +37,23 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
     bronze = pipeline.bronze.open()
     if bronze is None:
         return
-    key = BronzeIdentity.of(bronze).key
+    key, began = BronzeIdentity.of(bronze).key, int(time.time())
     state = pipeline.progress.read(key)
+    search = _Search(pipeline, state.searched - CLOCKS_S)
     routing = Routing(frozenset(pipeline.settings.games))
     # Tables of games that are not allowed any more are not rebuilt.
     games = sorted(game for game in state.games if routing.refusal(game) is None)
-    there = set(pipeline.lakehouse.names())
-    silver = _lost(games, there, {game: pipeline.lakehouse.silver(game) for game in games})
-    made = _made(state, Layer.GOLD, games)
-    gold = _lost(made, there, {game: pipeline.lakehouse.gold(game) for game in made})
+    silver = search.lost({game: pipeline.lakehouse.silver(game) for game in games})
+    gold = search.lost({game: pipeline.lakehouse.gold(game) for game in _made(state, Layer.GOLD, games)})
     own: dict[str, dict[str, str]] = {}
     for aggregate in pipeline.extensions.aggregates:
         mine = [game for game in _made(state, aggregate.layer, games) if aggregate.applies_to(game)]
-        own[aggregate.layer] = _lost(mine, there, {game: pipeline.lakehouse.gold(game, aggregate.name) for game in mine})
+        own[aggregate.layer] = search.lost({game: pipeline.lakehouse.gold(game, aggregate.name) for game in mine})
     found = [silver, gold, *own.values()]
-    if not any(found):
+    if any(found):
+        _say(report, found)
+    elif search.read <= FEW or search.unreadable or pipeline.read_only:
         return
-    names = sorted(what for layer in found for what in layer.values())
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    report.warn(f"made whole again: {', '.join(names[:SHOWN])}{more}")
-    log.info("lost_tables=%d first=%r", len(names), names[0])
     why = note(pipeline, "its table was deleted or restored")
 
     def noted(now: Progress) -> Progress:
@@ -55,9 +61,17 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
         after = after.pending(Layer.GOLD, gold, why).pending(Layer.UNIFIED, gold, why)
         for layer, lost in own.items():
             after = after.pending(layer, lost, why)
-        return after
+        return after if search.unreadable else replace(after, searched=max(began, after.searched))
 
     pipeline.progress.update(key, noted)
+
+
+def _say(report: RunReport, found: list[dict[str, str]]) -> None:
+    """Warn of the tables."""
+    names = sorted(what for layer in found for what in layer.values())
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    report.warn(f"made whole again: {', '.join(names[:SHOWN])}{more}")
+    log.info("lost_tables=%d first=%r", len(names), names[0])
 
 
 def _made(state: Progress, layer: str, games: Iterable[str]) -> list[str]:
@@ -66,16 +80,44 @@ def _made(state: Progress, layer: str, games: Iterable[str]) -> list[str]:
     return [game for game in games if state.games[game] <= floor and game not in failed]
 
 
-def _lost(games: Iterable[str], there: set[str], tables: dict[str, Table]) -> dict[str, str]:
-    """Game -> name of its deleted or restored table, with what happened."""
-    return {game: what for game, what in for_games(games, partial(_what, there, tables)).items() if what}
+class _Search:
+    """A search for deleted and restored tables; `read`: logs that were read; `unreadable`: those that could not be.
+
+    A restore adds an entry to the table's log, and so changes the folder of the log: a folder that has not changed since the
+    last search needs no second look.
+    """
+
+    def __init__(self, pipeline: Pipeline, since_s: float) -> None:
+        self._pipeline, self._since_s = pipeline, since_s
+        self.read = self.unreadable = 0
+
+    def lost(self, tables: Mapping[str, Table]) -> dict[str, str]:
+        """Game -> name of its deleted or restored table, with what happened."""
+        ages = {game: self._changed_s(table) for game, table in tables.items()}
+        lost = {game: f"{tables[game].name} (deleted)" for game, changed_s in ages.items() if changed_s is None}
+        changed = [game for game, changed_s in ages.items() if changed_s is not None and changed_s >= self._since_s]
+        self.read += len(changed)
+        found = for_games(changed, lambda game: _restored(tables[game]))
+        self.unreadable += sum(restored is None for restored in found.values())
+        return lost | {game: f"{tables[game].name} (restored)" for game, restored in found.items() if restored}
+
+    def _changed_s(self, table: Table) -> float | None:
+        """When the folder of a table's log has changed, as far as known; None: there is no table."""
+        if table.local_path is None:
+            return float("inf") if table.key in self._there else None
+        try:
+            return os.stat(f"{table.uri}/{FOLDER}").st_mtime  # noqa: PTH116 - thousands of times, without objects
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    @cached_property
+    def _there(self) -> set[str]:
+        return set(self._pipeline.lakehouse.names())
 
 
-def _what(there: set[str], tables: dict[str, Table], game: str) -> str:
-    table = tables[game]
-    if table.key not in there:
-        return f"{table.name} (deleted)"
+def _restored(table: Table) -> bool | None:
+    """Whether a table was restored; None: its log cannot be read, which is an error of the layer that opens the table."""
     try:
-        return f"{table.name} (restored)" if restored_lately(table) else ""
+        return restored_lately(table)
     except (OSError, ValueError):
-        return ""  # a log that cannot be read is an error of the layer that opens the table
+        return None
