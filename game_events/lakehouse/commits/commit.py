@@ -47,8 +47,6 @@ class Commit:
         expected: `txn` -> value it must have now (None: never set).
         advance: `txn` -> value it has afterwards.
         table_id: id the table must have; None: the table must not exist.
-        follows: the handle that the plan was made from; it is compared and followed if it has the newest version still, which
-            saves opening the table again.
         seen: version that the plan was made from; the table must not have been restored since, as a restore leaves every `txn`
             unchanged. None: the commit is right after any restore.
         replace: remove every file of the version it follows: readers see the old rows or the new, nothing else.
@@ -60,6 +58,8 @@ class Commit:
         owns_map: the table's metadata holds the column map (bronze): entries by concurrent writers are kept.
         description: description of a new table.
         about: new description of an existing table; None: it stays.
+        follows: the handle that the plan was made from; it is compared and followed if it has the newest version still, which
+            saves opening the table again. The commit moves it to a newer version: nobody else may use it any more.
     """
 
     table: Table
@@ -68,7 +68,6 @@ class Commit:
     expected: Mapping[str, int | None]
     advance: Mapping[str, int]
     table_id: str | None
-    follows: DeltaTable | None = None
     seen: int | None = None
     replace: bool = False
     reshape: bool = False
@@ -79,6 +78,7 @@ class Commit:
     info: Mapping[str, str] = field(default_factory=dict)
     description: str | None = None
     about: str | None = None
+    follows: DeltaTable | None = None
 
     @property
     def removes(self) -> bool:
@@ -91,7 +91,7 @@ def without_rows(
 ) -> Commit:
     """A commit that follows a version of bronze or quarantine and changes no row and no column."""
     schema, found, seen = pa.schema(handle.schema()), table_id(handle), handle.version()
-    return Commit(table, schema, [], expected, advance, found, follows=handle, seen=seen, owns_map=True, info=info)
+    return Commit(table, schema, [], expected, advance, found, seen, owns_map=True, info=info)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from game_events.errors import ConflictError, TransientError
 from game_events.lakehouse.commits import commit as commits
-from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.commit import Commit, commit, without_rows
 from game_events.lakehouse.commits.restores import restored_between, version_before_restores
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events_tests.support.tables import (
@@ -396,3 +396,12 @@ def test_a_version_says_whether_it_is_the_newest(table):
     table.advance(handle)
     assert table.is_newest(handle)
     assert not table.is_newest(DeltaTable(table.uri)), "nothing is known of a handle that was opened otherwise"
+
+
+def test_a_note_in_the_log_does_not_move_the_handle_of_whoever_makes_it(table):
+    """Bronze's next commit compares progress with what this handle has: a rival's progress must not come in between."""
+    commit(plan(table, [0], None, 1))
+    handle = table.open()
+    commit(without_rows(table, handle, {"run_id": "r"}, {"txn": 1}, {"noted": 1}))
+    commit(plan(table, [1], 1, 2))
+    assert (handle.version(), handle.transaction_version("txn")) == (0, 1)
