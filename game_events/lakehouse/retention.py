@@ -56,6 +56,8 @@ class Retention:
         seconds = max(1, round(self.seconds(table)))
         return {
             "delta.checkpointInterval": str(CHECKPOINT_COMMITS),
+            # As `KEEP_LOG`, for other writers: a restore by delta-rs would delete what its undo needs.
+            "delta.enableExpiredLogCleanup": "false",
             "delta.logRetentionDuration": f"interval {seconds} seconds",
             # Longer in checkpoints, so that maintenance still finds the removals.
             "delta.deletedFileRetentionDuration": f"interval {seconds + REMEMBERED_S} seconds",

@@ -198,8 +198,9 @@ class Table:
         """
         version = handle.version()
         opened, entry = vars(handle).get(_OPENED, (None, None))
-        same = opened == version and entry is not None and _entry(self, version) == entry
-        return same and _entry(self, version + 1) is None
+        # The next one first: the oldest entries are deleted first, so if there was none the log still ended there.
+        ends = opened == version and entry is not None and _entry(self, version + 1) is None
+        return ends and _entry(self, version) == entry
 
     def _note_entry(self, handle: DeltaTable) -> None:
         """Note the log entry of a handle's version, for `is_newest`."""

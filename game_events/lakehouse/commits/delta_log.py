@@ -45,10 +45,7 @@ class TableLog:
 
     def versions(self) -> list[int]:
         """Versions with an entry, sorted; one listing."""
-        selector = pafs.FileSelector(self._prefix.rstrip("/"), recursive=False, allow_not_found=True)
-        found = self._system.get_file_info(selector)
-        names = (info.base_name.removesuffix(".json") for info in found if info.base_name.endswith(".json"))
-        return sorted(int(name) for name in names if name.isdigit())
+        return sorted(int(name[:_DIGITS]) for name in self._listed() if name[_DIGITS:] == ".json")
 
     def has(self, version: int) -> bool:
         """Whether a version has an entry; one small request."""
@@ -74,13 +71,14 @@ class TableLog:
 
     def removed_before_checkpoint(self) -> list[Removed]:
         """Removals in the newest checkpoint (`delta.deletedFileRetentionDuration`); their entries may be missing."""
-        last = self._read("_last_checkpoint")
-        if not last:
+        # By the listing: `_last_checkpoint` may name an older one. One in several parts is another writer's, and is left out.
+        newest = max((name for name in self._listed() if name[_DIGITS:] == CHECKPOINT), default=None)
+        if newest is None:
             return []
         try:
-            with self._system.open_input_file(f"{self._prefix}{json.loads(last)['version']:020}.checkpoint.parquet") as source:
+            with self._system.open_input_file(self._prefix + newest) as source:
                 rows = pq.ParquetFile(source).read(columns=["remove"]).column("remove")
-        except FileNotFoundError:  # in several parts, by another writer: the entries have to do
+        except FileNotFoundError:  # another run has deleted it, and made a newer one
             return []
         return _below_the_table([row for row in rows.to_pylist() if row is not None and row["path"] is not None])
 
@@ -89,19 +87,23 @@ class TableLog:
 
         Versions that were the newest one at some time since then stay readable, also by whoever has opened them.
         """
-        selector = pafs.FileSelector(self._prefix.rstrip("/"), recursive=False, allow_not_found=True)
-        named = {info.base_name: info for info in self._system.get_file_info(selector) if info.base_name[:_DIGITS].isdigit()}
-        before = time.time() - kept_s
+        named, before = self._listed(), time.time() - kept_s
         old = [
             int(name[:_DIGITS])
             for name, info in named.items()
             if name[_DIGITS:] == CHECKPOINT and info.mtime is not None and info.mtime.timestamp() < before
         ]
-        expired = [info.path for name, info in named.items() if int(name[:_DIGITS]) < max(old, default=0)]
-        for path in expired:
+        # The oldest first: if this process is killed, no gap is left.
+        expired = sorted(name for name in named if int(name[:_DIGITS]) < max(old, default=0))
+        for name in expired:
             with suppress(FileNotFoundError):  # another run has deleted it
-                self._system.delete_file(path)
+                self._system.delete_file(named[name].path)
         return len(expired)
+
+    def _listed(self) -> dict[str, pafs.FileInfo]:
+        """Entries and checkpoints, by name."""
+        selector = pafs.FileSelector(self._prefix.rstrip("/"), recursive=False, allow_not_found=True)
+        return {info.base_name: info for info in self._system.get_file_info(selector) if info.base_name[:_DIGITS].isdigit()}
 
     def _lines(self, version: int) -> list[bytes] | None:
         content = self._read(f"{version:020}.json")

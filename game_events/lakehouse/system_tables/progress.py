@@ -45,6 +45,18 @@ class Mark:
     committed_at: float | None = None
 
 
+class Search(NamedTuple):
+    """A search of tables.
+
+    Attributes:
+        at_s: when it began, in seconds since 1970; 0: there was none.
+        scope: what decides which tables are searched.
+    """
+
+    at_s: int = 0
+    scope: str = ""
+
+
 class GameRows(NamedTuple):
     """A game's rows of bronze, and those of them that rules have dropped, or put into quarantine."""
 
@@ -78,7 +90,7 @@ class Progress:
         unrouted_batch: last batch with a valid name that was not admitted; 0: there was none.
         redecided: number of quarantine's repeated decisions that silver has carried out.
         marks: layer -> metadata of its low watermark; of user-defined aggregates.
-        searched: when the games' tables were last searched for deleted and restored ones, in seconds since 1970; 0: never.
+        searched: the last search of the games' tables for deleted and restored ones.
         counted: what the last check of silver's rows has counted.
     """
 
@@ -89,7 +101,7 @@ class Progress:
     unrouted_batch: int = 0
     redecided: int = 0
     marks: dict[str, Mark] = field(default_factory=dict)
-    searched: int = 0
+    searched: Search = field(default_factory=Search)
     counted: CountedRows = field(default_factory=CountedRows)
 
     def floor(self, layer: str) -> int:
@@ -181,7 +193,7 @@ def _state(bronze_id: str, every: list[dict[str, Any]]) -> Progress:
         failed={(r["layer"], r["game"]): r["detail"] for r in rows if r["kind"] == "failed"},
         unrouted_batch=max((r["batch"] for r in rows if r["kind"] == "unrouted"), default=0),
         redecided=max((r["batch"] for r in rows if r["kind"] == "decided_anew"), default=0),
-        searched=max((r["batch"] for r in rows if r["kind"] == "searched"), default=0),
+        searched=max((Search(r["batch"], r["detail"]) for r in rows if r["kind"] == "searched"), default=Search()),
         marks={r["layer"]: Mark(**json.loads(r["detail"])) for r in rows if r["kind"] == "floor" and r["detail"]},
         counted=CountedRows(
             max((r["batch"] for r in rows if r["kind"] == "counted"), default=0),
@@ -215,8 +227,8 @@ def _rows(state: Progress) -> pa.Table:
         add("unrouted", Layer.SILVER, None, state.unrouted_batch)
     if state.redecided:
         add("decided_anew", Layer.SILVER, None, state.redecided)
-    if state.searched:
-        add("searched", None, None, state.searched)
+    if state.searched.at_s:
+        add("searched", None, None, state.searched.at_s, state.searched.scope)
     for name, found in state.counted.games.items():
         add("counted", Layer.SILVER, name, state.counted.batch, json.dumps(found))
     return pa.Table.from_pylist(rows, schema=SCHEMA)

@@ -108,7 +108,7 @@ def _clean_log(table: Table, handle: DeltaTable, subjects: DataSubjects) -> bool
     if not any(str(value) in subjects.ids for column, value in bounds if is_person(column, subjects.key)):
         return False
     handle.create_checkpoint()
-    for name, path in names.items():
+    for name, path in sorted(names.items()):
         if int(name[:_DIGITS]) < handle.version():
             with suppress(FileNotFoundError):  # a run that wrote a checkpoint has deleted it
                 system.delete_file(path)

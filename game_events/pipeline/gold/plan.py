@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 from pyspark.sql.types import StructType
 
@@ -75,17 +76,17 @@ def plan_games(run: GoldRun, games: Collection[str], known: StructType) -> tuple
     # Of columns that a game's table lacks, too: its rows are read with them.
     nested = frozenset(f.name for f in fields if not isinstance(f.type, PrimitiveType))
 
-    def plan(game: str) -> GamePlan | GameEventsError | None:
+    def plan(game: str) -> GamePlan | Exception | None:
         try:
             # In this order: gold that followed a change of silver between the two reads has made a commit since.
             gold = run.pipeline.lakehouse.gold(game, run.aggregate.name).open()
             return _plan(run, known, nested, game, gold, run.pipeline.newest(run.pipeline.lakehouse.silver(game)))
-        except GameEventsError as error:
+        except (GameEventsError, DeltaError, OSError) as error:
             return error
 
     found = for_games(sorted(games), plan)
     plans = {game: item for game, item in found.items() if isinstance(item, GamePlan)}
-    return plans, {game: str(item) for game, item in found.items() if isinstance(item, GameEventsError)}
+    return plans, {game: str(item) for game, item in found.items() if isinstance(item, Exception)}
 
 
 def _plan(

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError
 from pyspark.sql.types import StructType
 
 from game_events.errors import GameEventsError
@@ -134,12 +135,12 @@ def _golds(pipeline: Pipeline, games: Collection[str]) -> tuple[dict[str, DeltaT
     """Gold tables with the columns of the settings; game with unreadable gold -> reason."""
     aggregate, found = player_agg(pipeline.settings), for_games(games, partial(_gold, pipeline))
     golds = {g: gold for g, gold in found.items() if isinstance(gold, DeltaTable) and is_current(gold, aggregate)}
-    return golds, {game: str(error) for game, error in found.items() if isinstance(error, GameEventsError)}
+    return golds, {game: str(error) for game, error in found.items() if isinstance(error, Exception)}
 
 
-def _gold(pipeline: Pipeline, game: str) -> DeltaTable | GameEventsError | None:
+def _gold(pipeline: Pipeline, game: str) -> DeltaTable | Exception | None:
     """A game's gold; None if it has none; an error if it cannot be opened, which does not stop the other games."""
     try:
         return pipeline.newest(pipeline.lakehouse.gold(game))
-    except GameEventsError as error:
+    except (GameEventsError, DeltaError, OSError) as error:
         return error

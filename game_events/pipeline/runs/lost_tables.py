@@ -5,19 +5,21 @@ search; in an object store one listing of the root and a small file of each. Tri
 every ten minutes. Their games are noted in `progress`, and retried as after a failure.
 """
 
+import json
 import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from hashlib import sha256
 
 from game_events.lakehouse.commits.delta_log import FOLDER
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restores import restored_lately
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.progress import Progress
+from game_events.lakehouse.system_tables.progress import Progress, Search
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout.routing import Routing
@@ -39,7 +41,8 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
         return
     key, began = BronzeIdentity.of(bronze).key, int(time.time())
     state = pipeline.progress.read(key)
-    search = _Search(pipeline, state.searched - CLOCKS_S)
+    scope = _scope(pipeline)
+    search = _Search(pipeline, state.searched.at_s - CLOCKS_S if state.searched.scope == scope else 0)
     routing = Routing(frozenset(pipeline.settings.games))
     # Tables of games that are not allowed any more are not rebuilt.
     games = sorted(game for game in state.games if routing.refusal(game) is None)
@@ -61,9 +64,15 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
         after = after.pending(Layer.GOLD, gold, why).pending(Layer.UNIFIED, gold, why)
         for layer, lost in own.items():
             after = after.pending(layer, lost, why)
-        return after if search.unreadable else replace(after, searched=max(began, after.searched))
+        return after if search.unreadable else replace(after, searched=Search(began, scope))
 
     pipeline.progress.update(key, noted)
+
+
+def _scope(pipeline: Pipeline) -> str:
+    """What decides which tables are searched: tables that come back were not looked at meanwhile."""
+    aggregates = sorted((aggregate.layer, *sorted(aggregate.games)) for aggregate in pipeline.extensions.aggregates)
+    return sha256(json.dumps([sorted(pipeline.settings.games), aggregates]).encode()).hexdigest()[:16]
 
 
 def _say(report: RunReport, found: list[dict[str, str]]) -> None:

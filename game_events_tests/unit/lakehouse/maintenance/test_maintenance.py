@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from game_events.config.settings import Settings
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import commit
+from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow, selection
 from game_events.lakehouse.maintenance import compaction
@@ -206,11 +207,11 @@ def test_each_log_entry_is_read_once_and_later_ones_are_found(table):
 
 def test_files_are_found_too_whose_removal_only_a_checkpoint_remembers(table):
     replaced(table, 4)
-    Retention(kept_h=1e-6).apply(table.name, table.open())
-    grow_old(table)
     table.open().create_checkpoint()
-    table.open().cleanup_metadata()
-    assert not list(Path(table.uri, "_delta_log").glob("*0.json")), "the entries are gone"
+    TableLog(table).delete_expired(kept_s=-1)
+    assert TableLog(table).versions() == [3]
+    # As after a kill between a checkpoint and its name in this file.
+    Path(table.uri, "_delta_log", "_last_checkpoint").write_text('{"version": 2, "size": 3}')
     known = ReplacedFiles(table)
     known.read_log(table.open())
     assert known.delete(older_than_s=0) == 3
@@ -351,6 +352,37 @@ def test_a_version_opened_before_a_checkpoint_stays_readable_although_the_checkp
     left = {int(f.name[:20]) for f in Path(gold.uri, "_delta_log").glob("0*")}
     assert min(left) == 9
     assert DeltaTable(gold.uri, version=12).version() == 12
+
+
+def test_a_restore_by_delta_rs_leaves_the_log_that_its_undo_needs(lakehouse):
+    silver = lakehouse.silver("uno")
+    for n in range(19):
+        commit(plan(silver, [n], n or None, n + 1))
+    for entry in Path(silver.uri, "_delta_log").glob("0*"):
+        os.utime(entry, (time.time() - 86_400,) * 2)
+    DeltaTable(silver.uri).restore(5)
+    assert Path(silver.uri, "_delta_log", f"{19:020}.checkpoint.parquet").exists()
+    assert DeltaTable(silver.uri, version=18).to_pyarrow_table().num_rows == 19
+
+
+def test_entries_are_deleted_from_the_oldest_on_so_that_a_kill_leaves_no_gap(lakehouse, monkeypatch):
+    silver, deleted = lakehouse.silver("uno"), []
+    for n in range(15):
+        commit(plan(silver, [n], n or None, n + 1))
+    log = TableLog(silver)
+    monkeypatch.setattr(log, "_system", Deleting(log._system, deleted))
+    assert log.delete_expired(kept_s=-1) == 9
+    assert deleted == [f"{n:020}.json" for n in range(9)]
+
+
+class Deleting:
+    """A file system that notes what is deleted."""
+
+    def __init__(self, system, deleted):
+        self._deleted, self.get_file_info = deleted, system.get_file_info
+
+    def delete_file(self, path):
+        self._deleted.append(Path(path).name)
 
 
 class TestUpkeepOfALoop:

@@ -81,6 +81,19 @@ def test_a_table_restored_or_deleted_after_the_search_is_found_by_the_next(world
     assert state.failed_in(Layer.GOLD) == {GAMES[1], GAMES[2]}
 
 
+def test_a_table_restored_while_its_game_is_not_allowed_is_found_once_it_is_allowed_again(world, read):
+    search(world)
+    everything = world.pipeline
+    world.pipeline = replace(everything, settings=everything.settings.model_copy(update={"games": GAMES[1:]}))
+    world.pipeline.lakehouse.silver(GAMES[0]).open().restore(0)
+    long_ago(world)
+    assert search(world) == []
+    world.pipeline = everything
+    read.clear()
+    (notice,) = search(world)
+    assert f"{everything.lakehouse.silver(GAMES[0]).name} (restored)" in notice
+
+
 def test_clocks_may_differ(world, read):
     """The time of a folder may be another machine's."""
     search(world)
@@ -103,7 +116,7 @@ def test_a_log_that_could_not_be_read_is_looked_at_again(world, read, monkeypatc
 
         patch.setattr(lost_tables, "restored_lately", failing)
         assert search(world) == []
-    assert world.pipeline.progress.read(world.key).searched == 0
+    assert world.pipeline.progress.read(world.key).searched.at_s == 0
     read.clear()
     long_ago(world)
     search(world)
@@ -120,7 +133,7 @@ def test_a_search_among_few_tables_notes_nothing(world, monkeypatch):
 def test_a_look_that_may_change_nothing_notes_nothing_and_finds_the_same(world):
     world.pipeline = replace(world.pipeline, read_only=True)
     assert search(world) == []
-    assert world.pipeline.progress.read(world.key).searched == 0
+    assert world.pipeline.progress.read(world.key).searched.at_s == 0
     world.pipeline.lakehouse.silver(GAMES[1]).open().restore(0)
     with pytest.raises(ReadOnlyError):
         search(world)
@@ -129,6 +142,6 @@ def test_a_look_that_may_change_nothing_notes_nothing_and_finds_the_same(world):
 def test_the_time_of_the_search_stays_when_a_layer_moves(world):
     search(world)
     searched = world.pipeline.progress.read(world.key).searched
-    assert time.time() - 60 < searched <= time.time()
+    assert time.time() - 60 < searched.at_s <= time.time()
     world.note_batch(GAMES[0])
     assert world.pipeline.progress.read(world.key).searched == searched
