@@ -137,7 +137,8 @@ def _follows(upstream: dg.AssetKey) -> dg.AutomationCondition[Any]:
     condition = dg.AutomationCondition
     blocked = condition.any_checks_match(condition.check_failed(), blocking_only=True)
     news = condition.asset_matches(upstream, condition.newly_updated())
-    done = condition.newly_requested() | condition.newly_updated()
+    # Of news and an export between two looks, it is not known which came first: rather an export too many than none.
+    done = (condition.newly_requested() | condition.newly_updated()) & ~news
     held_up = condition.in_progress() | condition.asset_matches(upstream, blocked)
     return news.since(done) & ~held_up
 

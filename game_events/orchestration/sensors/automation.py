@@ -33,7 +33,8 @@ def carry_condition(keys: Keys = DEFAULT) -> Condition:
         return bronze | silver | gold
 
     blocked = condition.any_checks_match(condition.check_failed(), blocking_only=True)
-    carried = condition.newly_requested() | (condition.newly_updated() & by_carrier)
+    # Of a carrier and something by hand between two looks, it is not known which came first: rather a run too many than none.
+    carried = (condition.newly_requested() | (condition.newly_updated() & by_carrier)) & ~any_of(by_hand)
     return any_of(by_hand).since(carried) & ~any_of(condition.in_progress()) & ~condition.in_progress() & ~any_of(blocked)
 
 

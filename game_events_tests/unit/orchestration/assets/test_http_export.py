@@ -55,5 +55,10 @@ def test_it_is_asked_for_once_when_its_layer_was_updated_whoever_did_it():
         instance.report_runless_asset_event(dg.AssetMaterialization(SILVER_KEY, partition="uno"))
         assert asked() == 1
         assert asked() == 0
+    # News right after an export, before automation looks again.
+    instance.report_runless_asset_event(dg.AssetMaterialization(REST_KEY))
+    instance.report_runless_asset_event(dg.AssetMaterialization(SILVER_KEY, partition="uno"))
+    assert asked() == 1
+    assert asked() == 0
     instance.report_runless_asset_event(dg.AssetMaterialization(GOLD_KEY, partition="uno"))
     assert asked() == 0, "gold is not what is exported"

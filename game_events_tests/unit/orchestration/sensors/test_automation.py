@@ -130,6 +130,13 @@ def test_of_two_runs_between_two_looks_one_by_hand_counts_unless_a_run_came_afte
     assert [world.tick(), world.tick()] == [0, 0]
 
 
+def test_what_is_done_by_hand_right_after_a_run_that_carried_everything_on_is_carried_on(world):
+    """Both between two looks: the run's update of the unified table is no answer to what came after it."""
+    world.run(CARRIES_ALL, bronze_events=[], silver_events=["rummy"], gold_player_agg=["rummy"], gold_unified_player_agg=[])
+    world.by_hand(bronze_events=[])
+    assert [world.tick(), world.tick()] == [1, 0]
+
+
 def test_a_game_that_fails_does_not_keep_the_others_from_being_carried_on(world):
     # What silver logs when one of its games failed: the others, then its failure.
     world.run(fails=True, silver_events=["chess", "spades"])
