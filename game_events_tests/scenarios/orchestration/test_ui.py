@@ -313,5 +313,8 @@ def test_after_up_events_reach_gold_with_no_click_and_what_is_done_by_hand_is_ca
     events += site.produce(**small, seed=21).decodable
     site.launch("__ASSET_JOB", "bronze_events", "quarantine_events")
     new = carried(known, events)
-    assert len(new) == 2, "one by hand, one that carries on"
-    assert {tag["key"] for run in new for tag in run["tags"]} >= {"game_events/carries", "game_events/process"}
+    tags = [{tag["key"] for tag in run["tags"]} for run in new]
+    carriers = [keys for keys in tags if "game_events/carries" in keys]
+    assert len(new) - len(carriers) == 1, "one by hand"
+    assert len(carriers) in {1, 2}, "one that carries on; one more if automation looked while the one by hand was under way"
+    assert all("game_events/process" in keys for keys in tags)
