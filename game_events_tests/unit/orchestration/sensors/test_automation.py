@@ -137,6 +137,14 @@ def test_what_is_done_by_hand_right_after_a_run_that_carried_everything_on_is_ca
     assert [world.tick(), world.tick()] == [1, 0]
 
 
+def test_the_run_that_carries_on_starts_no_other_however_many_games_it_changes(world):
+    world.run(bronze_events=[])
+    assert world.tick() == 1
+    games = ["chess", "rummy", "spades"]
+    world.run(CARRIES_ALL, silver_events=games, gold_player_agg=games[:2], gold_unified_player_agg=[])
+    assert [world.tick(), world.tick()] == [0, 0]
+
+
 def test_a_game_that_fails_does_not_keep_the_others_from_being_carried_on(world):
     # What silver logs when one of its games failed: the others, then its failure.
     world.run(fails=True, silver_events=["chess", "spades"])
