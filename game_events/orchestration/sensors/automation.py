@@ -35,8 +35,8 @@ def carry_condition(keys: Keys = DEFAULT) -> Condition:
     blocked = condition.any_checks_match(condition.check_failed(), blocking_only=True)
     # Of a carrier and bronze by hand between two looks, it is not known which came first: rather a run too many than none. (Not
     # of silver and gold: of a run of several partitions Dagster 1.13 knows the tags of some only.)
-    carried = condition.newly_requested() | (condition.newly_updated() & by_carrier)
-    carried &= ~condition.asset_matches(keys.bronze, by_hand)
+    done = condition.newly_requested() | (condition.newly_updated() & by_carrier)
+    carried = done & ~condition.asset_matches(keys.bronze, by_hand)
     return any_of(by_hand).since(carried) & ~any_of(condition.in_progress()) & ~condition.in_progress() & ~any_of(blocked)
 
 
