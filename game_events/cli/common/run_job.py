@@ -1,6 +1,5 @@
 """A job run by a command. Dagster itself is imported when it runs."""
 
-import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,8 +32,6 @@ def run_job(settings: Settings, name: str, config: Mapping[str, object] | None =
     home = dagster_home(settings)
     from game_events.cli.common.dagster_run import execute  # imports Dagster and the whole graph: 2 s
 
-    # What is imported is no garbage, and need not be looked at again.
-    gc.freeze()
     return execute(settings, home, name, config or {}, place)
 
 
