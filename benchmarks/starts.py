@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-import psutil
-
 from benchmarks.arena import Arena, settings_for
 from benchmarks.figures import Figure, Step, Target
-from game_events.cli.local.class_archive import make_archive
+from benchmarks.memory import tree_cpu_s
+from game_events.cli.local.class_archive import COMMAND, make_archive
 from game_events.cli.local.spark_server import WarmSpark
 from game_events.config.settings import Settings
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
 
-COMMAND = (sys.executable, "-c", "from game_events.cli.main import main; main()")
 TOPIC, RECORDS, GAMES = "bench_starts", 1_000, 7
 COLD, WARM, IDLE = (
     f"cold run of {RECORDS:,} records",
@@ -87,7 +84,7 @@ def _call(arena: Arena, name: str, pair: int, environment: Mapping[str, str], *a
     """A command from its start to its end; `pair` -1: not measured."""
     json_too = () if arguments[0].startswith("-") else ("--json",)
     began = time.monotonic()
-    process = psutil.Popen(
+    process = subprocess.Popen(
         [*COMMAND, *arguments, *json_too],
         env=dict(environment),
         cwd=arena.folder,
@@ -97,26 +94,15 @@ def _call(arena: Arena, name: str, pair: int, environment: Mapping[str, str], *a
     )
     spent = 0.0
     while process.poll() is None:
-        spent = max(spent, _processor_s(process))
+        spent = max(spent, tree_cpu_s(process.pid))
         time.sleep(0.02)
-    seconds, printed = time.monotonic() - began, process.stdout.read()
+    seconds, (printed, _) = time.monotonic() - began, process.communicate()
     assert process.returncode == 0, f"{name}: {printed[-1000:]}"
     if arguments == ("run",):
         found = json.loads(printed.splitlines()[-1])["rows"]["silver"]
         assert found == (0 if name == IDLE else RECORDS), f"{name}: silver has {found} new rows"
     if pair >= 0:
         arena.add(Step(name, 0, pair, RECORDS, seconds, 0.0, spent))
-
-
-def _processor_s(process: psutil.Process) -> float:
-    """Of a process, what it has started, and what of that has ended."""
-    total = 0.0
-    try:
-        for one in (process, *process.children(recursive=True)):
-            total += sum(one.cpu_times()[:4])
-    except psutil.Error:
-        return 0.0
-    return total
 
 
 @contextmanager

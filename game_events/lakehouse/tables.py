@@ -6,7 +6,6 @@ Code uses a table's key; users and folders have its name, which differs by the s
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -45,7 +44,7 @@ OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, *OWN})
 
 #: Table features that readers of single files would get wrong.
 _UNREADABLE = {"deletionVectors", "columnMapping"}
-#: Attribute of a handle: its version when it was opened, and what tells that version's log entry from any other.
+#: Attribute of a handle: its version when it was opened, and the identity of that version's log entry.
 _OPENED = "_game_events_opened"
 
 
@@ -225,9 +224,9 @@ class Table:
 
 
 def _entry(table: Table, version: int) -> tuple[int, int, int] | None:
-    """What tells a version's entry in the log of a local table from any other file: inode, bytes, time; None: there is none."""
+    """Identity of a version's entry in the log of a local table: inode, bytes, time; None: there is none."""
     try:
-        found = os.stat(f"{table.uri}/_delta_log/{version:020}.json")  # noqa: PTH116 - for thousands of tables
+        found = Path(table.uri, "_delta_log", f"{version:020}.json").stat()
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns

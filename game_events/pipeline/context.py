@@ -99,7 +99,7 @@ class Pipeline:
             self.committed[table.uri] = landed.handle
 
     def newest(self, table: Table) -> DeltaTable | None:
-        """A handle on a table's newest version, which nobody else has; None: there is no table. Raises as `Table.open`."""
+        """A handle on a table's newest version, for the caller alone; None: there is no table. Raises as `Table.open`."""
         handle = self.committed.pop(table.uri, None)
         return handle if handle is not None and table.is_newest(handle) else table.open()
 

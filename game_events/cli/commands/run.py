@@ -112,7 +112,7 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
 def start_spark(pipeline: Pipeline) -> None:
     """Begin to start Spark for a run that needs it, while what makes the run is imported."""
     size = run_size(pipeline)
-    if size != RunSize.UNKNOWN and not pipeline.settings.spark_remote:
+    if size != RunSize.UNKNOWN:
         from game_events.spark.early_session import begin
 
         begin(pipeline.settings, small_run=size == RunSize.SMALL)

@@ -67,7 +67,7 @@ def shared_spark(settings: Settings) -> SharedSpark | None:
     if settings.spark_remote or not settings.warm_spark or is_remote(settings.lakehouse):
         return None
     file = settings.state_dir / FILE
-    # Else another user would name a server of theirs, and be sent plans with Kafka's password.
+    # Else another user could name a server, which would be sent plans with Kafka's password.
     if not only_mine(file, file.parent):
         return None
     with suppress(OSError, ValidationError):

@@ -35,7 +35,7 @@ def make_archive(on_progress: Callable[[str], None]) -> Path:
     archive = archive_of(spark_jars(), SPARK_HOME)
     if is_usable(archive):
         return archive
-    on_progress("archiving Spark's classes for quicker starts (200 MB, once per machine; about a minute)")
+    on_progress("archiving Spark's classes for quicker starts (200 MB, once for each virtual environment; about a minute)")
     # On the same disk as the archive, which is renamed.
     with tempfile.TemporaryDirectory(dir=private_folder(archive.parent), prefix="incomplete-") as name:
         folder = Path(name)
@@ -53,7 +53,7 @@ def make_archive(on_progress: Callable[[str], None]) -> Path:
 
 
 def _environment(folder: Path, written: Path) -> Mapping[str, str]:
-    """Without the settings of whoever calls this: nothing of theirs is read or written."""
+    """Without the settings of the caller: none of its tables and servers is used."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(ENV_PREFIX) or key == f"{ENV_PREFIX}CACHE"}
     (folder / "no-settings.yaml").touch()
     options = " ".join((LOG_OPTION, *archiving_options(written)))

@@ -59,7 +59,7 @@ class Commit:
         description: description of a new table.
         about: new description of an existing table; None: it stays.
         follows: the handle that the plan was made from; it is compared and followed if it has the newest version still, which
-            saves opening the table again. The commit moves it to a newer version: nobody else may use it any more.
+            saves opening the table again. The commit moves it to a newer version: no other code may use it after that.
     """
 
     table: Table

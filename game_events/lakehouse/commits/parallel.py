@@ -21,7 +21,7 @@ from game_events.lakehouse.tables import Table
 T = TypeVar("T")
 R = TypeVar("R")
 log = logging.getLogger(__name__)
-#: Games that are worked on alone, one after the other: the faster one tells the storage's latency.
+#: Games that are worked on alone, one after the other: the faster one shows the storage's latency.
 MEASURED = 2
 #: Processor time of one game's work: while one game waits for the storage, one thread may work on so many others.
 WORK_S = 0.002

@@ -37,7 +37,7 @@ def look(settings: Settings, *, ignore_intervals: bool = False) -> Look:
     What a run would do is not decided here: its steps are made, and the first one that needs Spark or would change a table
     ends the look. So does an error: the run reports it.
 
-    A run after one that did not succeed is made in any case, as its end is what tells that the fault is over.
+    A run after one that did not succeed is made in any case, as its success shows that the fault is over.
     With files as the source, or a catalog, there is always something: files are taken in, tables are registered.
     """
     if settings.source == FILES or settings.catalog is not None:

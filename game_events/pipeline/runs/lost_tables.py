@@ -7,12 +7,12 @@ every ten minutes. Their games are noted in `progress`, and retried as after a f
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
+from pathlib import Path
 
 from game_events.lakehouse.commits.delta_log import FOLDER
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
@@ -115,7 +115,7 @@ class _Search:
         if table.local_path is None:
             return float("inf") if table.key in self._there else None
         try:
-            return os.stat(f"{table.uri}/{FOLDER}").st_mtime  # noqa: PTH116 - thousands of times, without objects
+            return Path(table.uri, FOLDER).stat().st_mtime
         except (FileNotFoundError, NotADirectoryError):
             return None
 

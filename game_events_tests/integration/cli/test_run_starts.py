@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -37,7 +37,7 @@ except SystemExit as ended:
 class Ended(NamedTuple):
     """How a command ended: its result, and whether its process had a JVM of its own, and Dagster."""
 
-    result: dict[str, object]
+    result: dict[str, Any]
     jvm: bool
     dagster: bool
     err: str
@@ -77,7 +77,7 @@ def server_that_died(settings: Settings) -> Iterator[None]:
 def test_a_run_has_its_own_jvm_the_shared_one_or_none(settings: Settings) -> None:
     send_events(settings, [Event("uno", 1), Event("go", 1)])
     first = run()
-    assert (first.jvm, first.dagster, first.result["rows"]["silver"]) == (True, True, 2)  # type: ignore[index]
+    assert (first.jvm, first.dagster, first.result["rows"]["silver"]) == (True, True, 2)
 
     idle = run()
     assert (idle.jvm, idle.dagster) == (False, False)
@@ -89,12 +89,12 @@ def test_a_run_has_its_own_jvm_the_shared_one_or_none(settings: Settings) -> Non
     try:
         send_events(settings, [Event("uno", 2)])
         shared = run()
-        assert (shared.jvm, shared.dagster, shared.result["rows"]["silver"]) == (False, True, 1)  # type: ignore[index]
+        assert (shared.jvm, shared.dagster, shared.result["rows"]["silver"]) == (False, True, 1)
     finally:
         warm.end()
 
     send_events(settings, [Event("uno", 3)])
     with server_that_died(settings):
         alone = run()
-    assert (alone.jvm, alone.result["rows"]["silver"]) == (True, 1)  # type: ignore[index]
+    assert (alone.jvm, alone.result["rows"]["silver"]) == (True, 1)
     assert "goes on without the shared Spark server" in alone.err

@@ -201,7 +201,7 @@ def test_the_status_page_says_in_one_look_whether_anything_needs_a_person(page):
         if page.get_by_text("checks that fail: rule_this_season").count():
             break
     else:
-        pytest.fail("the sensor `status` has not told of the rule this_season")
+        pytest.fail("the sensor `status` has not logged the failed rule this_season")
     assert row(page, "checks_that_fail").inner_text() == "1"
     picture(page, "status")
 

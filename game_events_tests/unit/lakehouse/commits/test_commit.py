@@ -399,7 +399,7 @@ def test_a_version_says_whether_it_is_the_newest(table):
 
 
 def test_a_note_in_the_log_does_not_move_the_handle_of_whoever_makes_it(table):
-    """Bronze's next commit compares progress with what this handle has: a rival's progress must not come in between."""
+    """Bronze's next commit compares progress with what this handle has: another run's progress must not come in between."""
     commit(plan(table, [0], None, 1))
     handle = table.open()
     commit(without_rows(table, handle, {"run_id": "r"}, {"txn": 1}, {"noted": 1}))
