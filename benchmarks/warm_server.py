@@ -45,7 +45,7 @@ def measure(pairs: int) -> dict[str, list[float]]:
         try:
             warm.start()
             for number in range(pairs + 1):
-                for kind, environment in ((OWN, own), (SHARED, own | warm.environment)):
+                for kind, environment in ((OWN, own | {"GAME_EVENTS_WARM_SPARK": "false"}), (SHARED, own)):
                     _call(own, folder, "produce", "--records", "100", "--seed", str(2 * number + (kind == SHARED)))
                     began = time.monotonic()
                     report = _call(environment, folder, "run")

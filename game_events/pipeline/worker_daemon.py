@@ -6,14 +6,29 @@ What each worker, or each task, would do otherwise is done once:
 - garbage: PySpark collects it after each task, and imported modules are no garbage, but many objects to look at;
 - the path: before each task Python reads again which files each zip file of the path has. PySpark's own ones (`pyspark.zip`,
   `spark-core.jar`) hold the modules that are installed beside them anyway.
+
+On a Connect server, besides: a worker has modules as their files are now (`worker_modules`), and a daemon ends some time
+after its session.
 """
 
 import gc
+import importlib
 import os
-import runpy
+import select
 import sys
+import time
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any, BinaryIO
+
+from game_events.pipeline.worker_modules import ChangingModules
+
+Task = Callable[[BinaryIO, BinaryIO], None]
+#: Spark's variable that names the session whose daemon this is, and its value for one of all sessions.
+SESSION, NO_SESSION = "SPARK_JOB_ARTIFACT_UUID", "default"
+#: Seconds; Spark ends a worker that is idle for a minute.
+IDLE_S = 120.0
 
 
 def without_archives(path: list[str]) -> list[str]:
@@ -26,6 +41,41 @@ def without_archives(path: list[str]) -> list[str]:
     return [entry for entry in path if entry in folders or not Path(entry).resolve().is_relative_to(home)]
 
 
+def with_current_modules(task: Task) -> Task:
+    """A worker's program for one task after the other, each with its modules as their files are then."""
+    modules = ChangingModules()
+    return lambda infile, outfile: modules.run(task, infile, outfile)
+
+
+class UntilIdle:
+    """`select.select` for the daemon: ends it after `IDLE_S` in which nothing was asked of it and no worker lived.
+
+    A session of a Connect server has a daemon of its own, which Spark keeps when the session has ended. If Spark needs it again
+    after all, it finds its port closed, and starts another one.
+    """
+
+    def __init__(self) -> None:
+        """Used now."""
+        self._used = time.monotonic()
+
+    def select(self, *arguments: Any) -> tuple[list[Any], list[Any], list[Any]]:  # noqa: ANN401 - those of `select.select`
+        """What is ready; SystemExit if the daemon has nothing to live for."""
+        ready = select.select(*arguments)
+        if ready[0] or _has_children():
+            self._used = time.monotonic()
+        elif time.monotonic() - self._used > IDLE_S:
+            raise SystemExit(0)
+        return ready
+
+
+def _has_children() -> bool:
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def main() -> None:
     """Prepare this process, and be PySpark's daemon."""
     sys.path[:] = without_archives(sys.path)
@@ -36,9 +86,13 @@ def main() -> None:
 
     for name in [name for name in sys.modules if name.partition(".")[0] == "game_events"]:
         del sys.modules[name]
+    daemon: Any = importlib.import_module("pyspark.daemon")
+    daemon.worker_main = with_current_modules(daemon.worker_main)
+    if os.environ.get(SESSION, NO_SESSION) != NO_SESSION:
+        daemon.select = UntilIdle()
     gc.collect()
     gc.freeze()
-    runpy.run_module("pyspark.daemon", run_name="__main__", alter_sys=True)
+    daemon.manager()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pyspark
 
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
 from game_events.jvm.private_folders import TemporaryFolder, private_folder, process_temporary_folder
+from game_events.stack import shared_workers_server
 from game_events.stack.ports import HOST
 from game_events.stack.server_process import ServerProcess, spawn
 
@@ -16,6 +17,7 @@ MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 SPARK_HOME = Path(pyspark.__file__).parent
 #: A client's variables, which would make the server a client.
 CLIENT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
+PLUGINS = "spark.plugins"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 #: Without memory it would not answer; it exits and is restarted.
 EXIT_ON_OOM = "-XX:+ExitOnOutOfMemoryError"
@@ -38,11 +40,14 @@ def server_config(port: int) -> dict[str, str]:
     }
 
 
-def start(conf: Mapping[str, str], folder: Path, *, port: int, token: str, log: Path) -> ServerProcess:
+def start(
+    conf: Mapping[str, str], folder: Path, *, port: int, token: str, log: Path, shared_workers: bool = False
+) -> ServerProcess:
     """Start a server in a working folder, which gets a file with the settings.
 
     `conf`, Spark's settings as for a JVM of a run's own, overrides `server_config`. Clients have the token in
     ``SPARK_CONNECT_AUTHENTICATE_TOKEN``: without one every user of the machine could use the server.
+    `shared_workers`: sessions use each other's Python workers, so all of them must use this process's Python environment.
     """
     private_folder(folder)
     properties = folder / "connect.properties"
@@ -50,6 +55,9 @@ def start(conf: Mapping[str, str], folder: Path, *, port: int, token: str, log: 
     properties.unlink(missing_ok=True)
     properties.touch(mode=0o600)
     whole = server_config(port) | dict(conf)
+    if shared_workers:
+        plugins = filter(None, (conf.get(PLUGINS), shared_workers_server.SETTINGS[PLUGINS]))
+        whole |= shared_workers_server.SETTINGS | {PLUGINS: ",".join(plugins)}
     whole[JAVA_OPTIONS] = f"{whole.get(JAVA_OPTIONS, '')} {EXIT_ON_OOM}".strip()
     # Its own folder, which exists until the server ends.
     temporary = TemporaryFolder.make()
@@ -64,7 +72,8 @@ def start(conf: Mapping[str, str], folder: Path, *, port: int, token: str, log: 
     }
     command = [str(SPARK_HOME / "bin" / "spark-submit"), "--properties-file", str(properties)]
     # As for a JVM of a run's own: they hold a cluster's secret.
-    command += ["--load-spark-defaults", "--class", MAIN_CLASS]
+    command.append("--load-spark-defaults")
+    command += [shared_workers_server.__file__] if shared_workers else ["--class", MAIN_CLASS]
     try:
         return spawn(command, port=port, cwd=folder, log=log, environment=environment, inherited=(temporary.lock,))
     finally:

@@ -79,12 +79,14 @@ def find(server: ServerProcess | None) -> psutil.Process | None:
 
 
 def stop(servers: Iterable[ServerProcess | None]) -> None:
-    """SIGTERM to all that still run, SIGKILL to those that do not end in `STOP_TIMEOUT_S`."""
+    """SIGTERM to all that still run, SIGKILL to those that do not end in `STOP_TIMEOUT_S`, and to what they have started."""
     processes = [process for process in map(find, servers) if process is not None]
+    started = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
+            started += process.children(recursive=True)
             process.terminate()
-    _, left = psutil.wait_procs(processes, timeout=STOP_TIMEOUT_S)
+    _, left = psutil.wait_procs([*processes, *started], timeout=STOP_TIMEOUT_S)
     for process in left:
         with suppress(psutil.NoSuchProcess):
             process.kill()

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from game_events.cli.common.shared_spark import publish, withdraw
 from game_events.config.settings import Settings
 from game_events.jvm.private_folders import private_folder, process_temporary_folder, remove_left_behind
+from game_events.spark.code_shipping import shares_python_environment
 from game_events.spark.config import spark_config
 from game_events.spark.connect import TOKEN_VARIABLE
 from game_events.stack import connect_server
@@ -74,7 +75,11 @@ class WarmSpark:
     def _start(self) -> None:
         # Another port each time: a program that took the last one does not keep this one from starting.
         (port,) = free_ports(1)
-        self._server = connect_server.start(self._conf, self._folder, port=port, token=self._token, log=self._log)
+        # Not where each session ships this project to machines or workers that do not have it.
+        shared = shares_python_environment(self._settings) and self._settings.spark_ship_code != "always"
+        self._server = connect_server.start(
+            self._conf, self._folder, port=port, token=self._token, log=self._log, shared_workers=shared
+        )
         self._file.write_text(self._server.model_dump_json())
 
     def _watch(self) -> None:

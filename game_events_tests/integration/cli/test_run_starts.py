@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+import pyarrow as pa
 import pytest
 
 from game_events.cli.common.shared_spark import publish
 from game_events.cli.local.spark_server import WarmSpark
 from game_events.config.settings import Settings, load_settings
 from game_events.jvm.private_folders import private_folder, process_temporary_folder
+from game_events.spark.config import DAEMON
+from game_events.spark.connect import CONNECT_MODE, close_session
+from game_events.spark.session import new_session
+from game_events.stack.ports import listens
 from game_events.stack.private_socket import PrivateSocket
+from game_events.stack.server_process import ServerProcess
 from game_events_tests.support.servers.small_jvm import OF_A_COMMAND
+from game_events_tests.support.waiting import until
 from game_events_tests.support.worlds.quality import Event, send_events
 
 #: A command in a process of its own; its last line says what the process has loaded.
@@ -72,9 +82,37 @@ def server_that_died(settings: Settings) -> Iterator[None]:
         socket.close()
 
 
+def daemons(server: ServerProcess) -> list[psutil.Process]:
+    """The processes that fork Python workers for a JVM."""
+    started = psutil.Process(server.pid).children()
+    return [process for process in started if process.status() != psutil.STATUS_ZOMBIE and DAEMON in process.cmdline()]
+
+
+def value_in_workers(warm: WarmSpark, folder: Path, value: str) -> str:
+    """What a worker finds in a file that a run's session ships, as the file is now."""
+    file = folder / "shipped_by_the_user.py"
+    file.write_text(f"VALUE = {value!r}")
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        module = importlib.import_module("shipped_by_the_user")
+        yield from (pa.RecordBatch.from_pydict({"value": [module.VALUE]}) for _ in batches)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, text in warm.environment.items():
+            patch.setenv(name, text)
+        patch.setenv("GAME_EVENTS_SPARK_PY_FILES", str(file))
+        patch.setenv(CONNECT_MODE, os.environ.get(CONNECT_MODE, ""))
+        session = new_session(load_settings())
+        try:
+            (row,) = session.range(0, 1, 1, 1).mapInArrow(look, "value string").collect()
+        finally:
+            close_session(session)
+    return str(row["value"])
+
+
 @pytest.mark.scenario
 @pytest.mark.sample
-def test_a_run_has_its_own_jvm_the_shared_one_or_none(settings: Settings) -> None:
+def test_a_run_has_its_own_jvm_the_shared_one_or_none(settings: Settings, tmp_path: Path) -> None:
     send_events(settings, [Event("uno", 1), Event("go", 1)])
     first = run()
     assert (first.jvm, first.dagster, first.result["rows"]["silver"]) == (True, True, 2)
@@ -87,9 +125,16 @@ def test_a_run_has_its_own_jvm_the_shared_one_or_none(settings: Settings) -> Non
     warm = WarmSpark(settings, print)
     warm.start()
     try:
-        send_events(settings, [Event("uno", 2)])
-        shared = run()
-        assert (shared.jvm, shared.dagster, shared.result["rows"]["silver"]) == (False, True, 1)
+        # A run waits for a server that starts, but for longer than these have patience.
+        server = ServerProcess.model_validate_json((settings.state_dir / "spark" / "connect.json").read_text())
+        until(lambda: listens(server.port), 120)
+        for _ in range(2):
+            send_events(settings, [Event("uno", 2)])
+            shared = run()
+            assert (shared.jvm, shared.dagster, shared.result["rows"]["silver"]) == (False, True, 1)
+        assert len(daemons(server)) == 1, "each run leaves processes on the server"
+        assert [value_in_workers(warm, tmp_path, value) for value in ("first", "other")] == ["first", "other"]
+        assert len(daemons(server)) == 1
     finally:
         warm.end()
 

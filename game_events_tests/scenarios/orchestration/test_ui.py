@@ -65,7 +65,9 @@ def site():
             code = process.wait(STOP_S)
         assert code == 0, site.log.read_text()
         assert site.log.read_text().rstrip().endswith("stopped")
-        assert not re.findall(r"Traceback[\s\S]{1,4000}", site.log.read_text())
+        errors = re.findall(r"Traceback .*\n(?:\s.*\n)*(\S.*)", site.log.read_text())
+        # Dagster's daemon may say this of a sensor that it evaluates while it stops.
+        assert [error for error in errors if "DagsterCodeLocationNotFoundError" not in error] == [], site.log.read_text()
         assert site.processes() == []
 
 

@@ -22,7 +22,8 @@ def started(monkeypatch):
     """The processes that were started, each with its address."""
     found = []
 
-    def start(_conf, folder, *, port, token, log):
+    def start(_conf, folder, *, port, token, log, shared_workers):
+        assert shared_workers
         folder.mkdir(parents=True, exist_ok=True)
         sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
         found.append((spawn(sleeping, port=port, cwd=folder, log=log), port, token))

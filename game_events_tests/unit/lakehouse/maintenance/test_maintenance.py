@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from game_events.config.settings import Settings
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.delta_log import TableLog
@@ -23,7 +22,7 @@ from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles, 
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.maintenance.incremental import IncrementalMaintenance
-from game_events_tests.support.tables import SCHEMA, committed_files, data_files, grow_old, numbers, plan, rows, staged_numbers
+from game_events_tests.support.tables import SCHEMA, committed_files, data_files, numbers, plan, rows, staged_numbers
 
 OURS = {BATCH_INFO: "1"}
 
@@ -298,91 +297,6 @@ def test_a_file_that_cannot_be_read_ends_no_loop(lakehouse, table):
     upkeep.note([table.name] * LOOP_GOAL.files)
     (done,) = [entry for entry in upkeep.work() if entry.table == table.name]
     assert done.error
-
-
-def test_derived_tables_are_kept_for_a_shorter_time_than_others():
-    retention = Retention(kept_h=2, derived_h=0.5)
-    assert retention.seconds("silver_uno_events") == retention.seconds("bronze_events") == 7200
-    assert retention.seconds("gold_uno_player_agg") == retention.seconds("progress") == 1800
-
-
-def test_a_new_table_says_how_long_its_old_files_stay_and_a_change_of_the_setting_reaches_it(lakehouse):
-    gold = lakehouse.table("gold_uno_player_agg")
-    commit(plan(gold, [1], None, 1))
-    assert gold.open().metadata().configuration["delta.logRetentionDuration"] == "interval 1800 seconds"
-    assert not Retention().apply(gold.name, gold.open())
-    assert Retention(derived_h=1).apply(gold.name, gold.open())
-    assert gold.open().metadata().configuration["delta.deletedFileRetentionDuration"] == "interval 10800 seconds"
-    assert numbers(gold) == [1]
-
-
-def test_the_settings_have_the_defaults_that_tables_are_made_with():
-    settings = Settings(_env_file=None)
-    assert Retention(settings.retention_h, settings.derived_retention_h) == Retention()
-
-
-def test_the_log_of_a_table_that_is_always_replaced_does_not_grow(lakehouse):
-    gold = lakehouse.table("gold_uno_player_agg")
-    commit(plan(gold, [0], None, 1))
-    Retention(derived_h=1 / 3600).apply(gold.name, gold.open())
-    for n in range(1, 24):
-        commit(plan(gold, [n], n, n + 1, replace=True))
-        if n == 11:
-            grow_old(gold)
-    entries = list(Path(gold.uri, "_delta_log").glob("*.json"))
-    assert len(entries) < 18, "nothing of 25 entries was removed"
-
-
-def test_a_version_opened_before_a_checkpoint_stays_readable_although_the_checkpoint_before_is_older_than_the_retention(
-    lakehouse,
-):
-    gold = lakehouse.table("gold_uno_player_agg")
-    commit(plan(gold, [0], None, 1))
-    Retention(derived_h=1 / 3600).apply(gold.name, gold.open())
-    for n in range(1, 18):
-        commit(plan(gold, [n], n, n + 1, replace=True))
-    grow_old(gold)
-    opened = gold.open()
-    assert opened.version() == 18
-    for n in range(18, 28):
-        commit(plan(gold, [n], n, n + 1, replace=True))
-    assert Path(gold.uri, "_delta_log", f"{19:020}.checkpoint.parquet").exists()
-    assert (opened.transaction_version("txn"), opened.to_pyarrow_table().column("n").to_pylist()) == (18, [17])
-    # What no such version needs is gone.
-    left = {int(f.name[:20]) for f in Path(gold.uri, "_delta_log").glob("0*")}
-    assert min(left) == 9
-    assert DeltaTable(gold.uri, version=12).version() == 12
-
-
-def test_a_restore_by_delta_rs_leaves_the_log_that_its_undo_needs(lakehouse):
-    silver = lakehouse.silver("uno")
-    for n in range(19):
-        commit(plan(silver, [n], n or None, n + 1))
-    for entry in Path(silver.uri, "_delta_log").glob("0*"):
-        os.utime(entry, (time.time() - 86_400,) * 2)
-    DeltaTable(silver.uri).restore(5)
-    assert Path(silver.uri, "_delta_log", f"{19:020}.checkpoint.parquet").exists()
-    assert DeltaTable(silver.uri, version=18).to_pyarrow_table().num_rows == 19
-
-
-def test_entries_are_deleted_from_the_oldest_on_so_that_a_kill_leaves_no_gap(lakehouse, monkeypatch):
-    silver, deleted = lakehouse.silver("uno"), []
-    for n in range(15):
-        commit(plan(silver, [n], n or None, n + 1))
-    log = TableLog(silver)
-    monkeypatch.setattr(log, "_system", Deleting(log._system, deleted))
-    assert log.delete_expired(kept_s=-1) == 9
-    assert deleted == [f"{n:020}.json" for n in range(9)]
-
-
-class Deleting:
-    """A file system that notes what is deleted."""
-
-    def __init__(self, system, deleted):
-        self._deleted, self.get_file_info = deleted, system.get_file_info
-
-    def delete_file(self, path):
-        self._deleted.append(Path(path).name)
 
 
 class TestUpkeepOfALoop:
