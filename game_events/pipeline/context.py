@@ -30,8 +30,8 @@ from game_events.sources.factory import make_source
 from game_events.sources.files.schemas import FileSchemas
 from game_events.sources.files.source import FileSource
 
-#: Seconds within which the source answers a look that changes nothing: a run, which waits longer, follows.
-LOOK_S = 5.0
+#: Seconds within which the source answers a pipeline that only reads: a run, which waits longer, follows.
+SNAPSHOT_S = 5.0
 _progress = logging.getLogger(PROGRESS_LOGGER)
 
 
@@ -138,9 +138,9 @@ class Pipeline:
                 read_by=self._files_read_by,
                 refuse_twice=lambda archive, ends: refuse_twice(self.bronze.open(), self.quarantine.open(), archive, ends),
             )
-        return make_source(self.settings, LOOK_S if self.read_only else None)
+        return make_source(self.settings, SNAPSHOT_S if self.read_only else None)
 
-    def look(self) -> SourceSnapshot:
+    def source_snapshot(self) -> SourceSnapshot:
         """A snapshot of the source; writes nothing."""
         source = self.source
         return source.snapshot(take_in=False) if isinstance(source, FileSource) else source.snapshot()

@@ -41,13 +41,14 @@ def server_config(port: int) -> dict[str, str]:
 
 
 def start(
-    conf: Mapping[str, str], folder: Path, *, port: int, token: str, log: Path, shared_workers: bool = False
+    conf: Mapping[str, str], folder: Path, *, port: int, token: str, log: Path, shared_workers: Path | None = None
 ) -> ServerProcess:
     """Start a server in a working folder, which gets a file with the settings.
 
     `conf`, Spark's settings as for a JVM of a run's own, overrides `server_config`. Clients have the token in
     ``SPARK_CONNECT_AUTHENTICATE_TOKEN``: without one every user of the machine could use the server.
-    `shared_workers`: sessions use each other's Python workers, so all of them must use this process's Python environment.
+    `shared_workers`: sessions use each other's Python workers, so all of them must use this process's Python environment; the
+    file is written when the server can make sessions.
     """
     private_folder(folder)
     properties = folder / "connect.properties"
@@ -55,7 +56,8 @@ def start(
     properties.unlink(missing_ok=True)
     properties.touch(mode=0o600)
     whole = server_config(port) | dict(conf)
-    if shared_workers:
+    if shared_workers is not None:
+        shared_workers.unlink(missing_ok=True)
         plugins = filter(None, (conf.get(PLUGINS), shared_workers_server.SETTINGS[PLUGINS]))
         whole |= shared_workers_server.SETTINGS | {PLUGINS: ",".join(plugins)}
     whole[JAVA_OPTIONS] = f"{whole.get(JAVA_OPTIONS, '')} {EXIT_ON_OOM}".strip()
@@ -73,7 +75,7 @@ def start(
     command = [str(SPARK_HOME / "bin" / "spark-submit"), "--properties-file", str(properties)]
     # As for a JVM of a run's own: they hold a cluster's secret.
     command.append("--load-spark-defaults")
-    command += [shared_workers_server.__file__] if shared_workers else ["--class", MAIN_CLASS]
+    command += ["--class", MAIN_CLASS] if shared_workers is None else [shared_workers_server.__file__, str(shared_workers)]
     try:
         return spawn(command, port=port, cwd=folder, log=log, environment=environment, inherited=(temporary.lock,))
     finally:

@@ -6,6 +6,7 @@ the session has ended. It overrides the setting for this, so the server is a plu
 
 import os
 import sys
+from pathlib import Path
 
 #: Settings of a Spark that is such a server. Files that a session ships replace those of the same name.
 SETTINGS = {
@@ -16,12 +17,16 @@ SETTINGS = {
 
 
 def main() -> None:
-    """Start Spark, with its plugin, and wait until the JVM, which has the other end of the standard input, ends."""
+    """Start Spark, write the file of the first argument, and wait until the JVM, which writes the standard input, ends.
+
+    Before the file is there, the plugin answers, but can make no sessions.
+    """
     # This file's folder: its modules are no top-level ones.
     del sys.path[0]
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     SparkSession.builder.getOrCreate()
+    Path(sys.argv[1]).touch()
     sys.stdin.read()
     # No exit handlers: PySpark's would ask the JVM that has ended.
     os._exit(0)

@@ -14,7 +14,7 @@ from game_events.cli.common.summary import show_run
 from game_events.config.settings import Settings, load_settings
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.pipeline.runs.idle import Look, look
+from game_events.pipeline.runs.pending_work import PendingWork, find_pending_work
 from game_events.pipeline.runs.run_size import RunSize, run_size
 from game_events.pipeline.runs.selection import ALL, selection_of
 from game_events.spark.connect import lost
@@ -93,9 +93,9 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
     else:
         # A wrong name is said at once, without a run that fails.
         selection_of(Pipeline(settings, no_spark), **asked)
-        seen = Look() if any(asked.values()) else look(settings, ignore_intervals=ignore_intervals)
-        if seen.report is not None:
-            idle = seen.report.to_dict()
+        found = PendingWork() if any(asked.values()) else find_pending_work(settings, ignore_intervals=ignore_intervals)
+        if found.report is not None:
+            idle = found.report.to_dict()
             show_run(output, idle, settings.names)
             finish(output, JobResult("", True, idle))
             return
@@ -103,8 +103,8 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
         if server is not None:
             result = run_on(server, output, settings, config)
         else:
-            if seen.work is not None:
-                start_spark(seen.work)
+            if found.work is not None:
+                start_spark(found.work)
             result = run_and_show(output, settings, config)
     finish(output, result)
 

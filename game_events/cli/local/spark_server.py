@@ -42,11 +42,14 @@ class WarmSpark:
         self._folder = private_folder(settings.state_dir.resolve() / "spark")
         self._log = self._folder / "connect.log"
         self._file = self._folder / "connect.json"
+        # Not where each session ships this project to machines or workers that do not have it.
+        shared = shares_python_environment(settings) and settings.spark_ship_code != "always"
+        self._ready = self._folder / "connect.ready" if shared else None
         self._say = say
         self._token = token_urlsafe(32)
         self._ending = threading.Event()
         self._server: ServerProcess | None = None
-        self._socket = PrivateSocket(process_temporary_folder().path / f"connect-{token_hex(4)}", lambda: self._server)
+        self._socket = PrivateSocket(process_temporary_folder().path / f"connect-{token_hex(4)}", self._ready_server)
         self._watcher = threading.Thread(target=self._watch, name="warm_spark", daemon=True)
 
     @property
@@ -69,18 +72,20 @@ class WarmSpark:
             self._watcher.join()
         self._socket.close()
         stop([self._server])
-        self._file.unlink(missing_ok=True)
+        for file in filter(None, (self._file, self._ready)):
+            file.unlink(missing_ok=True)
         remove_left_behind()
 
     def _start(self) -> None:
         # Another port each time: a program that took the last one does not keep this one from starting.
         (port,) = free_ports(1)
-        # Not where each session ships this project to machines or workers that do not have it.
-        shared = shares_python_environment(self._settings) and self._settings.spark_ship_code != "always"
         self._server = connect_server.start(
-            self._conf, self._folder, port=port, token=self._token, log=self._log, shared_workers=shared
+            self._conf, self._folder, port=port, token=self._token, log=self._log, shared_workers=self._ready
         )
         self._file.write_text(self._server.model_dump_json())
+
+    def _ready_server(self) -> ServerProcess | None:
+        return self._server if self._ready is None or self._ready.exists() else None
 
     def _watch(self) -> None:
         pause, started = FIRST_PAUSE_S, time.monotonic()

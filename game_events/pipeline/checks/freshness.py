@@ -65,7 +65,7 @@ def fresh(pipeline: Pipeline) -> CheckResult:
 
 def _likely_cause(pipeline: Pipeline, handle: DeltaTable, counts: dict[str, int | float | str]) -> str:
     try:
-        seen = pipeline.look()
+        seen = pipeline.source_snapshot()
         read = next_offsets(handle, seen.latest)
         unread = sum(max(0, end - read.get(p, seen.earliest[p])) for p, end in seen.latest.items()) // seen.unit
     except GameEventsError as error:

@@ -47,7 +47,7 @@ def backlog(pipeline: Pipeline) -> Backlog:
         ConfigurationError, TransientError: the broker is unavailable.
         DataError: the run would stop, because unread records were deleted.
     """
-    now = pipeline.look()
+    now = pipeline.source_snapshot()
     bronze = pipeline.bronze.open()
     if bronze is None:
         start = starting_point(pipeline, now)

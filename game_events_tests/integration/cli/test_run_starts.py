@@ -23,7 +23,6 @@ from game_events.jvm.private_folders import private_folder, process_temporary_fo
 from game_events.spark.config import DAEMON
 from game_events.spark.connect import CONNECT_MODE, close_session
 from game_events.spark.session import new_session
-from game_events.stack.ports import listens
 from game_events.stack.private_socket import PrivateSocket
 from game_events.stack.server_process import ServerProcess
 from game_events_tests.support.servers.small_jvm import OF_A_COMMAND
@@ -126,8 +125,9 @@ def test_a_run_has_its_own_jvm_the_shared_one_or_none(settings: Settings, tmp_pa
     warm.start()
     try:
         # A run waits for a server that starts, but for longer than these have patience.
-        server = ServerProcess.model_validate_json((settings.state_dir / "spark" / "connect.json").read_text())
-        until(lambda: listens(server.port), 120)
+        files = settings.state_dir / "spark"
+        until((files / "connect.ready").exists, 120)
+        server = ServerProcess.model_validate_json((files / "connect.json").read_text())
         for _ in range(2):
             send_events(settings, [Event("uno", 2)])
             shared = run()

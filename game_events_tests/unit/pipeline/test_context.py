@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from game_events.pipeline import context
-from game_events.pipeline.context import LOOK_S, BatchRange
+from game_events.pipeline.context import SNAPSHOT_S, BatchRange
 from game_events_tests.support.pipelines import without_spark
 
 
@@ -13,7 +13,7 @@ def test_a_look_that_changes_nothing_waits_less_for_the_source_than_a_run(tmp_pa
     run = without_spark(tmp_path)
     for pipeline in (run, replace(run, read_only=True)):
         _ = pipeline.source
-    assert asked == [None, LOOK_S]
+    assert asked == [None, SNAPSHOT_S]
 
 
 def test_batches_that_follow_one_another_are_one_range():

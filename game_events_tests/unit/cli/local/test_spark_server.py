@@ -1,9 +1,10 @@
-"""How the shared server is watched, with a process in its place that only sleeps."""
+"""How the shared server is watched, with a process in its place that greets."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket as socket_module
 import stat
 import sys
 from pathlib import Path
@@ -13,20 +14,36 @@ import pytest
 from game_events.cli.local import spark_server as warm_spark
 from game_events.cli.local.spark_server import WarmSpark
 from game_events.config.settings import load_settings
+from game_events.stack.ports import listens
 from game_events.stack.server_process import ServerProcess, find, spawn
 from game_events_tests.support.waiting import until
 
+#: A server that answers each connection with a word.
+SERVER = """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+accepted = []
+while True:
+    accepted.append(listener.accept()[0])
+    accepted[-1].sendall(b"hello")
+"""
+
 
 @pytest.fixture
-def started(monkeypatch):
+def ready():
+    """The files with which the started processes say that they can make sessions."""
+    return []
+
+
+@pytest.fixture
+def started(monkeypatch, ready):
     """The processes that were started, each with its address."""
     found = []
 
     def start(_conf, folder, *, port, token, log, shared_workers):
-        assert shared_workers
+        ready.append(shared_workers)
         folder.mkdir(parents=True, exist_ok=True)
-        sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
-        found.append((spawn(sleeping, port=port, cwd=folder, log=log), port, token))
+        found.append((spawn([sys.executable, "-c", SERVER, str(port)], port=port, cwd=folder, log=log), port, token))
         return found[-1][0]
 
     monkeypatch.setattr(warm_spark.connect_server, "start", start)
@@ -72,3 +89,21 @@ def test_one_that_a_killed_up_has_left_is_stopped_by_the_next_one(started, make,
     assert find(recorded) is None
     assert find(started[-1][0]) is not None
     after.end()
+
+
+def test_connections_are_closed_until_the_server_can_make_sessions(started, ready, make):
+    warm = make([])
+    warm.start()
+    until(lambda: listens(started[0][1]), 20)
+    socket = warm.environment["GAME_EVENTS_SPARK_REMOTE"].removeprefix("unix:")
+
+    def answer():
+        with socket_module.socket(socket_module.AF_UNIX) as client:
+            client.connect(socket)
+            return client.recv(10)
+
+    assert answer() == b""
+    ready[0].touch()
+    assert answer() == b"hello"
+    warm.end()
+    assert not ready[0].exists()

@@ -1,4 +1,4 @@
-"""A look whether a run would find anything to do: it changes nothing, and is never mistaken about work."""
+"""Whether a run would find anything to do: the search changes nothing, and is never mistaken about work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.idle import look
+from game_events.pipeline.runs.pending_work import find_pending_work
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.runs.run_size import RunSize, run_size
 from game_events.pipeline.silver.refresh import refresh_silver
@@ -105,10 +105,10 @@ def test_work_is_found_and_left_to_the_run(what: str, make_settings: MakeSetting
     settings = make_settings()
     send_events(settings, [Event("uno", 1), Event("go", 1)])
     refresh(make_pipeline(settings))
-    assert look(settings).report is not None
+    assert find_pending_work(settings).report is not None
     WORK[what](make_pipeline(settings))
     before = everything(settings)
-    assert look(settings).report is None
+    assert find_pending_work(settings).report is None
     assert everything(settings) == before
 
 
@@ -120,7 +120,7 @@ def test_changed_settings_are_work_if_they_are_for_a_run(
     send_events(settings, [Event("uno", 1)])
     refresh(make_pipeline(settings))
     changed = make_settings(lakehouse=settings.lakehouse, kafka_topic=settings.kafka_topic, **other)
-    found = look(changed).report
+    found = find_pending_work(changed).report
     report = refresh(make_pipeline(changed))
     assert (found is None) == bool(report.tables)
 
@@ -132,10 +132,10 @@ def test_rows_of_a_schema_that_became_known_are_work(
     sent = send(make_settings(), version=2, poison=0.0)
     proxy.hide(sent.schema_ids[2])
     refresh(make_pipeline(settings))
-    assert look(settings).report is not None
+    assert find_pending_work(settings).report is not None
     proxy.show_all()
     before = everything(settings)
-    assert look(settings).report is None
+    assert find_pending_work(settings).report is None
     assert everything(settings) == before
     assert refresh(make_pipeline(settings)).rows("bronze") == sent.records_total
 
@@ -148,15 +148,15 @@ def test_an_aggregate_of_ones_own_is_work_when_it_is_new_and_due(
     refresh(make_pipeline(settings))
     seldom = TOTAL.replace('("total")', '("total", interval_s=3600)')
     own = make_settings(extensions=(extension(tmp_path, seldom),))
-    assert look(own).report is None
+    assert find_pending_work(own).report is None
     assert refresh(make_pipeline(own)).tables
-    assert look(own).report is not None
-    assert look(own, ignore_intervals=True).report is not None
+    assert find_pending_work(own).report is not None
+    assert find_pending_work(own, ignore_intervals=True).report is not None
     more(make_pipeline(own))
     refresh(make_pipeline(own))
     # The run says that it has left the aggregate for later.
-    assert look(own).report is None
-    assert look(own, ignore_intervals=True).report is None
+    assert find_pending_work(own).report is None
+    assert find_pending_work(own, ignore_intervals=True).report is None
 
 
 def test_the_size_of_the_work_is_known_before_spark_is_started(
@@ -164,31 +164,31 @@ def test_the_size_of_the_work_is_known_before_spark_is_started(
 ) -> None:
     settings = make_settings()
     send_events(settings, [Event("uno", 1)])
-    work = look(settings).work
+    work = find_pending_work(settings).work
     assert work is not None
     assert run_size(work) == RunSize.SMALL
     refresh(make_pipeline(settings))
-    assert look(settings).work is None
+    assert find_pending_work(settings).work is None
     lost_table("gold_uno_player_agg")(make_pipeline(settings))
-    work = look(settings).work
+    work = find_pending_work(settings).work
     assert work is not None
     assert run_size(work) != RunSize.SMALL
 
 
 def test_before_the_first_run_there_is_work_and_nothing_is_made(make_settings: MakeSettings) -> None:
     settings = make_settings()
-    assert look(settings).report is None
+    assert find_pending_work(settings).report is None
     send_events(settings, [Event("uno", 1)])
-    assert look(settings).report is None
+    assert find_pending_work(settings).report is None
     assert not Path(settings.lakehouse).exists() or everything(settings) == set()
 
 
-def test_a_look_that_finds_nothing_reports_what_a_run_would(make_settings: MakeSettings, make_pipeline: MakePipeline) -> None:
+def test_a_search_that_finds_nothing_reports_what_a_run_would(make_settings: MakeSettings, make_pipeline: MakePipeline) -> None:
     settings = make_settings()
     send_events(settings, [Event("uno", 1), Event("", 2)])
     refresh(make_pipeline(settings))
     before = everything(settings)
-    found = look(settings).report
+    found = find_pending_work(settings).report
     assert found is not None
     assert everything(settings) == before
     second = refresh(make_pipeline(settings)).to_dict()
@@ -198,5 +198,5 @@ def test_a_look_that_finds_nothing_reports_what_a_run_would(make_settings: MakeS
 
 
 def test_what_cannot_be_looked_at_is_left_to_the_run_which_reports_it(make_settings: MakeSettings) -> None:
-    assert look(make_settings(kafka_bootstrap_servers="127.0.0.1:1")).report is None
-    assert look(make_settings(schema_registry_url="http://127.0.0.1:1")).report is None
+    assert find_pending_work(make_settings(kafka_bootstrap_servers="127.0.0.1:1")).report is None
+    assert find_pending_work(make_settings(schema_registry_url="http://127.0.0.1:1")).report is None

@@ -1,4 +1,4 @@
-"""A look whether a run over everything would find anything to do, by the run's own steps on tables that are read only."""
+"""Whether a run over everything would find anything to do, by the run's own steps on tables that are read only."""
 
 import logging
 from dataclasses import dataclass
@@ -18,30 +18,30 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Look:
-    """What was seen.
+class PendingWork:
+    """What a run would find.
 
     Attributes:
         report: that of a run that finds nothing to do; None: it may have to do something, or to say something.
-        work: the pipeline of the look, which is read only, if the run has something to do; None: it has not, or is not known.
+        work: the pipeline of the search, which is read only, if the run has something to do; None: it has not, or is not known.
     """
 
     report: RunReport | None = None
     work: Pipeline | None = None
 
 
-def look(settings: Settings, *, ignore_intervals: bool = False) -> Look:
-    """Look whether a run would find anything to do.
+def find_pending_work(settings: Settings, *, ignore_intervals: bool = False) -> PendingWork:
+    """Find out whether a run would have anything to do.
 
     Guarantee: no table was changed, and no Spark session was made; offsets of a consumer group are committed, as by a run.
     What a run would do is not decided here: its steps are made, and the first one that needs Spark or would change a table
-    ends the look. So does an error: the run reports it.
+    ends the search. So does an error: the run reports it.
 
     A run after one that did not succeed is made in any case, as its success shows that the fault is over.
     With files as the source, or a catalog, there is always something: files are taken in, tables are registered.
     """
     if settings.source == FILES or settings.catalog is not None:
-        return Look()
+        return PendingWork()
     met: list[str] = []
 
     def no_session() -> SparkSession:
@@ -54,10 +54,10 @@ def look(settings: Settings, *, ignore_intervals: bool = False) -> Look:
             step()
         before = newest_run(pipeline.lakehouse)
     except ReadOnlyError:
-        return Look(work=pipeline)
+        return PendingWork(work=pipeline)
     except Exception as error:  # noqa: BLE001 - whatever it is, the run meets it again, and reports it
         log.debug("error=%s", type(error).__name__)
-        return Look()
+        return PendingWork()
     if met or not report.is_empty:
-        return Look(work=pipeline)
-    return Look(report) if before is None or before["status"] == SUCCEEDED else Look()
+        return PendingWork(work=pipeline)
+    return PendingWork(report) if before is None or before["status"] == SUCCEEDED else PendingWork()
