@@ -7,8 +7,9 @@ import typer
 from typer.core import TyperCommand
 
 from game_events.cli.common.arguments import Json, words
+from game_events.cli.common.job_result import JobResult
 from game_events.cli.common.output import Output
-from game_events.cli.common.run_job import JobResult, finish, run_job
+from game_events.cli.common.run_job import finish, run_job
 from game_events.cli.common.shared_spark import SharedSpark, leave, shared_spark, use
 from game_events.cli.common.summary import show_run
 from game_events.config.settings import Settings, load_settings

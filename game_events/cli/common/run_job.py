@@ -1,27 +1,13 @@
 """A job run by a command. Dagster itself is imported when it runs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 import typer
 
 from game_events.cli.common.dagster_home import dagster_home
+from game_events.cli.common.job_result import JobResult
 from game_events.cli.common.output import Output
 from game_events.config.settings import Settings
-
-
-@dataclass(frozen=True)
-class JobResult:
-    """How a run ended; `report`: `RunReport.to_dict`, empty if the run failed before there was one.
-
-    `run_id`: Dagster's; empty: there was nothing to do, so there is no run.
-    """
-
-    run_id: str
-    success: bool
-    report: dict[str, Any] = field(default_factory=dict)
-    error: str | None = None
 
 
 def run_job(settings: Settings, name: str, config: Mapping[str, object] | None = None, place: str | None = None) -> JobResult:
