@@ -1,6 +1,11 @@
-"""The whole graph against what a user would write with plain Spark, in turns: ours, baseline, ours, baseline."""
+"""The whole graph against what a user would write with plain Spark, and in Python without Spark, in turns."""
 
 from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 from benchmarks.arena import Arena
 from benchmarks.baseline.client import Baseline, baseline
@@ -9,9 +14,11 @@ from benchmarks.layers import whole_topic
 from benchmarks.memory import peak_of
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
+from game_events.producer.schema_versions import BUILT_IN
 
-OURS, BASELINE = "whole graph", "baseline"
+OURS, BASELINE, PYTHON = "whole graph", "baseline", "Python consumer"
 TARGETS = {10: Target(">=", 2.5), 100: Target(">=", 8)}
+PEER = Path(__file__).with_name("python_peer.py")
 #: Games that the baseline really does; the time of the others is extrapolated, and said to be.
 SAMPLE = 10
 
@@ -23,12 +30,14 @@ def graph(arena: Arena) -> list[Figure]:
             for games in TARGETS:
                 _ours(arena, pair, games)
                 _plain(arena, plain, pair, games)
+                _python(arena, plain, pair, games)
     figures = []
     for games, target in TARGETS.items():
-        ours, theirs = (arena.measured.seconds([name], games) for name in (OURS, BASELINE))
-        figures += [arena.measured.rate(name, games) for name in (OURS, BASELINE)]
+        ours, theirs, python = (arena.measured.seconds([name], games) for name in (OURS, BASELINE, PYTHON))
+        figures += [arena.measured.rate(name, games) for name in (OURS, BASELINE, PYTHON)]
         note = arena.measured.of(BASELINE, games)[0].note
         figures.append(ratio(f"baseline's time / the whole graph's, {games:,} games", theirs, ours, target, note))
+        figures.append(ratio(f"Python consumer's time / the whole graph's, {games:,} games", python, ours))
     return figures
 
 
@@ -54,3 +63,27 @@ def _plain(arena: Arena, plain: Baseline, pair: int, games: int) -> None:
     whole = len(sample) == games
     note = "" if whole else f"{len(sample)} of {games} games done, time (not memory, processor) of the rest extrapolated"
     arena.add(Step(BASELINE, games, pair, arena.events, seconds, peak.mib, peak.cpu_s, note))
+
+
+def _python(arena: Arena, plain: Baseline, pair: int, games: int) -> None:
+    with arena.lakehouse() as root:
+        part = whole_topic(arena.pipeline(arena.topic(games), root))
+        edges = {"start": part.start, "end": part.end}
+        request = {name: {p.partition: offset for p, offset in offsets.items()} for name, offsets in edges.items()} | {
+            "servers": plain.servers,
+            "topic": arena.topic(games),
+            "descriptor": str(plain.descriptor),
+            "message": BUILT_IN.message_name,
+            "root": str(root),
+        }
+        command = [sys.executable, str(PEER), json.dumps(request)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            arena.foreign.add(process.pid)
+            with peak_of(process.pid) as peak:
+                answer, _ = process.communicate()
+        assert process.returncode == 0, f"the Python consumer ended with {process.returncode}"
+    result = json.loads(answer)
+    assert result["rows"] == arena.events, f"the Python consumer has {result['rows']} of {arena.events} rows"
+    # Without the start of its process, as the others are warm.
+    seconds = result["bronze_s"] + result["games_s"]
+    arena.add(Step(PYTHON, games, pair, arena.events, seconds, peak.mib, peak.cpu_s))
