@@ -1,8 +1,8 @@
 """What a user would write without Spark: one Python process that consumes the topic, and writes with delta-rs.
 
-`python python_peer.py REQUEST`, JSON as `graph._python` makes it; prints JSON. Kinder to itself than most: everything is in memory at
-once, one descriptor decodes every schema version, and nothing is kept that only a second run would need. So it has no raw values,
-no quarantine, no progress, no new columns, and no recovery from a crash.
+`python python_peer.py REQUEST`, JSON as `graph._python` makes it; prints JSON. Kinder to itself than most: everything is in
+memory at once, one descriptor decodes every schema version, and nothing is kept that only a second run would need. So it has no
+raw values, no quarantine, no progress, no new columns, and no recovery from a crash.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from benchmarks.games import games
 from benchmarks.graph import graph
 from benchmarks.increments import increments
 from benchmarks.layers import bronze, fan_out
+from benchmarks.model import model
 from benchmarks.output import save, table
 from benchmarks.rest import rest
 from benchmarks.starts import starts
@@ -35,6 +36,7 @@ SCENARIOS: dict[str, Scenario] = {
     "graph": graph,
     "increments": increments,
     "games": games,
+    "model": model,
     "bookkeeping": bookkeeping,
     "memory": memory,
     "continuous": continuous,

@@ -1,0 +1,144 @@
+"""What a warm run costs, as a formula with constants measured here; and its error for runs that it was not fitted to.
+
+Seconds of each layer: ``constant + games * (a game with news) + rows * (a new row) + old * (an old row of a game with news)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from benchmarks.arena import PARTITIONS, Arena, settings_for
+from benchmarks.figures import Figure, Target
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh
+from game_events.producer.bulk import BulkSimulation
+from game_events.producer.produce import produce_bulk
+
+#: Runs alike; the median counts.
+REPEATED = 3
+#: Distinct events of each version.
+POOL = 150_000
+ERROR = Target("<=", 0.3)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A lakehouse: games, gamers of each, and the new records of the runs on it."""
+
+    games: int
+    gamers: int
+    fitted: tuple[int, ...]
+    checked: tuple[int, ...] = ()
+
+    @property
+    def topic(self) -> str:
+        """A topic of its own."""
+        return f"bench_model_{self.games}_{self.gamers}"
+
+
+SHAPES = (
+    Shape(10, 100, fitted=(1_000, 100_000, 1_000_000), checked=(400_000,)),
+    Shape(100, 100, fitted=(1_000, 300_000)),
+    Shape(10, 30_000, fitted=(1_000, 100_000), checked=(300_000,)),
+    Shape(500, 100, fitted=(10_000, 300_000)),
+    Shape(200, 2_000, fitted=(), checked=(5_000, 200_000)),
+)
+#: Layer -> what its seconds depend on, beside a constant.
+LAYERS = {
+    "bronze": ("rows",),
+    "silver": ("games", "rows"),
+    "gold": ("games", "rows", "old"),
+    "unified": ("games",),
+}
+#: Shown per so many.
+UNITS = {
+    "constant": (1, "s"),
+    "games": (1_000, "ms a game"),
+    "rows": (1_000_000, "s a million"),
+    "old": (1_000_000, "s a million"),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run found, and the seconds of its layers."""
+
+    games: int
+    rows: int
+    old: int
+    seconds: dict[str, float]
+
+    def terms(self, layer: str) -> list[float]:
+        """What the layer's constants are multiplied with."""
+        return [1.0, *(float(getattr(self, name)) for name in LAYERS[layer])]
+
+
+def model(arena: Arena) -> list[Figure]:
+    """The constants of each layer, and the errors of whole runs that were not used for them."""
+    fitted, checked = list[Run](), list[Run]()
+    for shape in SHAPES:
+        with arena.lakehouse() as root:
+            _increment(arena, shape, root, shape.games * shape.gamers, seed=0)
+            for runs, sizes in ((fitted, shape.fitted), (checked, shape.checked)):
+                runs += [_measured(arena, shape, root, rows) for rows in sizes]
+    constants = {layer: fit(fitted, layer) for layer in LAYERS}
+    figures = [_constant(layer, name, value) for layer in LAYERS for name, value in _named(layer, constants[layer])]
+    for run in checked:
+        real, said = sum(run.seconds.values()), sum(predicted(run, layer, constants[layer]) for layer in LAYERS)
+        name = (
+            f"{run.rows:,} new rows of {run.games:,} games beside {run.old:,} gamers: error of {said:.2f} s, real {real:.2f} s"
+        )
+        figures.append(Figure(name, "x", [abs(said - real) / real], ERROR))
+    return figures
+
+
+def fit(runs: Iterable[Run], layer: str) -> list[float]:
+    """The constants with the least squares of relative errors; one that would be negative is 0."""
+    kept = list(range(1 + len(LAYERS[layer])))
+    terms = np.array([run.terms(layer) for run in runs])
+    seconds = np.array([run.seconds[layer] for run in runs])
+    while True:
+        found, *_ = np.linalg.lstsq(terms[:, kept] / seconds[:, None], np.ones(len(seconds)))
+        if found.min() >= 0:
+            return [float(found[kept.index(at)]) if at in kept else 0.0 for at in range(terms.shape[1])]
+        del kept[int(found.argmin())]
+
+
+def predicted(run: Run, layer: str, constants: Iterable[float]) -> float:
+    """Seconds of the layer by the formula."""
+    return sum(constant * term for constant, term in zip(constants, run.terms(layer), strict=True))
+
+
+def _named(layer: str, constants: list[float]) -> Iterable[tuple[str, float]]:
+    return zip(("constant", *LAYERS[layer]), constants, strict=True)
+
+
+def _constant(layer: str, name: str, value: float) -> Figure:
+    times, unit = UNITS[name]
+    return Figure(f"{layer}: {name}", unit, [value * times])
+
+
+def _measured(arena: Arena, shape: Shape, root: Path, rows: int) -> Run:
+    runs = [_increment(arena, shape, root, rows, seed=rows + number) for number in range(REPEATED)]
+    return Run(runs[0].games, rows, runs[0].old, {layer: median(run.seconds[layer] for run in runs) for layer in LAYERS})
+
+
+def _increment(arena: Arena, shape: Shape, root: Path, rows: int, seed: int) -> Run:
+    """Produce events and load them."""
+    settings = settings_for(arena.folder, shape.topic, arena.folder / "unused")
+    simulation = BulkSimulation(records=rows, games=shape.games, seed=seed, gamers_per_game=shape.gamers, pool_per_version=POOL)
+    produce_bulk(settings, simulation, partitions=PARTITIONS)
+    reports = list[RunReport]()
+    pipeline = arena.pipeline(shape.topic, root)
+    arena.timed(f"run over {rows:,} records", shape.games, seed, lambda: reports.append(refresh(pipeline)), rows)
+    (report,) = reports
+    assert report.success, report.errors
+    assert report.rows("silver") == rows, f"silver has {report.rows('silver')} new rows of {rows}"
+    gold = report.of("gold")
+    seconds = {layer: report.seconds[layer] for layer in LAYERS}
+    return Run(len(gold), rows, sum(table.table_rows for table in gold), seconds)
