@@ -54,6 +54,9 @@ class UntilIdle:
     after all, it finds its port closed, and starts another one.
     """
 
+    #: What the daemon catches.
+    error = select.error
+
     def __init__(self) -> None:
         """Used now."""
         self._used = time.monotonic()
@@ -88,6 +91,8 @@ def main() -> None:
         del sys.modules[name]
     daemon: Any = importlib.import_module("pyspark.daemon")
     daemon.worker_main = with_current_modules(daemon.worker_main)
+    # Bytecode of a shipped file would be used for one of the same size that was written within the same second.
+    sys.dont_write_bytecode = True
     if os.environ.get(SESSION, NO_SESSION) != NO_SESSION:
         daemon.select = UntilIdle()
     gc.collect()

@@ -159,9 +159,9 @@ def test_the_run_of_the_command_line_is_listed_as_a_success(page, site):
 
 
 def test_a_refresh_has_a_bar_for_each_layer_and_each_asset_names_what_automates_it(page, site):
-    page.set_viewport_size({"width": 2400, "height": 640})
+    page.set_viewport_size({"width": 2400, "height": 1600})
     page.open(f"/runs/{site.report['run_id']}")
-    # Bars of one width: in the chart by time, a step's name is shortened if the step was short.
+    # All bars, of one width: in the chart by time, a step's name is shortened if the step was short.
     page.locator("button", has=page.get_by_label("gantt_flat")).click()
     for step in ("plan", "refresh_bronze", "refresh_silver", "refresh_gold", "refresh_unified"):
         page.get_by_text(step, exact=True).first.wait_for()
