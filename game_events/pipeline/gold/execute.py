@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
@@ -149,9 +150,12 @@ def _by_game(rows: DataFrame, tasks: int) -> DataFrame:
 
 def _columns(tables: Iterable[DeltaTable]) -> tuple[StructType, dict[str, list[str]]]:
     """All columns of many tables, most of which have the same."""
-    return merged_columns(
-        StructType.fromJson(json.loads(text)) for text in dict.fromkeys(table.schema().to_json() for table in tables)
-    )
+    schemas: dict[str, dict[str, Any]] = {}
+    for table in tables:
+        # delta-rs gives the keys of a column's metadata in any order.
+        schema = json.loads(table.schema().to_json())
+        schemas.setdefault(json.dumps(schema, sort_keys=True), schema)
+    return merged_columns(map(StructType.fromJson, schemas.values()))
 
 
 def _recomputed(aggregate: GoldAggregate, silver: DataFrame) -> tuple[DataFrame, pa.Schema]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, field, fields, is_dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple, Self, TypeVar
 
 Merge = Callable[[Any, Any], Any]
@@ -58,9 +59,14 @@ def merge_all(merge_values: Callable[[R, R], R], values: Sequence[R]) -> R:
     return values[0]
 
 
-def merged_fields(result: object) -> dict[str, Merge]:
+def merged_fields(result: object) -> Mapping[str, Merge]:
     """Field -> function that merges two of its values."""
-    return {f.name: f.metadata["merge"] for f in fields(result) if "merge" in f.metadata}  # type: ignore[arg-type]
+    return _merged_fields(type(result))  # type: ignore[arg-type] - a class is hashable
+
+
+@cache
+def _merged_fields(kind: type[Any]) -> Mapping[str, Merge]:
+    return {f.name: f.metadata["merge"] for f in fields(kind) if "merge" in f.metadata}
 
 
 def merged_values(first: object, second: object) -> dict[str, Any]:
