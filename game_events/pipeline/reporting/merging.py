@@ -61,7 +61,7 @@ def merge_all(merge_values: Callable[[R, R], R], values: Sequence[R]) -> R:
 
 def merged_fields(result: object) -> Mapping[str, Merge]:
     """Field -> function that merges two of its values."""
-    return _merged_fields(type(result))  # type: ignore[arg-type] - a class is hashable
+    return _merged_fields(type(result))  # type: ignore[arg-type]  # a class can be hashed
 
 
 @cache
