@@ -27,8 +27,9 @@ from game_events.pipeline.worker_modules import ChangingModules
 Task = Callable[[BinaryIO, BinaryIO], None]
 #: Spark's variable that names the session whose daemon this is, and its value for one of all sessions.
 SESSION, NO_SESSION = "SPARK_JOB_ARTIFACT_UUID", "default"
-#: Seconds; Spark ends a worker that is idle for a minute.
-IDLE_S = 120.0
+#: Seconds: longer than a Connect server keeps a session without requests (60 minutes by default). Spark connects to the daemons of
+#: living sessions, and another program could have taken the port of one that has ended.
+IDLE_S = 3_900.0
 
 
 def without_archives(path: list[str]) -> list[str]:
@@ -50,8 +51,7 @@ def with_current_modules(task: Task) -> Task:
 class UntilIdle:
     """`select.select` for the daemon: ends it after `IDLE_S` in which nothing was asked of it and no worker lived.
 
-    A session of a Connect server has a daemon of its own, which Spark keeps when the session has ended. If Spark needs it again
-    after all, it finds its port closed, and starts another one.
+    A session of a Connect server has a daemon of its own, which Spark keeps when the session has ended.
     """
 
     #: What the daemon catches.
