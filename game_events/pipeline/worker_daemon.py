@@ -27,7 +27,7 @@ from game_events.pipeline.worker_modules import ChangingModules
 Task = Callable[[BinaryIO, BinaryIO], None]
 #: Spark's variable that names the session whose daemon this is, and its value for one of all sessions.
 SESSION, NO_SESSION = "SPARK_JOB_ARTIFACT_UUID", "default"
-#: Seconds: longer than a Connect server keeps a session without requests (60 minutes by default). For a session that lives Spark
+#: Seconds: longer than a Connect server keeps a session without requests (60 minutes by default). For a living session Spark
 #: connects to its daemon's port, and another program could have taken that of a daemon that has ended.
 IDLE_S = 3_900.0
 
