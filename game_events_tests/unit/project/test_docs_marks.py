@@ -52,6 +52,15 @@ def test_the_test_that_is_said_to_run_a_block_knows_its_page():
             assert block.page in test.read_text(), f"{block}: {block.reason} says nothing of {block.page}"
 
 
+@each_page
+def test_text_that_is_not_marked_is_what_a_block_above_prints(page: Path):
+    prints = False
+    for block in blocks(page):
+        if not block.mark:
+            assert prints or block.language != "text", f"{block}: no block above is run; put <!-- not run: what it is --> above it"
+            prints = prints or block.language in ("sh", "python", "sql")
+
+
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in _READS], ids=str)
 def test_data_and_code_can_be_read(block: Block):
     assert _READS[block.language](block.text), f"{block}: there is nothing in it"
