@@ -57,7 +57,7 @@ def test_text_that_is_not_marked_is_what_a_block_above_prints(page: Path):
     prints = False
     for block in blocks(page):
         if not block.mark:
-            assert prints or block.language != "text", f"{block}: no block above is run; put <!-- not run: what it is --> above it"
+            assert prints or block.language != "text", f"{block}: no block above is run; mark it: <!-- not run: why -->"
             prints = prints or block.language in ("sh", "python", "sql")
 
 
