@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
@@ -18,6 +17,7 @@ from game_events.config.settings import Settings, load_settings
 from game_events.decoding.formats import allow_deep_calls
 from game_events.pipeline.context import Pipeline
 from game_events.stack.stack_state import StackState
+from game_events_tests.support.examples import use_profile
 from game_events_tests.support.fixtures.crashes import crash  # noqa: F401 - a fixture for every folder
 from game_events_tests.support.fixtures.registry import proxy  # noqa: F401 - a fixture for every folder
 from game_events_tests.support.servers import shared_servers
@@ -34,9 +34,7 @@ SERVERS = frozenset({"servers", "stack", "spark", "store"})
 #: What the tests' own settings leave in the environment.
 KEPT = ("GAME_EVENTS_CACHE", shared_servers.VARIABLE, shared_servers.OWNER)
 _numbers = itertools.count(1)
-# No test depends on the machine's speed.
-hypothesis.settings.register_profile("game_events", deadline=None)
-hypothesis.settings.load_profile("game_events")
+use_profile()
 # Hypothesis wants no test to change the limit of calls.
 allow_deep_calls()
 

@@ -24,6 +24,7 @@ from game_events.decoding.core.kept_columns import is_of_any_kind
 from game_events.errors import ConfigurationError, DataError, ReadOnlyError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
+from game_events.lakehouse.handle import Entry, Handle
 from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.storage.errors import store_errors_named
@@ -44,8 +45,6 @@ OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, *OWN})
 
 #: Table features that readers of single files would get wrong.
 _UNREADABLE = {"deletionVectors", "columnMapping"}
-#: Attribute of a handle: its version when it was opened, and the identity of that version's log entry.
-_OPENED = "_game_events_opened"
 
 
 def silver_name(game: str) -> str:
@@ -175,7 +174,7 @@ class Table:
             return None
         try:
             with store_errors_named(self.uri):
-                table = DeltaTable(self.uri, storage_options=self.options)
+                table = Handle(self.uri, self.options)
         except TableNotFoundError:
             return None
         except DeltaError as error:
@@ -188,7 +187,8 @@ class Table:
     def advance(self, handle: DeltaTable) -> None:
         """Move a handle to the newest version of its table."""
         handle.update_incremental()
-        self._note_entry(handle)
+        if isinstance(handle, Handle):
+            self._note_entry(handle)
 
     def is_newest(self, handle: DeltaTable) -> bool:
         """Whether a handle has the table's newest version still; False, too, if that is not known at once (object stores).
@@ -196,15 +196,15 @@ class Table:
         The same table: one that was deleted and made again since has another log entry of that version, or none.
         """
         version = handle.version()
-        opened, entry = vars(handle).get(_OPENED, (None, None))
+        opened, entry = (handle.entry if isinstance(handle, Handle) else None) or (None, None)
         # The next one first: the oldest entries are deleted first, so if there was none the log still ended there.
         ends = opened == version and entry is not None and _entry(self, version + 1) is None
         return ends and _entry(self, version) == entry
 
-    def _note_entry(self, handle: DeltaTable) -> None:
+    def _note_entry(self, handle: Handle) -> None:
         """Note the log entry of a handle's version, for `is_newest`."""
         if self.local_path is not None:
-            vars(handle)[_OPENED] = handle.version(), _entry(self, handle.version())
+            handle.entry = handle.version(), _entry(self, handle.version())
 
     def readable(self, handle: DeltaTable) -> DeltaTable:
         """The handle.
@@ -223,7 +223,7 @@ class Table:
         return handle
 
 
-def _entry(table: Table, version: int) -> tuple[int, int, int] | None:
+def _entry(table: Table, version: int) -> Entry | None:
     """Identity of a version's entry in the log of a local table: inode, bytes, time; None: there is none."""
     try:
         found = Path(table.uri, "_delta_log", f"{version:020}.json").stat()

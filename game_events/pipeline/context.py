@@ -9,14 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from game_events.config.extensions import Extensions, extensions_of
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
 from game_events.decoding.core.kept_columns import kept_columns
-from game_events.lakehouse.commits.commit import Landed
+from game_events.lakehouse.handle import KeptHandles
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
@@ -70,7 +69,7 @@ class Pipeline:
         run_id: Dagster's run id where there is one.
         registered: tables that are known to be in the catalog.
         small_batches: the last bronze batches that this process has read, of small records only (`SMALL_RECORD_BYTES`).
-        committed: URI -> the table after this process's last commit, until a later step takes it (`newest`).
+        handles: tables that this process has opened, for its next step or cycle.
         read_only: whatever would change a table raises ReadOnlyError.
         quiet: progress is logged at DEBUG: a loop would log the same each second.
     """
@@ -80,7 +79,7 @@ class Pipeline:
     run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     registered: set[str] = field(default_factory=set, compare=False, repr=False)
     small_batches: BatchRange = field(default_factory=BatchRange, compare=False, repr=False)
-    committed: dict[str, DeltaTable] = field(default_factory=dict, compare=False, repr=False)
+    handles: KeptHandles = field(default_factory=KeptHandles, compare=False, repr=False)
     quiet: bool = False
     read_only: bool = False
 
@@ -92,16 +91,6 @@ class Pipeline:
     def spark(self) -> SparkSession:
         """The session."""
         return self.get_spark()
-
-    def keep(self, table: Table, landed: Landed) -> None:
-        """Keep the handle of a commit for the step that reads the table next; whoever made the commit uses it no more."""
-        if landed.handle is not None:
-            self.committed[table.uri] = landed.handle
-
-    def newest(self, table: Table) -> DeltaTable | None:
-        """A handle on a table's newest version, for the caller alone; None: there is no table. Raises as `Table.open`."""
-        handle = self.committed.pop(table.uri, None)
-        return handle if handle is not None and table.is_newest(handle) else table.open()
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:

@@ -70,9 +70,12 @@ def threads_for(latency_s: float) -> int:
     return max(FEWEST_THREADS, min(MOST_THREADS, round(latency_s / WORK_S)))
 
 
-def opened(games: Iterable[str], table: Callable[[str], Table]) -> dict[str, DeltaTable]:
-    """Game -> handle, of its tables that exist."""
-    return {game: handle for game, handle in for_games(games, lambda game: table(game).open()).items() if handle is not None}
+def opened(
+    games: Iterable[str], table: Callable[[str], Table], take: Callable[[Table], DeltaTable | None] = Table.open
+) -> dict[str, DeltaTable]:
+    """Game -> handle, of its tables that exist; `take`: how a table is opened."""
+    found = for_games(games, lambda game: take(table(game)))
+    return {game: handle for game, handle in found.items() if handle is not None}
 
 
 def commit_games(

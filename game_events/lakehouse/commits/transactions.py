@@ -97,19 +97,9 @@ class Txn(StrEnum):
         return ":".join((self, *map(str, parts)))
 
 
-#: Attribute of a handle: (version, id) -> value that was read; delta-rs reads the log for each, in half a millisecond.
-_READ = "_game_events_read"
-
-
 def txn(handle: DeltaTable | None, app: str) -> int | None:
     """Value of a transaction id in a version of a table; None: it was never set, or there is no table."""
-    if handle is None:
-        return None
-    known: dict[tuple[int, str], int | None] = vars(handle).setdefault(_READ, {})
-    key = handle.version(), app
-    if key not in known:
-        known[key] = handle.transaction_version(app)
-    return known[key]
+    return handle.transaction_version(app) if handle is not None else None
 
 
 def counter(handle: DeltaTable | None, app: str) -> int:

@@ -146,7 +146,7 @@ def _of_later_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress, chan
     found = {name for name, _ in rows}
     news = {game for game, batch in state.games.items() if batch > counted.batch or game in found}
     others = state.games.keys() & {*changed, *state.failed_in(Layer.SILVER)}
-    tables = opened(news | others, pipeline.lakehouse.silver)
+    tables = opened(news | others, pipeline.lakehouse.silver, pipeline.handles.take)
     idle = {game for game in state.games if game in counted.games and game not in news and game not in tables}
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     # Of a game that fails now, too, earlier batches were in silver.
@@ -157,6 +157,8 @@ def _of_later_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress, chan
     result = _compared(pipeline, bronze, decisions, tables, counts, unchanged)
     if result.passed:
         _keep(pipeline, identity, settled, counts, tables, unchanged)
+    for game, handle in tables.items():
+        pipeline.handles.keep(pipeline.lakehouse.silver(game), handle)
     return replace(result, counted_before=counted.batch)
 
 

@@ -71,7 +71,7 @@ class GamePlan:
 
 def plan_games(run: GoldRun, games: Collection[str], known: StructType) -> tuple[dict[str, GamePlan], dict[str, str]]:
     """The plans of games that have to change, and failed game -> reason; `known`: `key_and_time`."""
-    bronze = run.pipeline.bronze.open()
+    handles, lakehouse, bronze = run.pipeline.handles, run.pipeline.lakehouse, run.pipeline.bronze.open()
     fields = bronze.schema().fields if bronze is not None else ()
     # Of columns that a game's table lacks, too: its rows are read with them.
     nested = frozenset(f.name for f in fields if not isinstance(f.type, PrimitiveType))
@@ -79,8 +79,8 @@ def plan_games(run: GoldRun, games: Collection[str], known: StructType) -> tuple
     def plan(game: str) -> GamePlan | Exception | None:
         try:
             # In this order: gold that followed a change of silver between the two reads has made a commit since.
-            gold = run.pipeline.lakehouse.gold(game, run.aggregate.name).open()
-            return _plan(run, known, nested, game, gold, run.pipeline.newest(run.pipeline.lakehouse.silver(game)))
+            gold, silver = (handles.take(table) for table in (lakehouse.gold(game, run.aggregate.name), lakehouse.silver(game)))
+            return _plan(run, known, nested, game, gold, silver)
         except (GameEventsError, DeltaError, OSError) as error:
             return error
 

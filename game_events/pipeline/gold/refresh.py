@@ -160,6 +160,8 @@ def _pass(run: GoldRun, report: RunReport, games: Collection[str]) -> Committed:
     _note_replaced(run, replaced & outcome.landed.keys())
     for game, landed in sorted(outcome.landed.items()):
         _report(run, report, plans[game], landed, staged)
+        run.pipeline.handles.keep(run.pipeline.lakehouse.gold(game, run.aggregate.name), landed.handle)
+        run.pipeline.handles.keep(run.pipeline.lakehouse.silver(game), plans[game].silver)
     outcome.failed |= failed | staged.result.failed
     return outcome
 
@@ -189,7 +191,6 @@ def _report(run: GoldRun, report: RunReport, plan: GamePlan, landed: Landed, sta
     counts, new = result.counts.get(plan.game), plan.gold is None
     report.add_landed(layer, table, landed, staged.schema, plan.batch, plan.game, new=new, counts=counts)
     if run.built_in:
-        run.pipeline.keep(table, landed)
         unknown = all_null(result.files.get(plan.game, []), looked_at(settings))
         report.warn(*null_notices(settings, plan.game, unknown, {f.name for f in plan.silver.schema().fields}))
     if counts is not None:

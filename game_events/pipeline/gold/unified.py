@@ -94,6 +94,8 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
         report.add_landed(Layer.UNIFIED, table, landed, schema, batch, new=plan.unified is None)
         if plan.unified is not None and not is_partitioned(pipeline, plan.unified):
             raise ConflictError(f"{table.name} was partitioned, which may have replaced a concurrent commit: compare again")
+    for game, found in plan.games.items():
+        pipeline.handles.keep(pipeline.lakehouse.gold(game), found.gold)
     return plan.unread | failed
 
 

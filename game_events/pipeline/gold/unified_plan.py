@@ -141,6 +141,6 @@ def _golds(pipeline: Pipeline, games: Collection[str]) -> tuple[dict[str, DeltaT
 def _gold(pipeline: Pipeline, game: str) -> DeltaTable | Exception | None:
     """A game's gold; None if it has none; an error if it cannot be opened, which does not stop the other games."""
     try:
-        return pipeline.newest(pipeline.lakehouse.gold(game))
+        return pipeline.handles.take(pipeline.lakehouse.gold(game))
     except (GameEventsError, DeltaError, OSError) as error:
         return error

@@ -56,7 +56,7 @@ def settle(
     committed = commit_games(plans, "game_committed", source.pipeline.settings)
     for game, landed in sorted(committed.landed.items()):
         counts, table = result.counts.get(game), source.pipeline.lakehouse.silver(game)
-        source.pipeline.keep(table, landed)
+        source.pipeline.handles.keep(table, landed.handle)
         schema = _columns(source, starts[game], result, game)
         report.add_landed(Layer.SILVER, table, landed, schema, source.batch, game, counts=counts)
         if counts is not None:

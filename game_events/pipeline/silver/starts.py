@@ -41,7 +41,7 @@ def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, red
     """Game -> from which batch it is staged, by its own table and quarantine's decisions; or why its table cannot be read."""
 
     def start(game: str) -> Start:
-        handle = run.pipeline.lakehouse.silver(game).open()
+        handle = run.pipeline.handles.take(run.pipeline.lakehouse.silver(game))
         taken, decided = run.source.bronze.taken(handle), decisions.batch(game)
         whole = run.full or decisions.incarnation(game) > incarnation(handle)
         whole = whole or taken is None or (handle is not None and restored(handle))

@@ -184,3 +184,17 @@ def test_a_game_without_new_rows_is_not_opened(world: World, monkeypatch: pytest
     assert silver_version(world.pipeline(), "uno") == idle
     assert coordinates(settings, silver_name("uno")) == held
     world.assert_whole()
+
+
+def test_the_next_cycle_of_a_process_opens_no_table_of_a_game_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, usual = world.pipeline(), Table.open
+    world.send(games=("rummy", "uno"))
+    assert refresh(pipeline).success
+    world.send(games=("rummy", "uno"))
+    opened: set[str] = set()
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "open", lambda table: opened.add(table.key) or usual(table))
+        report = refresh(pipeline)
+    assert {t.game for t in report.tables if t.game} == {"rummy", "uno"}
+    assert {name for name in opened if name.startswith(("silver_", "gold_"))} <= {UNIFIED}
+    world.assert_whole()

@@ -11,7 +11,7 @@ import avro.schema
 import fastavro
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from game_events.decoding.batch_decoder import BatchDecoder
@@ -41,17 +41,42 @@ def written(schema, value, by_apache):
     return out.getvalue()
 
 
+def written_as_drawn(schema, value, by_apache):
+    """In the branches of the value: fastavro goes by bare types, and a number for a `long` may be no `date`, an `int`, too."""
+    payload = written(schema, value, by_apache)
+    return payload if branches(apache_reads(schema, payload)) == branches(value) else written(schema, value, by_apache=True)
+
+
+#: fastavro writes the number before year 1 as the date.
+A_DATE_OR_A_NUMBER = {
+    "type": "record",
+    "name": "R",
+    "namespace": "g.n",
+    "fields": [{"name": "f", "type": [{"type": "int", "logicalType": "date"}, "long"]}],
+}
+
+
+def branches(value):
+    """The branch of each union in a value."""
+    if isinstance(value, tuple):
+        return value[0], branches(value[1])
+    if isinstance(value, dict):
+        return {k: branches(v) for k, v in value.items()}
+    return [branches(v) for v in value] if isinstance(value, list) else None
+
+
 def apache_reads(schema, payload):
     parsed = avro.schema.parse(json.dumps(schema))
     return Reader(parsed, parsed).read_data(parsed, parsed, avro.io.BinaryDecoder(io.BytesIO(payload)))
 
 
+@example((A_DATE_OR_A_NUMBER, {"g.n.R": A_DATE_OR_A_NUMBER}, [{"f": Branch((1, -719_163))}]), False)
 @examples(150)
 @given(cases(), st.booleans())
 def test_columns_are_what_apache_avro_reads_whoever_wrote(case, by_apache):
     schema, named, data = case
     bare = without_logical(schema)
-    payloads = [written(bare, value, by_apache) for value in data]
+    payloads = [written_as_drawn(bare, value, by_apache) for value in data]
     plan = plan_of(registered("AVRO", schema))
     decoded = BatchDecoder(plan).decode(pa.array([framed(p) for p in payloads], pa.binary()))
     assert not decoded.rejected

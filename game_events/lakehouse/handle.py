@@ -1,0 +1,88 @@
+"""Open tables: one version of a table's log, with what was read of it, and where handles wait for their next use."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from deltalake import DeltaTable
+
+#: Handles that wait at most. One takes some 0.3 MiB, more with many files.
+MOST_KEPT = 2_000
+#: Versions after which a table is opened again: a handle that is moved forward keeps what it has read of each log entry.
+LONGEST_USE = 50
+
+#: Identity of an entry of the log: inode, bytes, time.
+Entry = tuple[int, int, int]
+
+
+class Handle(DeltaTable):
+    """A version of a table.
+
+    Attributes:
+        first: the version that was opened; `version()` is later once a commit or `Table.advance` has moved it.
+        entry: the version that `Table` noted last, and the identity of its entry in the log; None: it is not known.
+    """
+
+    def __init__(self, uri: str, options: dict[str, str]) -> None:
+        super().__init__(uri, storage_options=options)
+        self.first = self.version()
+        self.entry: tuple[int, Entry | None] | None = None
+        self._transactions: tuple[int, dict[str, int | None]] = self.first, {}
+
+    def transaction_version(self, app_id: str) -> int | None:
+        """Value of a transaction id; read once for a version, as delta-rs reads the log for each, in half a millisecond."""
+        version = self.version()
+        if self._transactions[0] != version:
+            self._transactions = version, {}
+        known = self._transactions[1]
+        if app_id not in known:
+            known[app_id] = super().transaction_version(app_id)
+        return known[app_id]
+
+
+class Openable(Protocol):
+    """What `KeptHandles` needs of a table (`tables.Table`)."""
+
+    @property
+    def uri(self) -> str:
+        """Where the table is."""
+        ...
+
+    def open(self) -> DeltaTable | None:
+        """A handle on the newest version."""
+        ...
+
+    def is_newest(self, handle: DeltaTable) -> bool:
+        """Whether a handle has the newest version still."""
+        ...
+
+
+class KeptHandles:
+    """Handles between the steps of a run and between the cycles of a loop, as opening a table reads its log.
+
+    Guarantee: a handle has one user at a time; what `take` returns has the newest version.
+    """
+
+    def __init__(self, most: int = MOST_KEPT) -> None:
+        self._most = most
+        self._kept: dict[str, Handle] = {}
+        self._lock = threading.Lock()
+
+    def take(self, table: Openable) -> DeltaTable | None:
+        """A handle for the caller alone; None: there is no table. Raises as `Table.open`."""
+        with self._lock:
+            handle = self._kept.pop(table.uri, None)
+        if handle is None or handle.version() - handle.first >= LONGEST_USE or not table.is_newest(handle):
+            return table.open()
+        return handle
+
+    def keep(self, table: Openable, handle: DeltaTable | None) -> None:
+        """Take back a handle, which its user uses no more; beyond the limit those that have waited longest go."""
+        if not isinstance(handle, Handle):
+            return
+        with self._lock:
+            self._kept.pop(table.uri, None)
+            self._kept[table.uri] = handle
+            while len(self._kept) > self._most:
+                del self._kept[next(iter(self._kept))]
