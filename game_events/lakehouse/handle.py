@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Protocol
 
 from deltalake import DeltaTable
@@ -29,6 +30,15 @@ class Handle(DeltaTable):
         self.first = self.version()
         self.entry: tuple[int, Entry | None] | None = None
         self._transactions: tuple[int, dict[str, int | None]] = self.first, {}
+
+    def update_incremental(self, sets: Mapping[str, int] | None = None) -> None:
+        """Move to the newest version. `sets`: the transaction ids of a commit that this process has made after this version."""
+        before, known = self._transactions
+        old = self.version()
+        super().update_incremental()
+        # The only commit since is that one: all other ids are as they were.
+        if sets is not None and before == old and self.version() == old + 1:
+            self._transactions = old + 1, known | dict(sets)
 
     def transaction_version(self, app_id: str) -> int | None:
         """Value of a transaction id; read once for a version, as delta-rs reads the log for each, in half a millisecond."""

@@ -266,7 +266,7 @@ def _landed(plan: Commit, followed: DeltaTable | None) -> Landed:
     try:
         before = version_of(followed)
         if followed is not None:
-            plan.table.advance(followed)
+            plan.table.advance(followed, plan.advance)
         handle = followed if version_of(followed) != before else plan.table.open()
         if handle is None:
             raise DataError(f"the table is gone: who else deletes below {plan.table.uri}?")

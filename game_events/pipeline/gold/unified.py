@@ -81,9 +81,11 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
         its gold can be read.
     """
     plan = plan_unified(pipeline, state, full=full)
-    if plan.is_empty:
-        return plan.unread
     table, batch = pipeline.lakehouse.table(UNIFIED), state.floor(Layer.GOLD)
+    if plan.is_empty:
+        pipeline.handles.keep(table, plan.unified)
+        return plan.unread
+    replaced_layout = plan.unified is not None and not is_partitioned(pipeline, plan.unified)
     pipeline.on_progress(f"{table.name}: {len(plan.games)} {pipeline.settings.names.entities}")
     schema = unified_columns(plan, pipeline.settings.entity_column)
     files, failed = _copied(pipeline, plan.games, schema)
@@ -92,8 +94,9 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     if not plan.is_empty:
         landed = commit(_commit_plan(pipeline, plan, schema, files, batch))
         report.add_landed(Layer.UNIFIED, table, landed, schema, batch, new=plan.unified is None)
-        if plan.unified is not None and not is_partitioned(pipeline, plan.unified):
+        if replaced_layout:
             raise ConflictError(f"{table.name} was partitioned, which may have replaced a concurrent commit: compare again")
+        pipeline.handles.keep(table, landed.handle)
     for game, found in plan.games.items():
         pipeline.handles.keep(pipeline.lakehouse.gold(game), found.gold)
     return plan.unread | failed
@@ -155,6 +158,7 @@ def _commit_plan(pipeline: Pipeline, plan: UnifiedPlan, schema: pa.Schema, files
         expected={Txn.COMMITS: commits},
         advance=versions | {Txn.COMMITS: (commits or 0) + 1},
         table_id=table_id(unified),
+        follows=unified,
         # A restore leaves every `txn` as it is, and may bring back old rows of games that are not in the plan.
         seen=None if plan.replaced else version_of(unified),
         replace=plan.replaced,

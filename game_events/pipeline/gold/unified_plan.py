@@ -80,7 +80,7 @@ def gold_app(gold: DeltaTable) -> str:
 
 def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedPlan:
     """Compare the games that may have changed; or all games, if the table's `txn` do not tell what its rows are."""
-    unified = pipeline.lakehouse.table(UNIFIED).open()
+    unified = pipeline.handles.take(pipeline.lakehouse.table(UNIFIED))
     reshaped = unified is not None and not is_current(unified, player_agg(pipeline.settings))
     replaced = unified is not None and (full or reshaped or not is_partitioned(pipeline, unified))
     # `pending` may have games that progress does not know: of a replaced bronze.

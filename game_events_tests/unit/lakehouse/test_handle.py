@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.handle import LONGEST_USE, KeptHandles
@@ -91,14 +92,40 @@ def test_a_handle_that_has_followed_many_commits_is_replaced_as_it_only_grows(ta
     assert [n for n, anew in enumerate(opened, 1) if anew] == [1, LONGEST_USE + 1]
 
 
-def test_a_transaction_id_is_read_once_for_each_version(table, monkeypatch):
+@pytest.fixture
+def reads(monkeypatch):
+    """The transaction ids that are read from a log from now on."""
+    found, real = [], DeltaTable.transaction_version
+    monkeypatch.setattr(DeltaTable, "transaction_version", lambda self, app: found.append(app) or real(self, app))
+    return found
+
+
+def test_a_transaction_id_is_read_once_for_each_version(table, reads):
     handle = table.open()
-    read, real = [], type(handle).__mro__[1].transaction_version
-    monkeypatch.setattr(type(handle).__mro__[1], "transaction_version", lambda self, app: read.append(app) or real(self, app))
     assert [handle.transaction_version("txn"), handle.transaction_version("txn")] == [1, 1]
-    assert handle.transaction_version("other") is None
-    assert handle.transaction_version("other") is None
+    assert [handle.transaction_version("other"), handle.transaction_version("other")] == [None, None]
+    assert reads == ["txn", "other"]
     commit(plan(table, [1], 1, 2))
     table.advance(handle)
-    assert handle.transaction_version("txn") == 2
-    assert read == ["txn", "other", "txn", "txn"], "by this handle twice, and once by the commit's own"
+    reads.clear()
+    assert [handle.transaction_version("txn"), handle.transaction_version("txn")] == [2, 2]
+    assert reads == ["txn"]
+
+
+def test_after_a_commit_its_transaction_ids_are_known_and_the_others_as_before(table, reads):
+    planned = plan(table, [1], 1, 2, follows=table.open())
+    assert planned.follows.transaction_version("other") is None
+    landed = commit(planned)
+    reads.clear()
+    assert (landed.handle.transaction_version("txn"), landed.handle.transaction_version("other")) == (2, None)
+    assert reads == []
+    assert table.open().transaction_version("txn") == 2
+
+
+def test_beside_the_commits_of_others_transaction_ids_are_read_again(table):
+    handle = table.open()
+    assert handle.transaction_version("txn") == 1
+    commit(plan(table, [1], 1, 2))
+    commit(plan(table, [2], 2, 3))
+    table.advance(handle, {"txn": 2})
+    assert handle.transaction_version("txn") == 3
