@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -10,11 +12,21 @@ from deltalake import DeltaTable
 
 #: Handles that wait at most. One takes some 0.3 MiB, more with many files.
 MOST_KEPT = 2_000
-#: Versions after which a table is opened again: a handle that is moved forward keeps what it has read of each log entry.
-LONGEST_USE = 50
+#: Versions, and seconds, after which a table is opened again. A handle that is moved forward keeps what it has read of each
+#: entry. And it goes on reading the checkpoint that it was opened with, which others delete after the log's retention.
+MOST_VERSIONS, LONGEST_S = 50, 300.0
+#: Retention of a log without the property (Delta Lake protocol: 30 days).
+_DEFAULT_S = 30 * 86_400.0
+_SECONDS = re.compile(r"interval (\d+) seconds")
 
 #: Identity of an entry of the log: inode, bytes, time.
 Entry = tuple[int, int, int]
+
+
+def log_retention_s(handle: DeltaTable) -> float:
+    """Seconds that a table's log entries stay, by its properties."""
+    found = _SECONDS.fullmatch(handle.metadata().configuration.get("delta.logRetentionDuration") or "")
+    return float(found[1]) if found else _DEFAULT_S
 
 
 class Handle(DeltaTable):
@@ -22,14 +34,21 @@ class Handle(DeltaTable):
 
     Attributes:
         first: the version that was opened; `version()` is later once a commit or `Table.advance` has moved it.
+        good_until_s: by `time.monotonic`: until then the log has all that the handle may read.
         entry: the version that `Table` noted last, and the identity of its entry in the log; None: it is not known.
     """
 
     def __init__(self, uri: str, options: dict[str, str]) -> None:
         super().__init__(uri, storage_options=options)
         self.first = self.version()
+        self.good_until_s = time.monotonic() + min(LONGEST_S, log_retention_s(self) / 2)
         self.entry: tuple[int, Entry | None] | None = None
         self._transactions: tuple[int, dict[str, int | None]] = self.first, {}
+
+    @property
+    def is_young(self) -> bool:
+        """Whether it may still be kept."""
+        return self.version() - self.first < MOST_VERSIONS and time.monotonic() < self.good_until_s
 
     def update_incremental(self, sets: Mapping[str, int] | None = None) -> None:
         """Move to the newest version. `sets`: the transaction ids of a commit that this process has made after this version."""
@@ -83,7 +102,7 @@ class KeptHandles:
         """A handle for the caller alone; None: there is no table. Raises as `Table.open`."""
         with self._lock:
             handle = self._kept.pop(table.uri, None)
-        if handle is None or handle.version() - handle.first >= LONGEST_USE or not table.is_newest(handle):
+        if handle is None or not handle.is_young or not table.is_newest(handle):
             return table.open()
         return handle
 

@@ -4,7 +4,6 @@ Two classes. *Kept* tables (bronze, silver, quarantine, logs) hold rows that are
 *Derived* tables (gold, the unified table, `progress`) are replaced by every refresh, so their old files are deleted soon.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,15 +21,6 @@ CHECKPOINT_COMMITS = 10
 #: Of every commit: delta-rs would delete expired entries of the log by itself, and with them the checkpoint that versions
 #: within the retention need; a handle reads its checkpoint only when it is asked for progress, and would fail then.
 KEEP_LOG = PostCommitHookProperties(cleanup_expired_logs=False)
-#: Retention of a log without the property (Delta Lake protocol: 30 days).
-_DEFAULT_S = 30 * 86_400.0
-_SECONDS = re.compile(r"interval (\d+) seconds")
-
-
-def log_retention_s(handle: DeltaTable) -> float:
-    """Seconds that a table's log entries stay, by its properties."""
-    found = _SECONDS.fullmatch(handle.metadata().configuration.get("delta.logRetentionDuration") or "")
-    return float(found[1]) if found else _DEFAULT_S
 
 
 def is_derived(key: str) -> bool:

@@ -25,7 +25,8 @@ from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
 from game_events.lakehouse.descriptions import comments_of, describe, described, undescribed
 from game_events.lakehouse.format_version import marked
-from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEEP_LOG, Retention, log_retention_s
+from game_events.lakehouse.handle import log_retention_s
+from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEEP_LOG, Retention
 from game_events.lakehouse.storage.errors import storage_error
 from game_events.lakehouse.tables import Table, add_actions, paths, table_id, version_of
 

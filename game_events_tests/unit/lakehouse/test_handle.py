@@ -1,13 +1,17 @@
 """A table that was opened once is not opened again while its handle has the newest version."""
 
 import shutil
+import time
 from dataclasses import replace
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.handle import LONGEST_USE, KeptHandles
+from game_events.lakehouse.commits.delta_log import TableLog
+from game_events.lakehouse.handle import MOST_VERSIONS, KeptHandles
+from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events_tests.support.tables import plan
 
@@ -88,8 +92,25 @@ def test_only_so_many_handles_wait_and_the_oldest_go_first(lakehouse, opens):
 
 def test_a_handle_that_has_followed_many_commits_is_replaced_as_it_only_grows(table, opens):
     kept = KeptHandles()
-    opened = [bool(next_commit(table, kept, n, opens)) for n in range(1, LONGEST_USE + 3)]
-    assert [n for n, anew in enumerate(opened, 1) if anew] == [1, LONGEST_USE + 1]
+    opened = [bool(next_commit(table, kept, n, opens)) for n in range(1, MOST_VERSIONS + 3)]
+    assert [n for n, anew in enumerate(opened, 1) if anew] == [1, MOST_VERSIONS + 1]
+
+
+def test_a_handle_is_replaced_before_the_log_loses_what_it_was_opened_with(table, monkeypatch):
+    """delta-rs reads the checkpoint that a handle was opened with when it is asked for a transaction id."""
+    commit(plan(table, [1], 1, 2))
+    Retention(kept_h=2 / 3600).apply("t", table.open())
+    kept = KeptHandles()
+    old = kept.take(table)
+    table.open().create_checkpoint()  # as another writer does
+    assert TableLog(table).delete_expired(-1.0) > 0
+    assert table.is_newest(old)
+    with pytest.raises(DeltaError):
+        old.transaction_version("never read before")
+    kept.keep(table, old)
+    later = time.monotonic() + 1.0
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert kept.take(table).transaction_version("never read before") is None
 
 
 @pytest.fixture
