@@ -51,8 +51,9 @@ test: setup  ## Tests in minutes: all but the long scenarios, and one of each ki
 test-all: setup  ## All tests
 	@$(PYTEST)
 
-lint: setup  ## ruff (style, format), mypy (types), import-linter (which package imports which), and whether docs/reference is up to date
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/docs_pages.py --check
+lint: setup  ## ruff (style, format), mypy (types), import-linter (which package imports which), and whether generated pages are up to date
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/docs_pages.py --check && \
+	  $(BIN)/python -m benchmarks.page --check
 
 bench: setup  ## Benchmarks: ratios measured in one run; table and JSON in benchmarks/results
 	@$(BIN)/python -m benchmarks.run

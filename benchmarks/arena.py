@@ -129,8 +129,9 @@ class Arena:
         return self.add(Step(name, games, pair, events or self.events, seconds, peak.mib, peak.cpu_s))
 
     def add(self, step: Step) -> Step:
-        """Note a step."""
-        self.measured.steps.append(step)
+        """Note a step, unless it is of a round that warms up (a negative number)."""
+        if step.pair >= 0:
+            self.measured.steps.append(step)
         peak = f", peak {step.peak_mib:,.0f} MiB" if step.peak_mib else ""
         self.say(f"  {step.label}: {step.seconds:.2f} s, processor {step.cpu_s:.1f} s{peak}")
         return step

@@ -69,6 +69,7 @@ class Figure:
         target: None: reported only.
         note: how to read it.
         error: why there is none.
+        scenario: the one that measured it.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Figure:
     target: Target | None = None
     note: str = ""
     error: str | None = None
+    scenario: str = ""
 
     @property
     def median(self) -> float | None:
@@ -93,6 +95,7 @@ class Figure:
 
     def to_dict(self) -> dict[str, object]:
         return {
+            "scenario": self.scenario,
             "name": self.name,
             "unit": self.unit,
             "median": self.median,

@@ -35,14 +35,14 @@ def whole_topic(pipeline: Pipeline) -> MicroBatch:
 
 
 def bronze(arena: Arena) -> list[Figure]:
-    """Kafka to bronze, and to nothing: the same read, the same number of tasks."""
-    for pair in range(arena.pairs):
+    """Kafka to bronze, and to nothing: the same read, the same number of tasks; one round is left out."""
+    for pair in range(-1, arena.pairs):
         for games in GAMES:
             topic = arena.topic(games)
             with arena.lakehouse() as root:
                 pipeline = arena.pipeline(topic, root)
                 arena.timed(DEFAULTS, games, pair, partial(_defaults_to_nothing, pipeline))
-                arena.timed(CEILING, games, pair, partial(_kafka_to_nothing, pipeline))
+                arena.timed(CEILING, games, pair, partial(kafka_to_nothing, pipeline))
             with arena.lakehouse() as root:
                 pipeline = arena.pipeline(topic, root)
                 report = RunReport()
@@ -54,7 +54,7 @@ def bronze(arena: Arena) -> list[Figure]:
         own = [s.rate for s in arena.measured.of(BRONZE, games)]
         for ceiling in (DEFAULTS, CEILING):
             rates = [s.rate for s in arena.measured.of(ceiling, games)]
-            figures.append(ratio(f"bronze's rate / {ceiling}, {games:,} games", own, rates, Target(">=", 0.5)))
+            figures.append(ratio(f"bronze's rate / {ceiling}, {games:,} games", own, rates, Target(">=", 0.6)))
     return figures
 
 
@@ -95,7 +95,8 @@ def _fan_out_once(arena: Arena, pair: int, games: int, made: Path) -> None:
         assert len(report.of("gold")) == games, f"gold has {len(report.of('gold'))} of {games} games"
 
 
-def _kafka_to_nothing(pipeline: Pipeline) -> None:
+def kafka_to_nothing(pipeline: Pipeline) -> None:
+    """Read the whole topic as bronze does, and nothing else: what a refresh could reach at most."""
     part = whole_topic(pipeline)
     records = pipeline.source.read(pipeline.spark, part).select(*source_columns(pipeline.source.constants(part)))
     records = records.coalesce(max(1, -(-part.records // TASK_RECORDS)))

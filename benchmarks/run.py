@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,12 +22,15 @@ from benchmarks.decoding import decoding
 from benchmarks.figures import Figure
 from benchmarks.games import games
 from benchmarks.graph import graph
+from benchmarks.history import history
 from benchmarks.increments import increments
 from benchmarks.layers import bronze, fan_out
 from benchmarks.model import model
 from benchmarks.output import save, table
+from benchmarks.rates import rates
 from benchmarks.rest import rest
 from benchmarks.starts import starts
+from benchmarks.workers import workers
 
 Scenario = Callable[[Arena], list[Figure]]
 SCENARIOS: dict[str, Scenario] = {
@@ -36,12 +40,15 @@ SCENARIOS: dict[str, Scenario] = {
     "graph": graph,
     "increments": increments,
     "games": games,
+    "history": history,
     "model": model,
     "bookkeeping": bookkeeping,
     "memory": memory,
     "continuous": continuous,
+    "rates": rates,
     "rest": rest,
     "starts": starts,
+    "workers": workers,
 }
 QUICK_EVENTS = 200_000
 QUICK_S = 20.0
@@ -76,10 +83,11 @@ def main(
         for name in wanted:
             say(f"scenario {name}")
             try:
-                figures += SCENARIOS[name](place)
+                found = SCENARIOS[name](place)
             except Exception as error:  # noqa: BLE001 - one scenario's failure is a line of the result, not the end
                 say(traceback.format_exc())
-                figures.append(Figure(name, "", error=f"{type(error).__name__}: {error}"))
+                found = [Figure(name, "", error=f"{type(error).__name__}: {error}")]
+            figures += [replace(figure, scenario=name) for figure in found]
         options = {"events": events, "pairs": pairs, "seconds": seconds, "scenarios": wanted, "quick": quick}
         save(out, options, figures, place.measured.steps)
     table(figures, Console(width=None if console.is_terminal else 180))

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster from the installed PySpark: a master and two workers, on the loopback address only.
+"""A standalone Spark cluster from the installed PySpark: a master and workers of one core, on the loopback address only.
 
 Each is a process with a folder and an environment of its own, as on another machine: neither the tests' PYTHONPATH nor their
 working folder reaches the executors. What they share is the lakehouse's folder.
@@ -25,7 +25,6 @@ from game_events_tests.support.waiting import until
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
-WORKERS = 2
 #: What a machine of the cluster has of its own: programs, and an object store's credentials, which the executors inherit.
 MACHINES_OWN = ("PATH", "JAVA_HOME", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED")
 
@@ -45,8 +44,8 @@ class StandaloneCluster:
         return f"spark://{HOST}:{self.master.port}"
 
     @classmethod
-    def start(cls, folder: Path) -> StandaloneCluster:
-        """Start all of it; returns when every worker is registered."""
+    def start(cls, folder: Path, count: int = 2) -> StandaloneCluster:
+        """Start all of it, with so many workers; returns when every worker is registered."""
         (port,) = free_ports(1)
         conf = private_folder(folder / "conf")
         secret = f"spark.authenticate true\nspark.authenticate.secret {token_hex(16)}\n"
@@ -54,7 +53,7 @@ class StandaloneCluster:
         master = _daemon(folder / "master", conf, MASTER, ["--host", HOST, "--port", str(port), "--webui-port", "0"], port)
         until(lambda: listens(port) or _fail_if_gone(master, folder / "master"), 60)
         workers = []
-        for number in range(WORKERS):
+        for number in range(count):
             place = folder / f"worker{number}"
             options = ["--host", HOST, "--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", str(place / "work")]
             workers.append(_daemon(place, conf, WORKER, [*options, f"spark://{HOST}:{port}"], port))

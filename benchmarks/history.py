@@ -1,0 +1,102 @@
+"""What history costs: a commit to a table that has had many, and the checks of a run beside many rows of bronze."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from statistics import median
+
+import pyarrow as pa
+
+from benchmarks.arena import PARTITIONS, Arena, settings_for
+from benchmarks.figures import Figure, Target, ratio
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import txn
+from game_events.lakehouse.data.staging import staged
+from game_events.lakehouse.tables import Lakehouse, Table, table_id
+from game_events.pipeline.checks.registry import check_after_run
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import refresh
+from game_events.producer.bulk import BulkSimulation
+from game_events.producer.produce import produce_bulk
+
+#: Commits of a table without and with history, and how many of each are measured.
+FEW, MANY, MEASURED = 20, 10_000, 30
+GAMES, RECORDS, MORE = 10, 1_000, 50
+ROWS = pa.table({"gamer_id": [f"gamer_{number}" for number in range(100)], "session_count": list(range(100))})
+CHECKS = "checks of a run"
+
+
+def history(arena: Arena) -> list[Figure]:
+    """Both parts."""
+    return [*_commits(arena), *_checks(arena)]
+
+
+def _commits(arena: Arena) -> list[Figure]:
+    """Tables that are replaced by each commit (as gold is), and tables that are added to (as bronze is, without compaction)."""
+    figures = list[Figure]()
+    with arena.lakehouse() as root:
+        lakehouse = Lakehouse.of(settings_for(arena.folder, "bench_history", root))
+        for name, replace in (("replaced", True), ("added to", False)):
+            table = lakehouse.gold(name.replace(" ", "_"))
+            times = [_commit(table, replace=replace) for _ in range(MANY + MEASURED)]
+            first, last = times[FEW : FEW + MEASURED], times[MANY:]
+            what = f"a commit to a table that is {name}"
+            figures += [
+                Figure(f"{what}, at first", "ms", [1_000 * seconds for seconds in first]),
+                Figure(f"{what}, after {MANY:,} commits", "ms", [1_000 * seconds for seconds in last]),
+                Figure(f"{what}: after {MANY:,} / at first", "x", [median(last) / median(first)], Target("<=", 2)),
+            ]
+    return figures
+
+
+def _commit(table: Table, *, replace: bool) -> float:
+    began = time.perf_counter()
+    handle = table.open()
+    before = txn(handle, "bench")
+    commit(
+        Commit(
+            table,
+            ROWS.schema,
+            staged(table, ROWS),
+            expected={"bench": before},
+            advance={"bench": (before or 0) + 1},
+            table_id=table_id(handle),
+            replace=replace and handle is not None,
+            follows=handle,
+        )
+    )
+    return time.perf_counter() - began
+
+
+def _checks(arena: Arena) -> list[Figure]:
+    """The checks after a run over 1,000 new records, beside few and beside many rows of bronze, in turns."""
+    sizes = (arena.events // MORE, arena.events)
+    with arena.lakehouse() as made:
+        for rows in sizes:
+            _refreshed(arena, made / str(rows), rows, rows, seed=0)
+        for pair in range(-1, arena.pairs):
+            for rows in sizes:
+                report = _refreshed(arena, made / str(rows), rows, RECORDS, seed=2 + pair)
+                pipeline = arena.pipeline(_topic(rows), made / str(rows))
+                arena.timed(f"{CHECKS} beside {rows:,} rows", 0, pair, lambda p=pipeline, r=report: check_after_run(p, r))  # type: ignore[misc]
+                assert all(check.passed for check in report.checks), report.checks
+    few, many = (arena.measured.seconds([f"{CHECKS} beside {rows:,} rows"], 0) for rows in sizes)
+    return [
+        *(Figure(f"{CHECKS} beside {rows:,} rows", "s", found) for rows, found in zip(sizes, (few, many), strict=True)),
+        ratio(f"{CHECKS}: beside {sizes[1]:,} / {sizes[0]:,} rows", many, few, Target("<=", 1.2)),
+    ]
+
+
+def _refreshed(arena: Arena, root: Path, rows: int, records: int, seed: int) -> RunReport:
+    """A run over new records of the topic for a lakehouse with so many rows."""
+    settings = settings_for(arena.folder, _topic(rows), arena.folder / "unused")
+    produce_bulk(settings, BulkSimulation(records=records, games=GAMES, seed=seed), partitions=PARTITIONS)
+    report = refresh(arena.pipeline(_topic(rows), root))
+    assert report.success, report.errors
+    assert report.rows("silver") == records, f"silver has {report.rows('silver')} new rows of {records}"
+    return report
+
+
+def _topic(rows: int) -> str:
+    return f"bench_history_{rows}"
