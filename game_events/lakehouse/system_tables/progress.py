@@ -8,19 +8,22 @@ user-defined aggregate.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from game_events.errors import without_quotes
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.handle import KeptHandles
 from game_events.lakehouse.layers import OWN_GOLD, Layer
 from game_events.lakehouse.system_tables.system_table import SystemTable, schema_of
-from game_events.lakehouse.tables import PROGRESS, Lakehouse
+from game_events.lakehouse.tables import PROGRESS, Lakehouse, table_id, version_of
 
 ATTEMPTS = 20
 SCHEMA = schema_of(
@@ -49,7 +52,7 @@ class Search(NamedTuple):
     """A search of tables.
 
     Attributes:
-        at_s: when it began, in seconds since 1970; 0: there was none.
+        at_s: when it began, in seconds since 1970 by the clock of the tables' file system; 0: there was none.
         scope: what decides which tables are searched.
     """
 
@@ -155,16 +158,36 @@ class Progress:
         return replace(state, marks=self.marks | {layer: mark})
 
 
+class _Version(NamedTuple):
+    """A version of the table; without a row, it has no state."""
+
+    table_id: str | None
+    version: int | None
+    state: Progress | None
+
+    def of(self, bronze_id: str) -> Progress:
+        """The state for a bronze table; an empty one if this version speaks of another."""
+        return self.state if self.state is not None and self.state.bronze_id == bronze_id else Progress(bronze_id)
+
+
 class ProgressTable:
-    """Reads and replaces the state; changes by concurrent runs are never overwritten."""
+    """Reads and replaces the state; changes by concurrent runs are never overwritten.
+
+    A run reads the state many times, and it grows with the number of games: the newest version is kept.
+    """
 
     def __init__(self, lakehouse: Lakehouse) -> None:
         description = "How far each layer has come: a hint that saves work; each table's own txn is the truth"
         self.declaration = SystemTable(lakehouse.table(PROGRESS), SCHEMA, description, Txn.PROGRESS)
+        self._handles = KeptHandles(1)
+        self._newest = _Version(None, None, None)
 
     def read(self, bronze_id: str) -> Progress:
         """The state for this bronze table; an empty one if there is none."""
-        return _state(bronze_id, self.declaration.read(self.declaration.table.open()).to_pylist())
+        handle = self._handles.take(self.declaration.table)
+        newest = self._read(handle)
+        self._handles.keep(self.declaration.table, handle)
+        return newest.of(bronze_id)
 
     @retry_on_conflict(ATTEMPTS)
     def update(self, bronze_id: str, change: Callable[[Progress], Progress]) -> Progress:
@@ -173,31 +196,49 @@ class ProgressTable:
         Raises:
             ConflictError: concurrent runs won every attempt; nothing is lost, the next run does the same work again.
         """
-        handle = self.declaration.table.open()
-        rows = self.declaration.read(handle).to_pylist()
-        before = _state(bronze_id, rows)
+        handle = self._handles.take(self.declaration.table)
+        newest = self._read(handle)
+        before = newest.of(bronze_id)
         after = change(before)
-        if after == before or (rows and _is_later(rows[0]["bronze_id"], bronze_id)):
+        if after == before or (newest.state is not None and _is_later(newest.state.bronze_id, bronze_id)):
+            self._handles.keep(self.declaration.table, handle)
             return after
-        self.declaration.commit(handle, _rows(after), replace=True)
+        rows, follows = _rows(after), version_of(handle)
+        landed = self.declaration.commit(handle, rows, replace=True)
+        # With another version between the two, the newest one is not this commit's.
+        if landed.version == (0 if follows is None else follows + 1):
+            self._newest = _Version(landed.table_id, landed.version, _state(rows.to_pylist()))
+        self._handles.keep(self.declaration.table, landed.handle)
         failpoints.reach("progress_moved")
         return after
 
+    def _read(self, handle: DeltaTable | None) -> _Version:
+        """The content of a version."""
+        if handle is None or (self._newest.table_id, self._newest.version) != (table_id(handle), handle.version()):
+            rows = self.declaration.read(handle).to_pylist()
+            self._newest = _Version(table_id(handle), version_of(handle), _state(rows))
+        return self._newest
 
-def _state(bronze_id: str, every: list[dict[str, Any]]) -> Progress:
-    rows = [r for r in every if r["bronze_id"] == bronze_id]
+
+def _state(rows: list[dict[str, Any]]) -> Progress | None:
+    """The state of which these are the rows; None: there is no row."""
+    if not rows:
+        return None
+    kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        kinds[row["kind"]].append(row)
     return Progress(
-        bronze_id,
-        floors={r["layer"]: r["batch"] for r in rows if r["kind"] == "floor"},
-        games={r["game"]: r["batch"] for r in rows if r["kind"] == "game"},
-        failed={(r["layer"], r["game"]): r["detail"] for r in rows if r["kind"] == "failed"},
-        unrouted_batch=max((r["batch"] for r in rows if r["kind"] == "unrouted"), default=0),
-        redecided=max((r["batch"] for r in rows if r["kind"] == "decided_anew"), default=0),
-        searched=max((Search(r["batch"], r["detail"]) for r in rows if r["kind"] == "searched"), default=Search()),
-        marks={r["layer"]: Mark(**json.loads(r["detail"])) for r in rows if r["kind"] == "floor" and r["detail"]},
+        rows[0]["bronze_id"],
+        floors={r["layer"]: r["batch"] for r in kinds["floor"]},
+        games={r["game"]: r["batch"] for r in kinds["game"]},
+        failed={(r["layer"], r["game"]): r["detail"] for r in kinds["failed"]},
+        unrouted_batch=max((r["batch"] for r in kinds["unrouted"]), default=0),
+        redecided=max((r["batch"] for r in kinds["decided_anew"]), default=0),
+        searched=max((Search(r["batch"], r["detail"]) for r in kinds["searched"]), default=Search()),
+        marks={r["layer"]: Mark(**json.loads(r["detail"])) for r in kinds["floor"] if r["detail"]},
         counted=CountedRows(
-            max((r["batch"] for r in rows if r["kind"] == "counted"), default=0),
-            {r["game"]: GameRows(*json.loads(r["detail"])) for r in rows if r["kind"] == "counted"},
+            max((r["batch"] for r in kinds["counted"]), default=0),
+            {r["game"]: GameRows(*json.loads(r["detail"])) for r in kinds["counted"]},
         ),
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.transactions import Txn, txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import staged
@@ -54,17 +54,17 @@ class SystemTable:
         replace: bool = False,
         advance: Mapping[str, int] | None = None,
         info: Mapping[str, str] | None = None,
-    ) -> None:
+    ) -> Landed:
         """Append rows, or replace all rows by them; a table that does not exist is created.
 
-        `handle`: the version that the rows were planned from; None: there was no table. `replace`: remove the rows of `handle`.
-        `advance`, `info`: further ones of the commit.
+        `handle`: the version that the rows were planned from, not used by others any more (`Commit.follows`); None: there was
+        no table. `replace`: remove the rows of `handle`. `advance`, `info`: further ones of the commit.
 
         Raises:
             ConflictError: a concurrent writer committed since `handle`.
         """
         before = txn(handle, self.counter)
-        commit(
+        return commit(
             Commit(
                 self.table,
                 self.schema,
@@ -72,6 +72,7 @@ class SystemTable:
                 expected={self.counter: before},
                 advance={self.counter: (before or 0) + 1, **(advance or {})},
                 table_id=table_id(handle),
+                follows=handle,
                 replace=replace,
                 info=info or {},
                 description=self.description,

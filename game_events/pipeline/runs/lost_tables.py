@@ -7,12 +7,11 @@ every ten minutes. Their games are noted in `progress`, and retried as after a f
 
 import json
 import logging
-import time
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
-from pathlib import Path
 
 from game_events.lakehouse.commits.delta_log import FOLDER
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
@@ -30,8 +29,6 @@ log = logging.getLogger(__name__)
 SHOWN = 5
 #: With more logs read than this, the next search reads only those that have changed since.
 FEW = 100
-#: By how much the clocks of two machines, and of a network disk, may differ, in seconds.
-CLOCKS_S = 60
 
 
 def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
@@ -39,10 +36,10 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
     bronze = pipeline.bronze.open()
     if bronze is None:
         return
-    key, began = BronzeIdentity.of(bronze).key, int(time.time())
+    key, scope = BronzeIdentity.of(bronze).key, _scope(pipeline)
+    began = _changed_s(pipeline.progress.declaration.table)
     state = pipeline.progress.read(key)
-    scope = _scope(pipeline)
-    search = _Search(pipeline, state.searched.at_s - CLOCKS_S if state.searched.scope == scope else 0)
+    search = _Search(pipeline, state.searched.at_s if state.searched.scope == scope else 0)
     routing = Routing(frozenset(pipeline.settings.games))
     # Tables of games that are not allowed any more are not rebuilt.
     games = sorted(game for game in state.games if routing.refusal(game) is None)
@@ -55,7 +52,7 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
     found = [silver, gold, *own.values()]
     if any(found):
         _say(report, found)
-    elif search.read <= FEW or search.unreadable or pipeline.read_only:
+    elif search.read <= FEW or search.unreadable or pipeline.read_only or not began:
         return
     why = note(pipeline, "its table was deleted or restored")
 
@@ -64,7 +61,7 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
         after = after.pending(Layer.GOLD, gold, why).pending(Layer.UNIFIED, gold, why)
         for layer, lost in own.items():
             after = after.pending(layer, lost, why)
-        return after if search.unreadable else replace(after, searched=Search(began, scope))
+        return after if search.unreadable or not began else replace(after, searched=Search(int(began), scope))
 
     pipeline.progress.update(key, noted)
 
@@ -93,7 +90,8 @@ class _Search:
     """A search for deleted and restored tables; `read`: logs that were read; `unreadable`: those that could not be.
 
     A restore adds an entry to the table's log, and so changes the folder of the log: a folder that has not changed since the
-    last search needs no second look.
+    last search needs no second look. Both times are of the tables' file system, whatever the clocks of the machines show: the
+    time of a search is that of the last commit to `progress` before it.
     """
 
     def __init__(self, pipeline: Pipeline, since_s: float) -> None:
@@ -111,17 +109,22 @@ class _Search:
         return lost | {game: f"{tables[game].name} (restored)" for game, restored in found.items() if restored}
 
     def _changed_s(self, table: Table) -> float | None:
-        """When the folder of a table's log has changed, as far as known; None: there is no table."""
+        """As `_changed_s`; infinity for a table in an object store, as it is not known there."""
         if table.local_path is None:
             return float("inf") if table.key in self._there else None
-        try:
-            return Path(table.uri, FOLDER).stat().st_mtime
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        return _changed_s(table)
 
     @cached_property
     def _there(self) -> set[str]:
         return set(self._pipeline.lakehouse.names())
+
+
+def _changed_s(table: Table) -> float | None:
+    """When the folder of a local table's log has changed, in seconds since 1970; None: there is no local table."""
+    try:
+        return os.stat(f"{table.uri}/{FOLDER}").st_mtime  # noqa: PTH116 - twice for each game
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _restored(table: Table) -> bool | None:

@@ -12,7 +12,7 @@ from game_events.errors import ReadOnlyError
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs import lost_tables
-from game_events.pipeline.runs.lost_tables import CLOCKS_S, find_lost_tables
+from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events_tests.support.tables import put
 from game_events_tests.support.worlds.unified import OWN_COMMIT, UnifiedWorld
 
@@ -94,13 +94,16 @@ def test_a_table_restored_while_its_game_is_not_allowed_is_found_once_it_is_allo
     assert f"{everything.lakehouse.silver(GAMES[0]).name} (restored)" in notice
 
 
-def test_clocks_may_differ(world, read):
-    """The time of a folder may be another machine's."""
+def test_a_search_is_dated_by_the_clock_of_the_tables_file_system(world, read):
+    """This machine's clock may be ahead of it."""
+    progress = Path(world.pipeline.progress.declaration.table.uri, "_delta_log")
+    world.pipeline.progress.update(world.key, lambda now: now)
+    os.utime(progress, (time.time() - 3_600,) * 2)
     search(world)
     long_ago(world)
     read.clear()
     silver = world.pipeline.lakehouse.silver(GAMES[0])
-    os.utime(Path(silver.uri, "_delta_log"), (time.time() - CLOCKS_S / 2,) * 2)
+    os.utime(Path(silver.uri, "_delta_log"), (time.time() - 3_600,) * 2)
     search(world)
     assert read == {silver.key}
 
