@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -204,10 +204,11 @@ class ProgressTable:
             self._handles.keep(self.declaration.table, handle)
             return after
         rows, follows = _rows(after), version_of(handle)
-        landed = self.declaration.commit(handle, rows, replace=True)
+        columns = [[bronze_id] * len(rows), *map(list, zip(*rows, strict=True))] if rows else [[]] * len(SCHEMA)
+        landed = self.declaration.commit(handle, pa.table(columns, schema=SCHEMA), replace=True)
         # With another version between the two, the newest one is not this commit's.
         if landed.version == (0 if follows is None else follows + 1):
-            self._newest = _Version(landed.table_id, landed.version, _state(rows.to_pylist()))
+            self._newest = _Version(landed.table_id, landed.version, _state(bronze_id, rows))
         self._handles.keep(self.declaration.table, landed.handle)
         failpoints.reach("progress_moved")
         return after
@@ -215,30 +216,39 @@ class ProgressTable:
     def _read(self, handle: DeltaTable | None) -> _Version:
         """The content of a version."""
         if handle is None or (self._newest.table_id, self._newest.version) != (table_id(handle), handle.version()):
-            rows = self.declaration.read(handle).to_pylist()
-            self._newest = _Version(table_id(handle), version_of(handle), _state(rows))
+            ids, *columns = (column.to_pylist() for column in self.declaration.read(handle).columns)
+            state = _state(ids[0], list(map(_Row._make, zip(*columns, strict=True)))) if ids else None
+            self._newest = _Version(table_id(handle), version_of(handle), state)
         return self._newest
 
 
-def _state(rows: list[dict[str, Any]]) -> Progress | None:
-    """The state of which these are the rows; None: there is no row."""
-    if not rows:
-        return None
-    kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
+class _Row(NamedTuple):
+    """A row of the table without its first column, in the order of `SCHEMA`."""
+
+    layer: str | None
+    kind: str
+    game: str | None
+    batch: int | None
+    detail: str | None = None
+
+
+def _state(bronze_id: str, rows: Sequence[_Row]) -> Progress:
+    """The state of which these are the rows."""
+    kinds: dict[str, list[Any]] = defaultdict(list)
     for row in rows:
-        kinds[row["kind"]].append(row)
+        kinds[row.kind].append(row)
     return Progress(
-        rows[0]["bronze_id"],
-        floors={r["layer"]: r["batch"] for r in kinds["floor"]},
-        games={r["game"]: r["batch"] for r in kinds["game"]},
-        failed={(r["layer"], r["game"]): r["detail"] for r in kinds["failed"]},
-        unrouted_batch=max((r["batch"] for r in kinds["unrouted"]), default=0),
-        redecided=max((r["batch"] for r in kinds["decided_anew"]), default=0),
-        searched=max((Search(r["batch"], r["detail"]) for r in kinds["searched"]), default=Search()),
-        marks={r["layer"]: Mark(**json.loads(r["detail"])) for r in kinds["floor"] if r["detail"]},
+        bronze_id,
+        floors={r.layer: r.batch for r in kinds["floor"]},
+        games={r.game: r.batch for r in kinds["game"]},
+        failed={(r.layer, r.game): r.detail for r in kinds["failed"]},
+        unrouted_batch=max((r.batch for r in kinds["unrouted"]), default=0),
+        redecided=max((r.batch for r in kinds["decided_anew"]), default=0),
+        searched=max((Search(r.batch, r.detail) for r in kinds["searched"]), default=Search()),
+        marks={r.layer: Mark(**json.loads(r.detail)) for r in kinds["floor"] if r.detail},
         counted=CountedRows(
-            max((r["batch"] for r in kinds["counted"]), default=0),
-            {r["game"]: GameRows(*json.loads(r["detail"])) for r in kinds["counted"]},
+            max((r.batch for r in kinds["counted"]), default=0),
+            {r.game: GameRows(*json.loads(r.detail)) for r in kinds["counted"]},
         ),
     )
 
@@ -249,27 +259,17 @@ def _is_later(held: str, bronze_id: str) -> bool:
     return table == mine and int(later or 0) > int(earlier or 0)
 
 
-def _rows(state: Progress) -> pa.Table:
-    rows: list[dict[str, object]] = []
-
-    def add(kind: str, layer: str | None, game: str | None, batch: int | None, detail: str | None = None) -> None:
-        rows.append(
-            {"bronze_id": state.bronze_id, "layer": layer, "kind": kind, "game": game, "batch": batch, "detail": detail}
-        )
-
-    for layer, batch in state.floors.items():
-        mark = state.marks.get(layer)
-        add("floor", layer, None, batch, json.dumps(asdict(mark)) if mark is not None else None)
-    for game, batch in state.games.items():
-        add("game", Layer.SILVER, game, batch)
-    for (layer, game), why in state.failed.items():
-        add("failed", layer, game, None, without_quotes(why))
+def _rows(state: Progress) -> list[_Row]:
+    marks = {layer: json.dumps(asdict(mark)) for layer, mark in state.marks.items()}
+    rows = [_Row(layer, "floor", None, batch, marks.get(layer)) for layer, batch in state.floors.items()]
+    rows += [_Row(Layer.SILVER, "game", game, batch) for game, batch in state.games.items()]
+    rows += [_Row(layer, "failed", game, None, without_quotes(why)) for (layer, game), why in state.failed.items()]
     if state.unrouted_batch:
-        add("unrouted", Layer.SILVER, None, state.unrouted_batch)
+        rows.append(_Row(Layer.SILVER, "unrouted", None, state.unrouted_batch))
     if state.redecided:
-        add("decided_anew", Layer.SILVER, None, state.redecided)
+        rows.append(_Row(Layer.SILVER, "decided_anew", None, state.redecided))
     if state.searched.at_s:
-        add("searched", None, None, state.searched.at_s, state.searched.scope)
-    for name, found in state.counted.games.items():
-        add("counted", Layer.SILVER, name, state.counted.batch, json.dumps(found))
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+        rows.append(_Row(None, "searched", None, state.searched.at_s, state.searched.scope))
+    counted = state.counted
+    rows += [_Row(Layer.SILVER, "counted", name, counted.batch, json.dumps(found)) for name, found in counted.games.items()]
+    return rows
