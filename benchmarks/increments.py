@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.arena import PARTITIONS, Arena, settings_for
@@ -15,34 +16,61 @@ from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
 
-GAMES, RECORDS, FEW = 10, 1_000, 1_000
+RECORDS = 1_000
+#: First records that are made at a time: they are in memory.
+PART, FIRST_SEED = 500_000, 1_000
+#: Events up to which the first goal holds.
+MANY = 3_000_000
 GOLD = "gold and unified"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A lakehouse: its games, and about how many gamers they have together (as many as there were first records)."""
+
+    games: int
+    gamers: int
+
+    @property
+    def topic(self) -> str:
+        """A topic of its own."""
+        return f"bench_increments_{self.games}_{self.gamers}"
 
 
 def increments(arena: Arena) -> list[Figure]:
     """Gold and the unified table after 1,000 new records: gold's old rows are copied, so their number should hardly matter."""
-    sizes, rows = (FEW, arena.events), dict[int, int]()
+    few, many = Shape(10, 1_000), Shape(10, arena.events)
+    # Six of ten events are of a gamer of their own. The goals: 2 s beside 1.8 million gamers, 6 s beside 10 million.
+    shapes = {few: None, many: Target("<=", 2 if arena.events <= MANY else 6), Shape(1, arena.events): None}
+    gamers = dict[Shape, int]()
     with arena.lakehouse() as made:
-        for gamers in sizes:
-            _produce(arena, gamers, records=gamers, seed=0)
-            report = refresh(arena.pipeline(_topic(gamers), made / str(gamers)))
+        for shape in shapes:
+            for part in range(-(-shape.gamers // PART)):
+                _produce(arena, shape, min(PART, shape.gamers - part * PART), seed=FIRST_SEED + part)
+            report = refresh(arena.pipeline(shape.topic, made / shape.topic))
             assert report.success, report.errors
-        for pair in range(arena.pairs):
-            for gamers in sizes:
-                rows[gamers] = _increment(arena, pair, gamers, made / str(gamers))
-    times = [arena.measured.seconds([f"{GOLD} beside {gamers:,}"], GAMES) for gamers in sizes]
-    names = [f"gold and unified, {RECORDS:,} new records beside {rows[gamers]:,} gamers" for gamers in sizes]
-    figures = [Figure(name, "s", found) for name, found in zip(names, times, strict=True)]
-    return [
-        *figures,
-        ratio(f"the same beside {rows[arena.events]:,} / {rows[FEW]:,} gamers", times[1], times[0], Target("<=", 3)),
-    ]
+        for pair in range(-1, arena.pairs):
+            for shape in shapes:
+                gamers[shape] = _increment(arena, pair, shape, made / shape.topic)
+    times = {shape: arena.measured.seconds([_step(shape)], shape.games) for shape in shapes}
+    figures = [Figure(_named(shape, gamers[shape]), "s", times[shape], target) for shape, target in shapes.items()]
+    name = f"the same beside {gamers[many]:,} / {gamers[few]:,} gamers in {many.games} games"
+    return [*figures, ratio(name, times[many], times[few], Target("<=", 3))]
 
 
-def _increment(arena: Arena, pair: int, gamers: int, root: Path) -> int:
+def _step(shape: Shape) -> str:
+    return f"{GOLD} beside {shape.gamers:,}"
+
+
+def _named(shape: Shape, gamers: int) -> str:
+    games = "one game" if shape.games == 1 else f"{shape.games} games"
+    return f"{GOLD}, {RECORDS:,} new records beside {gamers:,} gamers in {games}"
+
+
+def _increment(arena: Arena, pair: int, shape: Shape, root: Path) -> int:
     """Produce, load and measure; returns the number of gamers."""
-    _produce(arena, gamers, RECORDS, seed=1 + pair)
-    pipeline, report = arena.pipeline(_topic(gamers), root), RunReport()
+    _produce(arena, shape, RECORDS, seed=2 + pair)
+    pipeline, report = arena.pipeline(shape.topic, root), RunReport()
     load_bronze(pipeline, report)
     refresh_silver(pipeline, report)
 
@@ -50,19 +78,15 @@ def _increment(arena: Arena, pair: int, gamers: int, root: Path) -> int:
         refresh_gold(pipeline, report)
         refresh_unified(pipeline, report)
 
-    arena.timed(f"{GOLD} beside {gamers:,}", GAMES, pair, gold, RECORDS)
+    arena.timed(_step(shape), shape.games, pair, gold, RECORDS)
     assert report.success, report.errors
     assert report.rows("silver") == RECORDS, f"silver has {report.rows('silver')} new rows of {RECORDS}"
     return sum(table.table_rows for table in report.of("gold"))
 
 
-def _topic(gamers: int) -> str:
-    return f"bench_increments_{gamers}"
-
-
-def _produce(arena: Arena, gamers: int, records: int, seed: int) -> None:
+def _produce(arena: Arena, shape: Shape, records: int, seed: int) -> None:
     """Events of so many gamers; no event of the pool is sent twice."""
-    settings = settings_for(arena.folder, _topic(gamers), arena.folder / "unused")
-    each = max(1, gamers // GAMES)
-    simulation = BulkSimulation(records=records, games=GAMES, seed=seed, gamers_per_game=each, pool_per_version=records)
+    settings = settings_for(arena.folder, shape.topic, arena.folder / "unused")
+    each = max(1, shape.gamers // shape.games)
+    simulation = BulkSimulation(records=records, games=shape.games, seed=seed, gamers_per_game=each, pool_per_version=records)
     produce_bulk(settings, simulation, partitions=PARTITIONS)
