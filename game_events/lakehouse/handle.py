@@ -107,11 +107,15 @@ class KeptHandles:
         return handle
 
     def keep(self, table: Openable, handle: DeltaTable | None) -> None:
-        """Take back a handle, which its user uses no more; beyond the limit those that have waited longest go."""
-        if not isinstance(handle, Handle):
+        """Take back a handle, which its user uses no more; one that `take` would not return, or has no room, is dropped.
+
+        The others stay where there is no room: each cycle takes the handles in the same order, so those that have waited the
+        longest are the next ones that it takes.
+        """
+        if not isinstance(handle, Handle) or handle.entry is None or not handle.is_young:
             return
         with self._lock:
-            self._kept.pop(table.uri, None)
-            self._kept[table.uri] = handle
-            while len(self._kept) > self._most:
-                del self._kept[next(iter(self._kept))]
+            if len(self._kept) >= self._most:
+                self._kept = {uri: held for uri, held in self._kept.items() if held.is_young}
+            if len(self._kept) < self._most:
+                self._kept[table.uri] = handle

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
+from statistics import median
 from typing import TypeVar
 
 from deltalake import DeltaTable
@@ -21,8 +22,9 @@ from game_events.lakehouse.tables import Table
 T = TypeVar("T")
 R = TypeVar("R")
 log = logging.getLogger(__name__)
-#: Games that are worked on alone, one after the other: the faster one shows the storage's latency.
-MEASURED = 2
+#: Games that are worked on alone, one after the other. The one between shows the storage's latency: the slowest may have made
+#: connections, the fastest may have had nothing to do.
+MEASURED = 3
 #: Processor time of one game's work: while one game waits for the storage, one thread may work on so many others.
 WORK_S = 0.002
 #: Threads at least and at most. On a local disk nothing waits, and more threads only take turns.
@@ -53,15 +55,15 @@ def for_games(games: Iterable[str], read: Callable[[str], T]) -> dict[str, T]:
 def in_threads(items: Iterable[T], work: Callable[[T], R]) -> list[R]:
     """Results of a function for every item, in their order; the first items decide how many threads the others get."""
     waiting = list(items)
-    results, latency = list[R](), float("inf")
+    results, seconds = list[R](), list[float]()
     for item in waiting[:MEASURED]:
         began = time.monotonic()
         results.append(work(item))
-        latency = min(latency, time.monotonic() - began)
+        seconds.append(time.monotonic() - began)
     others = waiting[MEASURED:]
     if not others:
         return results
-    with ThreadPoolExecutor(threads_for(latency)) as pool:
+    with ThreadPoolExecutor(threads_for(median(seconds))) as pool:
         return [*results, *pool.map(work, others)]
 
 

@@ -215,11 +215,12 @@ class ProgressTable:
 
     def _read(self, handle: DeltaTable | None) -> _Version:
         """The content of a version."""
-        if handle is None or (self._newest.table_id, self._newest.version) != (table_id(handle), handle.version()):
+        found = self._newest  # of another thread's read, too
+        if handle is None or (found.table_id, found.version) != (table_id(handle), handle.version()):
             ids, *columns = (column.to_pylist() for column in self.declaration.read(handle).columns)
             state = _state(ids[0], list(map(_Row._make, zip(*columns, strict=True)))) if ids else None
-            self._newest = _Version(table_id(handle), version_of(handle), state)
-        return self._newest
+            found = self._newest = _Version(table_id(handle), version_of(handle), state)
+        return found
 
 
 class _Row(NamedTuple):

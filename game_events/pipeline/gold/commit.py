@@ -7,7 +7,7 @@ from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import Commit
 from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.parallel import Committed, commit_games
-from game_events.lakehouse.commits.transactions import Txn, txn
+from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import table_id
@@ -37,9 +37,8 @@ def _commit(run: GoldRun, plan: GamePlan, staged: Staged) -> Commit:
                 f"may not expect that: rename the columns, or refresh {aggregate.asset} fully"
             )
     # Two runs may have planned from the same batch of a silver table with rows replaced in between: one of them commits.
-    commits = txn(gold, Txn.COMMITS)
-    expected: dict[str, int | None] = {plan.app: plan.taken, Txn.COMMITS: commits}
-    advance = {plan.app: plan.batch, Txn.COMMITS: (commits or 0) + 1}
+    expected: dict[str, int | None] = {plan.app: plan.taken, Txn.COMMITS: plan.commits}
+    advance = {plan.app: plan.batch, Txn.COMMITS: (plan.commits or 0) + 1}
     if plan.definition is not None:
         # A run with another declaration must not be merged with.
         app = definition_app(aggregate.name)

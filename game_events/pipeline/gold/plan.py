@@ -17,7 +17,7 @@ from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.commits.transactions import txn
+from game_events.lakehouse.commits.transactions import Txn, txn
 from game_events.lakehouse.data.snapshot import FileSelection, selection
 from game_events.lakehouse.data.spark_files import spark_schema
 from game_events.lakehouse.event_columns import has_decoded_columns
@@ -50,6 +50,7 @@ class GamePlan:
         app: name of gold's `txn` with the last bronze batch of its silver rows.
         taken, batch: that batch now (None: gold has rows of other contents of silver), and after the commit.
         full: all rows of silver are aggregated; else new rows, which are merged with those of `old`.
+        commits: number of gold's commits now (None: there is no table).
         declared, definition: the definition in the gold table now, and after the commit.
         above: silver rows of later bronze batches are new.
         new, old: the files of silver with new rows, and the files of gold with the rows to merge them with.
@@ -62,6 +63,7 @@ class GamePlan:
     taken: int | None
     batch: int
     full: bool
+    commits: int | None
     declared: int | None
     definition: int | None
     above: int
@@ -121,7 +123,7 @@ def _plan(
     above = 0 if full else int(taken or 0)
     old = FileSelection([], [], 0, True) if gold is None or full else selection(gold)
     new = selection(silver, "_batch", above)
-    return GamePlan(game, silver, gold, app, taken, batch, full, declared, definition, above, new, old)
+    return GamePlan(game, silver, gold, app, taken, batch, full, txn(gold, Txn.COMMITS), declared, definition, above, new, old)
 
 
 def _require_columns(run: GoldRun, columns: Collection[str]) -> None:

@@ -10,6 +10,7 @@ from game_events.errors import GameEventsError
 from game_events.lakehouse.commits.incarnations import incarnation
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restores import restored
+from game_events.lakehouse.commits.transactions import Txn, txns
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
 from game_events.pipeline.context import Pipeline
@@ -39,10 +40,14 @@ class SilverRun:
 
 def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, redecide: bool) -> dict[str, Start | str]:
     """Game -> from which batch it is staged, by its own table and quarantine's decisions; or why its table cannot be read."""
+    bronze = run.source.bronze
+    needed = (bronze.erased_app, Txn.ERASURES, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)
 
     def start(game: str) -> Start:
         handle = run.pipeline.handles.take(run.pipeline.lakehouse.silver(game))
-        taken, decided = run.source.bronze.taken(handle), decisions.batch(game)
+        # The handle keeps what was read: during a long job the log may lose the entries that the commit needs.
+        txns(handle, needed)
+        taken, decided = bronze.taken(handle), decisions.batch(game)
         whole = run.full or decisions.incarnation(game) > incarnation(handle)
         whole = whole or taken is None or (handle is not None and restored(handle))
         # Rows that quarantine holds from other contents of bronze are decided again, too.

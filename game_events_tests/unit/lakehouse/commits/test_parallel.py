@@ -46,13 +46,14 @@ def test_threads_keep_one_processor_busy_within_bounds(latency_s, threads):
     assert threads_for(latency_s) == threads
 
 
-def test_the_faster_of_the_first_calls_decides(monkeypatch):
-    """The first call of a process makes connections and loads modules."""
+@pytest.mark.parametrize("first", [[0.3, 0.05, 0.0], [0.05, 0.0, 0.3]])
+def test_neither_the_slowest_nor_the_fastest_of_the_first_calls_decides(monkeypatch, first):
+    """The first call of a process makes connections and loads modules; a game may have nothing to do."""
     seen = []
     monkeypatch.setattr(parallel, "threads_for", lambda latency_s: seen.append(latency_s) or 1)
-    pauses = iter([0.3, *[0.0] * len(GAMES)])
+    pauses = iter([*first, *[0.0] * len(GAMES)])
     in_threads(GAMES, lambda _: time.sleep(next(pauses)))
-    assert seen[0] < 0.3
+    assert 0.05 <= seen[0] < 0.3
 
 
 @pytest.mark.parametrize("games", [[], GAMES[:1], GAMES[:MEASURED]])
