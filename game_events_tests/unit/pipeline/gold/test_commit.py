@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO
@@ -52,6 +53,21 @@ def test_a_plan_from_rows_of_silver_that_were_replaced_does_not_come_last(gold_w
     staged = nothing_staged([("gamer_id", pa.string())])
     assert set(commit_plans(gold_world.run(), newer, staged).landed) == {"uno"}
     assert commit_plans(gold_world.run(), late, staged).again == {"uno"}
+
+
+def test_a_plan_is_committed_although_the_log_has_lost_meanwhile_what_it_was_made_from(gold_world):
+    """A job that lasts longer than the log's retention, beside maintenance."""
+    gold = gold_world.pipeline.lakehouse.gold("uno")
+    gold_world.silver("uno", 1)
+    for _ in range(14):
+        gold_world.gold("uno", 1)
+    gold_world.silver("uno", 2)
+    planned, _ = gold_world.plans("uno")
+    gold.open().create_checkpoint()
+    assert TableLog(gold).delete_expired(-1.0) > 0
+    assert gold.is_newest(planned["uno"].gold)
+    outcome = commit_plans(gold_world.run(), planned, nothing_staged([("gamer_id", pa.string())]))
+    assert (set(outcome.landed), outcome.failed) == ({"uno"}, {})
 
 
 def test_a_gold_table_that_is_replaced_is_noted_for_the_unified_table(gold_world, monkeypatch):
