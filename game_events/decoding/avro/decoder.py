@@ -10,10 +10,9 @@ import pyarrow as pa
 from game_events.decoding.avro.nested_columns import ColumnBuilder, RecordColumn, UnionColumn
 from game_events.decoding.avro.schema import AvroSchema
 from game_events.decoding.core.column_map import ColumnMap, Field
-from game_events.decoding.core.errors import DAMAGE, DamageError, as_damage
 from game_events.decoding.core.projection import Projection
 from game_events.decoding.core.protocols import Decoded
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.reasons import DAMAGE, DamageError, Reason, as_damage
 
 #: Payload bytes of one Arrow array: 2 GiB of text would not fit, and bytes in JSON text take up to six times their size.
 BATCH_BYTES = 2**28

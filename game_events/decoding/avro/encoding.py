@@ -1,15 +1,14 @@
 """Strict reader of Avro's binary encoding of single values.
 
 Source: Apache Avro 1.12 specification, "Binary Encoding". Each function takes the payload and a position, and returns the value
-and the position after it. A truncated payload raises IndexError (see `errors.as_damage`).
+and the position after it. A truncated payload raises IndexError (see `reasons.as_damage`).
 """
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from game_events.decoding.avro.types import AvroType
-from game_events.decoding.core.errors import DamageError
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.reasons import DamageError, Reason
 
 #: Items without bytes (null, empty records) of one payload: a few bytes can announce 2^62 of them.
 MAX_EMPTY_ITEMS = 10_000

@@ -23,8 +23,7 @@ from game_events.decoding.avro.encoding import (
     take,
 )
 from game_events.decoding.avro.types import AvroType
-from game_events.decoding.core.errors import DamageError
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.reasons import DamageError, Reason
 
 #: Nested records at most.
 MAX_LEVELS = 100

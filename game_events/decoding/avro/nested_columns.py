@@ -11,7 +11,7 @@ from game_events.decoding.avro.json_text import min_bytes, text_reader
 from game_events.decoding.avro.scalar_columns import DURATION, Column, Leaf, leaf
 from game_events.decoding.avro.types import AvroType
 from game_events.decoding.core.column_map import Field
-from game_events.decoding.core.errors import DAMAGE, as_damage
+from game_events.decoding.core.reasons import DAMAGE, as_damage
 from game_events.errors import DataError
 
 #: Depth to which types become columns; deeper ones become JSON text.

@@ -19,8 +19,7 @@ from game_events.decoding.avro.encoding import (
     take,
 )
 from game_events.decoding.avro.types import AvroType, Logical
-from game_events.decoding.core.errors import DamageError
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.reasons import DamageError, Reason
 from game_events.decoding.core.timestamps import TIMESTAMP_RANGE
 
 #: Days of the years 1 to 9999, the range of Python and Spark.

@@ -9,10 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from game_events.decoding.core.column_map import ColumnMap, Field
-from game_events.decoding.core.errors import DAMAGE, as_damage
 from game_events.decoding.core.projection import Projection
 from game_events.decoding.core.protocols import Decoded
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.reasons import DAMAGE, Reason, as_damage
 from game_events.decoding.json.parser import parse
 from game_events.decoding.json.schema import JsonSchema
 from game_events.decoding.json.types import JsonType, json_type

@@ -5,8 +5,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from game_events.decoding.core.errors import DamageError
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.reasons import DamageError, Reason
 
 #: Levels of nesting at most.
 MAX_LEVELS = 100

@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from game_events.decoding.avro.encoding import MAX_EMPTY_ITEMS, read_bytes, read_long
 from game_events.decoding.avro.schema import AvroSchema
-from game_events.decoding.core.errors import DAMAGE, DamageError, as_damage
-from game_events.decoding.core.reasons import KEPT_BYTES, Reason
+from game_events.decoding.core.reasons import DAMAGE, KEPT_BYTES, DamageError, Reason, as_damage
 from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
 from game_events.errors import DataError
 from game_events.sources.files.avro_skip import Skip, Skippers

@@ -6,7 +6,7 @@ from game_events.decoding.avro.encoding import Budget, ByType, read_blocks, read
 from game_events.decoding.avro.json_text import min_bytes
 from game_events.decoding.avro.types import AvroType
 
-#: (bytes, start of a value) -> its end; raises `core.errors.DAMAGE` for malformed bytes.
+#: (bytes, start of a value) -> its end; raises `core.reasons.DAMAGE` for malformed bytes.
 Skip = Callable[[bytes, int], int]
 _FIXED = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _LEAVES: dict[str, Skip] = {
