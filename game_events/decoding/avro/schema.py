@@ -14,7 +14,7 @@ from game_events.errors import DataError
 
 @dataclass(frozen=True)
 class AvroSchema(SingleTypeSchema):
-    """Text and references of one schema id (see `protocols.CompiledSchema`)."""
+    """Text and references of one schema id."""
 
     @cached_property
     def root(self) -> AvroType:
@@ -33,9 +33,10 @@ class AvroSchema(SingleTypeSchema):
         except (ValueError, RecursionError) as error:
             raise DataError(f"schema id {self.schema_id} does not compile: {where}: {error}") from None
 
-    def name_of(self, path: IndexPath) -> str | None:
+    @property
+    def names(self) -> dict[IndexPath, str]:
         """Full name of the schema's type; its kind (``union``) if unnamed."""
-        return self.root.name if self.has(path) else None
+        return {(): self.root.name}
 
     def enums(self) -> dict[str, dict[int | str, str]]:
         """Full names of its enums with their symbols."""

@@ -25,7 +25,7 @@ INNER: dict[str, type] = {"allOf": list, "oneOf": list, "anyOf": list, "items": 
 
 @dataclass(frozen=True)
 class JsonSchema(SingleTypeSchema):
-    """Text and references of one schema id (see `protocols.CompiledSchema`)."""
+    """Text and references of one schema id."""
 
     @cached_property
     def root(self) -> SchemaNode:
@@ -52,9 +52,10 @@ class JsonSchema(SingleTypeSchema):
                 return name.strip("# ").replace("#", "_")
         return UNNAMED
 
-    def name_of(self, path: IndexPath) -> str | None:
+    @property
+    def names(self) -> dict[IndexPath, str]:
         """Its name: title, else ``$id``, else ``json``."""
-        return self.message if self.has(path) else None
+        return {(): self.message}
 
     def follow(self, reference: str, place: SchemaNode) -> SchemaNode:
         """The target of a ``$ref``; DataError if it does not exist."""
