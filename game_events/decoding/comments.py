@@ -13,8 +13,7 @@ from game_events.decoding.avro.schema import compile_avro
 from game_events.decoding.compiler import described_files
 from game_events.decoding.core.column_map import UNSEEN
 from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.json.nodes import SchemaNode, typed
-from game_events.decoding.json.schema import INNER, JsonSchema
+from game_events.decoding.json.schema import INNER, JsonSchema, SchemaNode, typed
 from game_events.errors import DataError
 
 log = logging.getLogger(__name__)

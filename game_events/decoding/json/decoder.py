@@ -9,10 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from game_events.decoding.core.projection import VALUE, RowDecoder
-from game_events.decoding.json.parser import parse
 from game_events.decoding.json.schema import JsonSchema
 from game_events.decoding.json.types import JsonType, json_type
-from game_events.decoding.json.values import converter
+from game_events.decoding.json.values import converter, parse
 
 
 class JsonDecoder(RowDecoder):
