@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Protocol
 
 from google.protobuf.descriptor_pb2 import DescriptorProto
 
@@ -28,22 +27,18 @@ MAX_CHARS = 500
 _UNSEEN = re.compile(rf"[\x00-\x08\x0b\x0c\x0e-\x1f{UNSEEN}\ud800-\udfff]")
 
 
-class Comments(Protocol):
-    """The comments of one schema."""
+class Comments:
+    """The comments of one schema; none, unless a subclass reads them."""
 
-    def of(self, message: str, names: tuple[str, ...] = ()) -> str:
-        """The original comment of a message type, by its full name, or of the field at a path of names; "": none."""
-
-
-class _NoComments:
     def of(self, message: str, names: tuple[str, ...] = ()) -> str:  # noqa: ARG002
+        """The original comment of a message type, by its full name, or of the field at a path of names; "": none."""
         return ""
 
 
-NO_COMMENTS: Comments = _NoComments()
+NO_COMMENTS = Comments()
 
 
-class ProtobufComments:
+class _ProtobufComments(Comments):
     """Comments of `.proto` files, before a field or after it on its line; a base64 descriptor has none.
 
     Source: google/protobuf/descriptor.proto, "SourceCodeInfo.Location".
@@ -60,7 +55,6 @@ class ProtobufComments:
             self._add(file.message_type, file.package, (_MESSAGE,), texts)
 
     def of(self, message: str, names: tuple[str, ...] = ()) -> str:
-        """See `Comments.of`."""
         text = self._messages.get(message, "")
         for name in names:
             text, message = self._fields.get(message, {}).get(name, ("", ""))
@@ -90,7 +84,7 @@ def _text(leading: str, trailing: str) -> str:
     return " ".join(part.strip() for part in (leading, trailing) if part.strip())
 
 
-class AvroComments:
+class _AvroComments(Comments):
     """`doc` of Avro's fields and named types."""
 
     def __init__(self, schema: RegistrySchema) -> None:
@@ -98,7 +92,6 @@ class AvroComments:
         self._root = compile_avro(schema).root
 
     def of(self, message: str, names: tuple[str, ...] = ()) -> str:
-        """See `Comments.of`."""
         if message != self._root.name:
             return ""
         types, text = [self._root], self._root.doc
@@ -112,7 +105,7 @@ class AvroComments:
         return text
 
 
-class JsonComments:
+class _JsonComments(Comments):
     """`description` of JSON Schema's properties; beside a `$ref` the local one takes precedence.
 
     Source: JSON Schema, "A Vocabulary for Basic Meta-Data Annotations".
@@ -124,7 +117,6 @@ class JsonComments:
         _ = self._schema.root
 
     def of(self, message: str, names: tuple[str, ...] = ()) -> str:
-        """See `Comments.of`."""
         if message != self._schema.message:
             return ""
         places = self._parts([self._schema.root])
@@ -145,9 +137,9 @@ class JsonComments:
 def read_comments(schema: RegistrySchema) -> Comments:
     """The comments of a schema, none if they cannot be read; TransientError if the compiler cannot be used now."""
     readers: dict[str, Callable[[RegistrySchema], Comments]] = {
-        "PROTOBUF": ProtobufComments,
-        "AVRO": AvroComments,
-        "JSON": JsonComments,
+        "PROTOBUF": _ProtobufComments,
+        "AVRO": _AvroComments,
+        "JSON": _JsonComments,
     }
     try:
         return readers[schema.format](schema)

@@ -71,11 +71,17 @@ class JsonSchema(SingleTypeSchema):
     def _documents(self) -> dict[str, SchemaNode]:
         """Schemas by address: the schema, its references by name and ``$id``, and nested schemas with an ``$id``."""
         found: dict[str, SchemaNode] = {}
-        collect(self.root, found)
+
+        def collect(place: SchemaNode) -> None:
+            for here in place.nested():
+                if here.base and here.node is here.document:
+                    found.setdefault(here.base.partition("#")[0], here)
+
+        collect(self.root)
         for name, text in self.references:
             place = SchemaNode.of_document(self._load(text, f"reference {name!r}"), name)
             found[name] = found[place.base.partition("#")[0]] = place
-            collect(place, found)
+            collect(place)
         return found
 
     @property
@@ -167,13 +173,6 @@ def typed(node: dict[str, Any], keyword: str, kind: type[T]) -> T:
     """A keyword's value of the expected type; of another one, an empty value."""
     found = node.get(keyword)
     return found if isinstance(found, kind) else kind()
-
-
-def collect(place: SchemaNode, found: dict[str, SchemaNode]) -> None:
-    """Add all nested schemas with an ``$id``."""
-    for here in place.nested():
-        if here.base and here.node is here.document:
-            found.setdefault(here.base.partition("#")[0], here)
 
 
 def pointed(document: object, pointer: str) -> object:

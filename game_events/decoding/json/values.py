@@ -103,11 +103,11 @@ def converter(type_: JsonType) -> Convert:
     return _SCALARS[type_.kind]
 
 
-def _of_type(kind: type, name: str, convert: Convert) -> Convert:
+def _of_type(kind: type, name: str, convert: Convert | None = None) -> Convert:
     def checked(value: object) -> object:
         if type(value) is not kind:
             raise _wrong(value, name)
-        return convert(value)
+        return value if convert is None else convert(value)
 
     return checked
 
@@ -134,15 +134,6 @@ def _list(item: Convert) -> Convert:
 
 def _map(item: Convert) -> Convert:
     return _of_type(dict, "object", lambda value: [(k, None if v is None else item(v)) for k, v in value.items()])
-
-
-def _unchanged(kind: type, name: str) -> Convert:
-    def convert(value: object) -> object:
-        if type(value) is not kind:
-            raise _wrong(value, name)
-        return value
-
-    return convert
 
 
 def _integer(value: object) -> int:
@@ -199,8 +190,8 @@ def _date(value: object) -> date:
 _SCALARS: dict[str, Convert] = {
     "integer": _integer,
     "number": _number,
-    "string": _unchanged(str, "string"),
-    "boolean": _unchanged(bool, "boolean"),
+    "string": _of_type(str, "string"),
+    "boolean": _of_type(bool, "boolean"),
     "timestamp": _timestamp,
     "date": _date,
     "text": json_text,
