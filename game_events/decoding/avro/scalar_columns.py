@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from game_events.decoding.avro.encoding import INT_RANGE, LONG_RANGE, SIMPLE, read_bytes, read_long, read_text, take
 from game_events.decoding.avro.types import AvroType, Logical
+from game_events.decoding.core.column_types import TIMESTAMP_RANGE
 from game_events.decoding.core.reasons import DamageError, Reason
-from game_events.decoding.core.timestamps import TIMESTAMP_RANGE
 
 #: Days of the years 1 to 9999, the range of Python and Spark.
 DATE_RANGE = (-719_162, 2_932_896)

@@ -9,6 +9,7 @@ import importlib.resources
 import importlib.util
 import os
 import re
+import runpy
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,11 +27,7 @@ from game_events.decoding.protobuf.source_text import Names, imports, without_ma
 from game_events.errors import DataError
 
 #: Modules of confluent-kafka for files that Confluent's serializers register without a reference.
-_CONFLUENT = {
-    "confluent/meta.proto": "confluent/meta_pb2.py",
-    "confluent/type/decimal.proto": "confluent/type/decimal_pb2.py",
-    "confluent/type/variant.proto": "confluent/type/variant_pb2.py",
-}
+_CONFLUENT = {f"confluent/{name}.proto": f"confluent/{name}_pb2.py" for name in ("meta", "type/decimal", "type/variant")}
 STDERR = 2
 #: Lines of protoc's log among its errors.
 _LOGGED = re.compile(r"WARNING: All log messages before|[IWEF]\d{4} ")
@@ -207,10 +204,6 @@ def _of_confluent(name: str) -> Sequence[FileDescriptorProto]:
     folders = package.submodule_search_locations if package is not None else None
     found = FileDescriptorProto()
     for folder in folders or ():
-        spec = importlib.util.spec_from_file_location("confluent_file", Path(folder) / "schema_registry" / _CONFLUENT[name])
-        if spec is None or spec.loader is None:
-            continue
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.DESCRIPTOR.CopyToProto(found)
+        module = runpy.run_path(str(Path(folder) / "schema_registry" / _CONFLUENT[name]))
+        module["DESCRIPTOR"].CopyToProto(found)
     return [*(file for imported in found.dependency for file in known_files(imported)), found]

@@ -15,14 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 
-from game_events.decoding.core.timestamps import microseconds
 from game_events.decoding.core.wire_format import Mask, Rows
 from game_events.decoding.protobuf.arrays import (
     Sizes,
     converted,
     delimited,
     enum_names,
+    json_texts,
     lengths_of,
+    microseconds,
     no_utf8,
     numbers_of,
     sums,
@@ -33,7 +34,6 @@ from game_events.decoding.protobuf.arrays import (
     zigzag,
 )
 from game_events.decoding.protobuf.fields import FIXED_SIZES, MESSAGES, Label, Node, Role
-from game_events.decoding.protobuf.well_known_json import json_texts
 
 _F = FieldDescriptor
 _FIXED_DTYPES = {
