@@ -130,7 +130,7 @@ class _Reader:
         """A singular field: stored array, sizes without tag, and mask of encoded values (None: all)."""
         stored, sizes, is_set = self._values(node, array, lift)
         # A message field has presence whatever the syntax.
-        if node.presence:
+        if node.descriptor.has_presence:
             return stored, sizes, valid(array)
         return stored, sizes, None if is_set.all() else is_set
 
