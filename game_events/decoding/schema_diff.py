@@ -64,11 +64,6 @@ class FieldColumn:
     column: str
 
     @property
-    def declaration(self) -> str:
-        """Declared type and name."""
-        return f"{self.declared} {self.field.name}"
-
-    @property
     def declared(self) -> str:
         """The type as declared; for Avro and JSON as stored."""
         return self.field.declared or self.field.kind
@@ -153,5 +148,5 @@ def _change(before: FieldColumn | None, after: FieldColumn | None) -> Change | N
             kind = Kind.RENAMED
         else:
             return None
-    declared = [None if version is None else version.declaration for version in (before, after)]
+    declared = [version and f"{version.declared} {version.field.name}" for version in (before, after)]
     return Change(kind, newest.message, newest.names, declared[0], declared[1], effect)

@@ -15,12 +15,22 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from game_events.decoding.avro.encoding import MAX_EMPTY_ITEMS, read_bytes, read_long
+from game_events.decoding.avro.encoding import (
+    MAX_EMPTY_ITEMS,
+    Budget,
+    ByType,
+    min_bytes,
+    read_blocks,
+    read_bytes,
+    read_index,
+    read_long,
+    take,
+)
 from game_events.decoding.avro.schema import AvroSchema
+from game_events.decoding.avro.types import AvroType
 from game_events.decoding.core.reasons import DAMAGE, KEPT_BYTES, DamageError, Reason, as_damage
 from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
 from game_events.errors import DataError
-from game_events.sources.files.avro_skip import Skip, Skippers
 from game_events.sources.files.limits import FileLimits
 from game_events.sources.files.offsets import FILE_ROWS
 from game_events.sources.files.record_batches import BATCH_ROWS, FilePart, records, unreadable
@@ -30,6 +40,13 @@ MAGIC, SYNC_BYTES = b"Obj\x01", 16
 #: Bytes of a header, and of a block, compressed or not.
 MAX_HEADER, MAX_BLOCK = 4 * 1024 * 1024, 512 * 1024 * 1024
 _NUMBER_BYTES = 10
+#: (bytes, start of a value) -> its end; raises `DAMAGE` for malformed bytes.
+Skip = Callable[[bytes, int], int]
+_FIXED = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+_LEAVES: dict[str, Skip] = {
+    **dict.fromkeys(("int", "long", "enum"), lambda buf, at: read_long(buf, at)[1]),
+    **dict.fromkeys(("bytes", "string"), lambda buf, at: read_bytes(buf, at)[1]),
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +92,7 @@ def read_container(
         header = read_header(source.read(MAX_HEADER))
         json.loads(header.text)
         guid = schema_guid("AVRO", header.text)
-        skip = Skippers().of(AvroSchema(guid, header.text).root)
+        skip = _Skippers().of(AvroSchema(guid, header.text).root)
     except (*DAMAGE, ValueError, DataError) as error:
         yield unreadable(file, 0, f"no Avro file: {_message(error)}")
         return
@@ -139,6 +156,48 @@ def _block(block: bytes, count: int, skip: Skip, file: FilePart, position: int, 
     if damage:
         detail = f"{count - done:,} records are left of a block: {damage}"
         yield unreadable(file, position + done, detail, block[at:][:KEPT_BYTES])
+
+
+class _Skippers:
+    """Ends of values by type, found without decoding them: values have no separators."""
+
+    def __init__(self) -> None:
+        self.of = ByType[int](self._make).of
+
+    def _make(self, type_: AvroType) -> Skip:
+        match type_.kind:
+            case "record":
+                return _all_of([self.of(f.type) for f in type_.fields])
+            case "union":
+                return _one_of([self.of(inner) for inner in type_.items])
+            case "array":
+                item, least = self.of(type_.items[0]), min_bytes(type_.items[0])
+                return lambda buf, at: read_blocks(buf, at, least, Budget(), item)[1]
+            case "map":
+                value = self.of(type_.items[0])
+                return lambda buf, at: read_blocks(buf, at, 1, Budget(), lambda b, a: value(b, read_bytes(b, a)[1]))[1]
+            case kind if kind in _LEAVES:
+                return _LEAVES[kind]
+            case kind:
+                size = type_.size if kind == "fixed" else _FIXED[kind]
+                return lambda buf, at: take(buf, at, size)[1]
+
+
+def _all_of(members: list[Skip]) -> Skip:
+    def record(buf: bytes, at: int) -> int:
+        for member in members:
+            at = member(buf, at)
+        return at
+
+    return record
+
+
+def _one_of(branches: list[Skip]) -> Skip:
+    def union(buf: bytes, at: int) -> int:
+        index, at = read_index(buf, at, len(branches), "branch")
+        return branches[index](buf, at)
+
+    return union
 
 
 def unpack(data: bytes, codec: str) -> bytes:

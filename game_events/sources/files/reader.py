@@ -17,11 +17,10 @@ from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.errors import GameEventsError
 from game_events.lakehouse.storage.errors import explain, store_errors_named
 from game_events.sources.files.avro_container import read_container
-from game_events.sources.files.json_lines import read_lines
+from game_events.sources.files.delimited import read_delimited, read_lines
 from game_events.sources.files.limits import DecompressedFile, FileLimits, LimitExceededError
 from game_events.sources.files.location import NotAFileError, SourceLocation
 from game_events.sources.files.parquet import read_parquet
-from game_events.sources.files.protobuf_delimited import read_delimited
 from game_events.sources.files.record_batches import FilePart, coalesced, split_by_size, unreadable
 from game_events.sources.files.schemas import NamedSchema
 

@@ -25,9 +25,8 @@ from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.core.source import FILES, Gap, MicroBatch, Offsets, Source, SourceSnapshot, Split
 from game_events.sources.files.file_log import FileLog, LogContent, LogEntry
-from game_events.sources.files.folder import LINK
 from game_events.sources.files.limits import FileLimits
-from game_events.sources.files.location import NotAFileError, SourceFile, SourceLocation
+from game_events.sources.files.location import LINK, NotAFileError, SourceFile, SourceLocation
 from game_events.sources.files.offsets import FILE_ROWS, PARTITION, FileGap, first_offset, number_of
 from game_events.sources.files.reader import FILES_SCHEMA, PARQUET, FileReading, format_of
 from game_events.sources.files.schemas import NamedSchema, named_schema

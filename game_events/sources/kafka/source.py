@@ -17,8 +17,7 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.event_columns import RAW_COLUMNS
 from game_events.sources.core.source import MicroBatch, Offsets, Source, SourceSnapshot, Split
-from game_events.sources.kafka.admin import TIMEOUT_S, KafkaAdmin
-from game_events.sources.kafka.epochs import epochs_before
+from game_events.sources.kafka.admin import TIMEOUT_S, KafkaAdmin, epochs_before
 from game_events.sources.kafka.options import for_java, refuse_managed
 
 #: Id of a topic from a broker without topic ids: 16 bytes of zeros, as librdkafka writes them.
