@@ -33,21 +33,11 @@ SCHEMA = schema_of(
 )
 
 
-@dataclass(frozen=True)
-class LogEntry:
-    """A file of the log, as last listed."""
-
-    number: int
-    path: str
-    size: int
-    modified_us: int
-
-
 @dataclass
 class LogContent:
-    """The log in memory, by number and by path."""
+    """The log in memory: files as last listed, by number, and their numbers by path."""
 
-    entries: list[LogEntry] = field(default_factory=list)
+    entries: list[SourceFile] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
     log_id: str = ""
 
@@ -59,7 +49,7 @@ class LogContent:
             number = self.numbers.get(file.path)
             if number is None:
                 new.append(file)
-            elif (file.size, file.modified_us) != (self.entries[number].size, self.entries[number].modified_us):
+            elif file != self.entries[number]:
                 changed.append(file)
         return new, changed
 
@@ -146,7 +136,7 @@ class FileLog:
         # By number, then changes in the order of their time.
         ordered = sorted(found, key=lambda r: (True, r[5]) if r[4] == CHANGED else (False, r[0]))
         for number, path, size, modified, kind, _ in ordered:
-            entry = LogEntry(number, path, size, modified)
+            entry = SourceFile(path, size, modified)
             if kind == TAKEN and number == len(entries):
                 entries.append(entry)
                 numbers[path] = number

@@ -122,10 +122,10 @@ class FileReader:
                 yield from read_parquet(source, file, self._offer, self._is_damage, bounds, of_archive=self.reading.archive)
             case "avro":
                 yield from read_container(source, file, self._offer, bounds)
-            case "protobuf" if self.reading.framed or (named is not None and named.kind == "PROTOBUF"):
+            case "protobuf" if self.reading.framed or (named is not None and named.schema.format == "PROTOBUF"):
                 identity = None if self.reading.framed or named is None else named.identity
                 yield from read_delimited(source, file, identity, bounds)
-            case "jsonl" if named is not None and named.kind == "JSON":
+            case "jsonl" if named is not None and named.schema.format == "JSON":
                 yield from read_lines(source, file, named.identity, bounds)
             case None:
                 yield unreadable(file, 0, "its name has no known suffix: set GAME_EVENTS_FILES_FORMAT")

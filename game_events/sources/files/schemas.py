@@ -52,11 +52,6 @@ class NamedSchema:
     key: TypeKey
     identity: bytes
 
-    @property
-    def kind(self) -> str:
-        """`PROTOBUF`, `AVRO` or `JSON`."""
-        return self.schema.format
-
 
 def named_schema(settings: Settings, registry: SchemaRegistry) -> NamedSchema | None:
     """The schema of the settings, if they name one.
@@ -67,9 +62,8 @@ def named_schema(settings: Settings, registry: SchemaRegistry) -> NamedSchema | 
     """
     if settings.files_schema is None:
         return None
-    schema = (
-        _from_subject(settings.files_schema, registry) if settings.files_schema.startswith(SUBJECT) else _from_file(settings)
-    )
+    of_registry = settings.files_schema.startswith(SUBJECT)
+    schema = _from_subject(settings.files_schema, registry) if of_registry else _from_file(settings)
     try:
         compiled = compile_schema(schema)
     except DataError as error:
