@@ -5,14 +5,16 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
+from typing import cast
 
-from google.protobuf.descriptor_pb2 import DescriptorProto
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorSet
 
 from game_events.decoding.avro.schema import compile_avro
-from game_events.decoding.compiler import described_files
+from game_events.decoding.compiler import compile_schema
 from game_events.decoding.core.column_map import UNSEEN
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.json.schema import INNER, JsonSchema, SchemaNode, typed
+from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,8 @@ class _ProtobufComments(Comments):
         #: Message -> its comment, and field -> (comment, message type of its value).
         self._messages: dict[str, str] = {}
         self._fields: dict[str, dict[str, tuple[str, str]]] = {}
-        for file in described_files(schema):
+        compiled = cast(ProtobufSchema, compile_schema(schema, "--include_source_info"))
+        for file in FileDescriptorSet.FromString(compiled.files).file:
             found = {tuple(location.path): location for location in file.source_code_info.location}
             texts = {path: _text(at.leading_comments, at.trailing_comments) for path, at in found.items()}
             self._add(file.message_type, file.package, (_MESSAGE,), texts)

@@ -20,13 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
-
 from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import IndexPath, SchemaId
 from game_events.decoding.formats import allow_deep_calls, as_json, from_json, make_decoder
-from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.errors import DataError, TransientError
 
 #: CPU seconds for one request; the same on an idle machine and on a busy one.
@@ -67,12 +64,6 @@ def compile_schema(schema: RegistrySchema, *options: str) -> CompiledSchema:
             return from_json(_CHILD.ask(schema.schema_id, request | {"folder": folder, "work_s": work_s}))
     except OSError as error:
         raise TransientError(f"schema id {schema.schema_id}: no temporary folder can be made: {error}") from error
-
-
-def described_files(schema: RegistrySchema) -> list[FileDescriptorProto]:
-    """The files of a protobuf schema with source info (comments); raises as `compile_schema`."""
-    found = compile_schema(schema, "--include_source_info")
-    return list(FileDescriptorSet.FromString(found.files).file) if isinstance(found, ProtobufSchema) else []
 
 
 def first_decoders(schema: CompiledSchema, paths: Sequence[IndexPath]) -> list[PayloadDecoder]:

@@ -192,12 +192,8 @@ class _Frames:
         if not len(rows):
             return
         heads = np.ascontiguousarray(self._raw[self._starts[rows][:, None] + np.arange(1, prefix)])
-        if magic == 0:
-            found, inverse = np.unique(heads.view(">u4").reshape(-1), return_inverse=True)
-            names: list[SchemaId] = [int(number) for number in found]
-        else:
-            found, inverse = np.unique(heads.view("V16").reshape(-1), return_inverse=True)
-            names = [str(uuid.UUID(bytes=item.tobytes())) for item in found]
+        found, inverse = np.unique(heads.view("V16" if magic else ">u4").reshape(-1), return_inverse=True)
+        names: list[SchemaId] = [str(uuid.UUID(bytes=item.tobytes())) if magic else int(item) for item in found]
         if len(names) == 1:
             yield names[0], rows
             return

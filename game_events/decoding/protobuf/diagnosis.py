@@ -204,7 +204,5 @@ def _varint(payload: bytes, at: int, end: int) -> tuple[int, int]:
         if octet < 0x80:
             return value & _ALL_BITS, at
         if shift == 70:
-            break
-    if shift >= 70:
-        raise _FaultError(Reason.MALFORMED, "a varint of more than ten bytes", begin)
+            raise _FaultError(Reason.MALFORMED, "a varint of more than ten bytes", begin)
     raise _FaultError(Reason.TRUNCATED, "the varint runs past the end", begin)

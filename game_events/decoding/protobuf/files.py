@@ -21,7 +21,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_tools import protoc
 
-from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
 from game_events.decoding.protobuf.schema import ProtobufSchema, from_base64
 from game_events.decoding.protobuf.source_text import Names, imports, without_map_entries
 from game_events.errors import DataError
@@ -42,11 +42,15 @@ def compile_files(schema: RegistrySchema, folder: Path, *options: str) -> Protob
     files = _Files(references, folder, options)
     try:
         files.add(main, schema.text)
-        return ProtobufSchema(
-            schema.schema_id, main, files.checked(), counts_entries=schema.has_own_guid or files.counts_entries(schema.text)
-        )
+        return ProtobufSchema(schema.schema_id, main, files.checked(), _counts_entries(schema))
     except DataError as error:
         raise DataError(f"schema id {schema.schema_id} does not compile: {error}") from None
+
+
+def _counts_entries(schema: RegistrySchema) -> bool:
+    """Whether message indexes count map entries (see `ProtobufSchema`), as they also do in schemas from files."""
+    from_file = schema.schema_id == schema_guid(schema.format, schema.text, schema.references)
+    return from_file or from_base64(schema.text) is not None or bool(without_map_entries(schema.text)[1])
 
 
 def _names(stem: str) -> Iterable[str]:
@@ -125,11 +129,6 @@ class _Files:
         except (TypeError, ValueError, KeyError) as error:
             raise DataError(str(error)) from None
         return FileDescriptorSet(file=self._done.values()).SerializeToString()
-
-    @staticmethod
-    def counts_entries(text: str) -> bool:
-        """Whether message indexes count map entries (see `ProtobufSchema`)."""
-        return from_base64(text) is not None or bool(without_map_entries(text)[1])
 
 
 def _make_map_entry(file: FileDescriptorProto, path: Names) -> None:

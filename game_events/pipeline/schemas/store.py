@@ -16,7 +16,7 @@ from game_events.decoding.core.column_map import Field
 from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import IndexPath, SchemaId, ordered
-from game_events.decoding.declared_names import declared_names
+from game_events.decoding.formats import declared_names
 from game_events.errors import DataError, TransientError
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive, require_same
 from game_events.lakehouse.tables import Lakehouse

@@ -5,7 +5,7 @@ Each record keeps the epoch of the partition leader that wrote it.
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import datetime
 from typing import Any
@@ -83,9 +83,8 @@ class KafkaAdmin:
         self._seen.update(found)
         return found
 
-    def offset_ranges(self, wanted: Iterable[Split]) -> tuple[Offsets, Offsets, Offsets]:
+    def offset_ranges(self, splits: Collection[Split]) -> tuple[Offsets, Offsets, Offsets]:
         """First offset, end of the committed ones, and leader epoch (if known) of each split; raises as `describe`."""
-        splits = {(split.topic, split.partition): split for split in wanted}
         first = self._listed(splits, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         last = self._listed(splits, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         epochs = {split: found.leader_epoch for split, found in last.items() if found.leader_epoch is not None}
@@ -94,7 +93,7 @@ class KafkaAdmin:
     def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:
         """Split -> first offset of a record not older than a time; splits without such a record are left out."""
         since = OffsetSpec.for_timestamp(int(when.timestamp() * 1000))
-        found = _offsets(self._listed({(split.topic, split.partition): split for split in splits}, since))
+        found = _offsets(self._listed(splits, since))
         return {split: offset for split, offset in found.items() if offset >= 0}
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
@@ -106,7 +105,8 @@ class KafkaAdmin:
         if refused:
             raise self._memory.explain(f"offsets of consumer group {group}", refused[0])
 
-    def _listed(self, splits: Mapping[tuple[str, int], Split], spec: OffsetSpec) -> dict[Split, ListOffsetsResultInfo]:
+    def _listed(self, wanted: Iterable[Split], spec: OffsetSpec) -> dict[Split, ListOffsetsResultInfo]:
+        splits = {(split.topic, split.partition): split for split in wanted}
         if not splits:
             return {}
         asked = dict.fromkeys((TopicPartition(*name) for name in splits), spec)
