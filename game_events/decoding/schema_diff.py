@@ -148,5 +148,5 @@ def _change(before: FieldColumn | None, after: FieldColumn | None) -> Change | N
             kind = Kind.RENAMED
         else:
             return None
-    declared = [version and f"{version.declared} {version.field.name}" for version in (before, after)]
+    declared = [None if version is None else f"{version.declared} {version.field.name}" for version in (before, after)]
     return Change(kind, newest.message, newest.names, declared[0], declared[1], effect)

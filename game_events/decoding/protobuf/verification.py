@@ -123,7 +123,7 @@ class _Reader:
                 total += sizes
             arrays.append(stored)
         for masks in members.values():
-            _add(self.doubts.wrong, np.greater(np.sum(masks, axis=0, dtype=np.int32), 1), lift)
+            _add(self.doubts.wrong, np.flatnonzero(np.sum(masks, axis=0, dtype=np.int32) > 1), lift)
         return arrays, total + constant if constant else total
 
     def _one(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask | None]:
@@ -140,11 +140,11 @@ class _Reader:
         counts, content = np.diff(offsets), sums(sizes, offsets)
         if node.descriptor.is_packed:
             total = np.where(counts > 0, tag + delimited(content), 0)
-            _add(self.doubts.ambiguous, counts == 1, lift)
+            _add(self.doubts.ambiguous, np.flatnonzero(counts == 1), lift)
         else:
             total = counts * tag + content
             if _is_packable(node):
-                _add(self.doubts.ambiguous, (counts > 1) & (tag + delimited(content) < total), lift)
+                _add(self.doubts.ambiguous, np.flatnonzero((counts > 1) & (tag + delimited(content) < total)), lift)
         return pa.ListArray.from_arrays(array.offsets, stored, type=node.stored()), total
 
     def _map(self, node: Node, array: pa.Array, tag: int, lift: Lift) -> tuple[pa.Array, npt.NDArray[np.int64]]:
@@ -154,7 +154,7 @@ class _Reader:
         keys, key_sizes, key_set = self._values(key, array.keys, inner)
         items, item_sizes, item_set = self._values(node, array.items, inner)
         # Missing keys and values are the default (natively NULL for a message).
-        _add(self.doubts.ambiguous, ~(key_set & item_set), inner)
+        _add(self.doubts.ambiguous, np.flatnonzero(~(key_set & item_set)), inner)
         if (np.diff(offsets) > 1).any():
             codes = pc.dictionary_encode(array.keys)
             rows = np.repeat(np.arange(len(array), dtype=np.int64), np.diff(offsets))
@@ -179,7 +179,7 @@ class _Reader:
             # Parquet has no struct without fields: only presence is stored. Its content is unknown, so doubtful.
             stored = pa.array(set_, pa.bool_(), mask=~set_) if len(array) else pa.array([], pa.bool_())
             return stored, 1, np.zeros(len(array), dtype=bool)
-        _add(self.doubts.unread, set_ & (lengths > 0), lift)
+        _add(self.doubts.unread, np.flatnonzero(set_ & (lengths > 0)), lift)
         if node.role is Role.JSON:
             stored, bad = json_texts(array, node.message)
             _add(self.doubts.wrong, bad, lift)
@@ -192,7 +192,7 @@ class _Reader:
         match node.role:
             case Role.TIME | Role.DURATION:
                 stored, bad = microseconds(arrays[0], arrays[1], node.element())
-                _add(self.doubts.unfit, bad, lift)
+                _add(self.doubts.unfit, np.flatnonzero(bad), lift)
                 stored = with_validity(stored, array)
             case Role.WRAPPER:
                 stored = with_validity(arrays[0], array)
@@ -223,7 +223,7 @@ class _Reader:
             low, high = _RANGES_32[kind]
             if numbers.min() < low or numbers.max() > high:
                 # Python's protobuf truncates the upper bits.
-                _add(self.doubts.wrong, (numbers < low) | (numbers > high), lift)
+                _add(self.doubts.wrong, np.flatnonzero((numbers < low) | (numbers > high)), lift)
         sizes = varint_sizes(zigzag(numbers) if kind in (_F.TYPE_SINT32, _F.TYPE_SINT64) else numbers)
         if kind != _F.TYPE_ENUM:
             return converted(array, node.element()), sizes, numbers != 0
@@ -235,9 +235,7 @@ class _Reader:
         return stored, sizes, numbers != 0
 
 
-def _add(to: list[Rows], found: Rows | Mask, lift: Lift) -> None:
-    """Add positions, or those of a mask."""
-    rows = np.flatnonzero(found) if found.dtype == bool else found
+def _add(to: list[Rows], rows: Rows, lift: Lift) -> None:
     if len(rows):
         to.append(lift(rows))
 
