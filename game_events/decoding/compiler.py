@@ -95,12 +95,7 @@ class _Child:
         self._late = False
 
     def ask(self, schema_id: SchemaId, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request.
-
-        Raises:
-            DataError: the schema is invalid, too long, or ended the child.
-            TransientError: the child cannot be started, was stopped, or lacks resources.
-        """
+        """The answer to a request; raises as `compile_schema`."""
         packed = json.dumps({"schema_id": schema_id, **request}).encode()
         if len(packed) > MAX_REQUEST:
             raise DataError(

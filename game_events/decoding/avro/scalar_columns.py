@@ -24,12 +24,7 @@ MAX_DIGITS = 38
 
 
 class Column(Protocol):
-    """A column under construction.
-
-    Attributes:
-        type: Arrow type of `finish`.
-        is_text: it holds JSON text, or lists or maps of it.
-    """
+    """A column under construction: Arrow type of `finish`; whether it holds JSON text, or lists or maps of it."""
 
     type: pa.DataType
     is_text: bool

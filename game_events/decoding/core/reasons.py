@@ -44,18 +44,11 @@ def too_large(size: str, most: int) -> str:
 
 
 class DamageError(Exception):
-    """A payload that cannot be read exactly.
-
-    Attributes:
-        reason: reason in quarantine.
-        what: description of the error.
-        path: field names from the value outwards.
-    """
+    """A payload that cannot be read exactly: reason in quarantine, description, and field names from the value outwards."""
 
     def __init__(self, reason: Reason, what: str) -> None:
         super().__init__(reason, what)
-        self.reason = reason
-        self.what = what
+        self.reason, self.what = reason, what
         self.path: list[str] = []
 
     def detail(self, message: str) -> str:

@@ -10,7 +10,6 @@ import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +39,7 @@ MAGIC, SYNC_BYTES = b"Obj\x01", 16
 #: Bytes of a header, and of a block, compressed or not.
 MAX_HEADER, MAX_BLOCK = 4 * 1024 * 1024, 512 * 1024 * 1024
 _NUMBER_BYTES = 10
+BAD_BLOCK = (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError)
 #: (bytes, start of a value) -> its end; raises `DAMAGE` for malformed bytes.
 Skip = Callable[[bytes, int], int]
 _FIXED = {"null": 0, "boolean": 1, "float": 4, "double": 8}
@@ -49,18 +49,8 @@ _LEAVES: dict[str, Skip] = {
 }
 
 
-@dataclass(frozen=True)
-class Header:
-    """The header before the blocks."""
-
-    text: str
-    codec: str
-    sync: bytes
-    size: int
-
-
-def read_header(head: bytes) -> Header:
-    """The header in a file's first bytes; raises `DAMAGE` for others."""
+def read_header(head: bytes) -> tuple[str, str, bytes, int]:
+    """Schema text, codec, sync marker and size of the header in a file's first bytes; raises `DAMAGE` for others."""
     if not head.startswith(MAGIC):
         raise DamageError(Reason.MALFORMED, "it does not begin as an Avro file does")
     found: dict[str, bytes] = {}
@@ -77,7 +67,7 @@ def read_header(head: bytes) -> Header:
     if len(head) < at + SYNC_BYTES or "avro.schema" not in found:
         raise DamageError(Reason.TRUNCATED, "its header is not complete")
     codec = found.get("avro.codec", b"null").decode()
-    return Header(found["avro.schema"].decode(), codec, head[at : at + SYNC_BYTES], at + SYNC_BYTES)
+    return found["avro.schema"].decode(), codec, head[at : at + SYNC_BYTES], at + SYNC_BYTES
 
 
 def read_container(
@@ -89,27 +79,27 @@ def read_container(
     """
     position = unpacked = 0
     try:
-        header = read_header(source.read(MAX_HEADER))
-        json.loads(header.text)
-        guid = schema_guid("AVRO", header.text)
-        skip = _Skippers().of(AvroSchema(guid, header.text).root)
+        text, codec, sync, at = read_header(source.read(MAX_HEADER))
+        json.loads(text)
+        guid = schema_guid("AVRO", text)
+        skip = _Skippers().of(AvroSchema(guid, text).root)
     except (*DAMAGE, ValueError, DataError) as error:
         yield unreadable(file, 0, f"no Avro file: {_message(error)}")
         return
-    offer(RegistrySchema(guid, "AVRO", header.text))
+    offer(RegistrySchema(guid, "AVRO", text))
     identity = identity_bytes(guid, (), indexed=False)
-    at, end = header.size, source.size()
+    end = source.size()
     while at < end:
         try:
             # The next file's offsets begin after `FILE_ROWS`.
-            count, stored, after = _stored_block(source, at, header.sync, FILE_ROWS - position)
+            count, stored, after = _stored_block(source, at, sync, FILE_ROWS - position)
         except DAMAGE as error:
             yield unreadable(file, position, f"from byte {at:,} on: {_message(error)}; {end - at:,} bytes are left of the file")
             return
         at = after
         try:
-            block = unpack(stored, header.codec)
-        except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            block = unpack(stored, codec)
+        except BAD_BLOCK as error:
             yield unreadable(file, position, f"a block of {count:,} records cannot be decompressed: {_message(error)}")
         else:
             unpacked += len(block)
@@ -201,11 +191,7 @@ def _one_of(branches: list[Skip]) -> Skip:
 
 
 def unpack(data: bytes, codec: str) -> bytes:
-    """Decompress a block.
-
-    Raises:
-        ValueError, OSError, EOFError, zlib.error, lzma.LZMAError: damaged, too large, or an unknown codec.
-    """
+    """Decompress a block; one of `BAD_BLOCK` if it is damaged, too large, or of an unknown codec."""
     match codec:
         case "null":
             return data

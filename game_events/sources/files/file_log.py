@@ -4,7 +4,7 @@ Guarantee: a path has one number for ever, also with concurrent runs and crashes
 bronze's progress is a number. A file that is overwritten later is recorded as changed and not read again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -41,17 +41,11 @@ class LogContent:
     numbers: dict[str, int] = field(default_factory=dict)
     log_id: str = ""
 
-    def compare(self, found: Iterable[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
+    def compare(self, found: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
         """Listed files that are not in the log, and those that changed since they were logged."""
-        new: list[SourceFile] = []
-        changed: list[SourceFile] = []
-        for file in found:
-            number = self.numbers.get(file.path)
-            if number is None:
-                new.append(file)
-            elif file != self.entries[number]:
-                changed.append(file)
-        return new, changed
+        known = [file for file in found if file.path in self.numbers]
+        changed = [file for file in known if file != self.entries[self.numbers[file.path]]]
+        return [file for file in found if file.path not in self.numbers], changed
 
 
 class FileLog:
@@ -67,11 +61,7 @@ class FileLog:
         self._handle: DeltaTable | None = None
 
     def known(self) -> LogContent:
-        """Every file that was taken in; only what came since the last look is read.
-
-        Raises:
-            DataError: the table was restored: numbers would be given twice.
-        """
+        """Every file that was taken in; reads what came since the last look; DataError if the table was restored."""
         table = self.declaration.table
         self._handle = handle = table.open()
         if handle is None:
@@ -94,12 +84,9 @@ class FileLog:
 
     @retry_on_conflict()
     def take_in(self, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> LogContent:
-        """Number new files, in this order, and record changed ones, in one commit.
+        """Number new files, in this order, and record changed ones, in one commit; ConflictError if others won every attempt.
 
         After a conflict the log is read again: files that the concurrent run has added are not new any more.
-
-        Raises:
-            ConflictError: concurrent runs won every attempt.
         """
         known = self.known()
         left, other = known.compare(new)[0], known.compare(changed)[1]

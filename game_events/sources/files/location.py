@@ -46,13 +46,7 @@ class NotAFileError(Exception):
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One listed file.
-
-    Attributes:
-        path: its full path or URI.
-        size: bytes.
-        modified_us: modification time, microseconds since 1970.
-    """
+    """One listed file: its full path or URI, bytes, modification time in microseconds since 1970."""
 
     path: str
     size: int
@@ -61,12 +55,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Location of the files; picklable, used by workers to open files.
-
-    Attributes:
-        root: folder or URI, without a trailing slash.
-        options: of the object store, without credentials.
-    """
+    """Folder or URI without a trailing slash, and options of the object store without credentials; picklable, for workers."""
 
     root: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
@@ -131,12 +120,7 @@ class SourceLocation:
 
     @contextmanager
     def open(self, path: str) -> Iterator[pa.NativeFile]:
-        """Open one of its files for random access.
-
-        Raises:
-            FileNotFoundError: it does not exist.
-            NotAFileError: it is a link or a pipe, or this user may not read it.
-        """
+        """Open one of its files for random access; FileNotFoundError, NotAFileError."""
         below = path.removeprefix(f"{self.root}/")
         if self.local:
             with open(self._descriptor(below), "rb", buffering=0) as file, pa.PythonFile(file, mode="r") as source:  # noqa: PTH123

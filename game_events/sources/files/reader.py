@@ -64,11 +64,7 @@ class FileReading:
 
 @dataclass
 class FileReader:
-    """Reads files in one task.
-
-    Attributes:
-        schemas: schemas found in files, by GUID or id, to be reported to the driver.
-    """
+    """Reads files in one task; `schemas`: those found in files, by GUID or id, to be reported to the driver."""
 
     reading: FileReading
     schemas: dict[int | str, RegistrySchema] = field(default_factory=dict)

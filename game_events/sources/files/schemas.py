@@ -40,12 +40,9 @@ def identity_bytes(schema_id: SchemaId, path: IndexPath, *, indexed: bool) -> by
 
 @dataclass(frozen=True)
 class NamedSchema:
-    """The schema of the settings, for records of files without one.
+    """The schema of the settings, with an id of the registry or a derived GUID, for records of files without one.
 
-    Attributes:
-        schema: the schema, with an id of the registry or a derived GUID.
-        key: type of the records.
-        identity: value of their schema header.
+    `key`: type of the records; `identity`: value of their schema header.
     """
 
     schema: RegistrySchema

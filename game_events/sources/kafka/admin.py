@@ -158,7 +158,6 @@ def _offsets(found: Mapping[Split, ListOffsetsResultInfo]) -> Offsets:
 
 
 def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, Any]:
-    """The answers, without those for unknown topics and partitions."""
     found = {}
     for key, future in asked.items():
         try:
@@ -172,10 +171,8 @@ def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, An
 def epochs_before(settings: Settings, offsets: Offsets, earliest: Offsets, timeout_s: float) -> Offsets:
     """Split -> epoch of the last record before an offset; splits without a record right before it are left out.
 
-    `earliest`: split -> first offset that still exists; `timeout_s`: longest wait for `SPLITS_AT_ONCE` splits.
-
-    Raises:
-        ConfigurationError, TransientError: the broker refuses or does not answer.
+    `earliest`: split -> first offset that still exists; `timeout_s`: longest wait for `SPLITS_AT_ONCE` splits. Raises
+    ConfigurationError or TransientError if the broker refuses or does not answer.
     """
     first = {split: max(earliest.get(split, 0), at - LOOK_BACK) for split, at in offsets.items()}
     asked = [split for split, at in offsets.items() if first[split] < at]

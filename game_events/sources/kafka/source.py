@@ -31,11 +31,7 @@ class KafkaSource(Source):
     """Reads topics' metadata from the driver and their records through Spark."""
 
     def __init__(self, settings: Settings, timeout_s: float | None = None) -> None:
-        """Connects at the first call; `timeout_s`: longest wait for one answer, None: that of `KafkaAdmin`.
-
-        Raises:
-            ConfigurationError: `kafka_options` names an option that exactly-once depends on.
-        """
+        """Connects at the first call; raises as `refuse_managed`; `timeout_s`: as `KafkaAdmin`."""
         refuse_managed(settings.kafka_options)
         self.servers = settings.kafka_bootstrap_servers
         self._settings = settings
