@@ -2,7 +2,7 @@
 
 import struct
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -157,7 +157,9 @@ class _DecimalLeaf(Leaf):
 
     def array(self, values: list[Any]) -> pa.Array:
         if pa.types.is_decimal(self.type):
-            return decimal_array(values, self.type)
+            raw = b"".join(b"\0" * 16 if v is None else v.to_bytes(16, "little", signed=True) for v in values)
+            valid = pa.array([v is not None for v in values], pa.bool_()).buffers()[1]
+            return pa.Array.from_buffers(self.type, len(values), [valid, pa.py_buffer(raw)])
         return pa.array([None if v is None else f"{Decimal(f'{v}E-{self._scale}'):f}" for v in values], pa.string())
 
 
@@ -209,10 +211,3 @@ _LEAVES: dict[str, Callable[[], Leaf]] = {
     "fixed uuid": lambda: Leaf(pa.string(), _uuid),
     "fixed duration": lambda: Leaf(DURATION, _duration),
 }
-
-
-def decimal_array(unscaled: Sequence[int | None], kind: pa.DataType) -> pa.Array:
-    """An array of decimal128(p, s) of numbers times 10^s, below 10^p; None for NULL."""
-    raw = b"".join(b"\0" * 16 if v is None else v.to_bytes(16, "little", signed=True) for v in unscaled)
-    valid = pa.array([v is not None for v in unscaled], pa.bool_()).buffers()[1]
-    return pa.Array.from_buffers(kind, len(unscaled), [valid, pa.py_buffer(raw)])
