@@ -60,10 +60,10 @@ class RowDecoder(ABC):
         good: list[int] = []
         bad: dict[tuple[Reason, str], list[int]] = {}
         batches: list[pa.RecordBatch] = []
-        size = 0
+        size, read = 0, self._read
         for row, payload in enumerate(payloads.to_pylist()):
             try:
-                self._read(payload)
+                read(payload)
                 good.append(row)
             except DAMAGE as error:
                 damage = as_damage(error)

@@ -55,7 +55,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Folder or URI without a trailing slash, and options of the object store without credentials; picklable, for workers."""
+    """Folder or URI (without a trailing slash), and the object store's options (without credentials); picklable, for workers."""
 
     root: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
@@ -120,7 +120,7 @@ class SourceLocation:
 
     @contextmanager
     def open(self, path: str) -> Iterator[pa.NativeFile]:
-        """Open one of its files for random access; FileNotFoundError, NotAFileError."""
+        """Open one of its files for random access; FileNotFoundError, or NotAFileError for a link, a pipe, or no permission."""
         below = path.removeprefix(f"{self.root}/")
         if self.local:
             with open(self._descriptor(below), "rb", buffering=0) as file, pa.PythonFile(file, mode="r") as source:  # noqa: PTH123
