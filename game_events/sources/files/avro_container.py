@@ -39,6 +39,7 @@ MAGIC, SYNC_BYTES = b"Obj\x01", 16
 #: Bytes of a header, and of a block, compressed or not.
 MAX_HEADER, MAX_BLOCK = 4 * 1024 * 1024, 512 * 1024 * 1024
 _NUMBER_BYTES = 10
+#: Errors of decompressing a block.
 BAD_BLOCK = (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError)
 #: (bytes, start of a value) -> its end; raises `DAMAGE` for malformed bytes.
 Skip = Callable[[bytes, int], int]

@@ -55,7 +55,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Folder or URI (without a trailing slash), and the object store's options (without credentials); picklable, for workers."""
+    """Folder or URI (without a trailing slash), and the store's options (without credentials); picklable, for workers."""
 
     root: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
