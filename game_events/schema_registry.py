@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import httpx2
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
@@ -106,15 +106,13 @@ def registry_client(settings: Settings, timeout_s: float | None = None, retries:
 def _bound(response: httpx2.Response) -> None:
     # Called before an answer is read. Its compressed size would be no limit; no compression was requested.
     response.headers.pop("Content-Encoding", None)
-    response.stream = _BoundedStream(response.stream)
+    response.stream = _BoundedStream(cast(httpx2.SyncByteStream, response.stream))
 
 
 class _BoundedStream(httpx2.SyncByteStream):
     """An answer limited in bytes and total time: the client's time-out is for each piece of it."""
 
-    def __init__(self, stream: httpx2.SyncByteStream | httpx2.AsyncByteStream) -> None:
-        if not isinstance(stream, httpx2.SyncByteStream):
-            raise TypeError(f"{type(stream).__name__} cannot be read here")
+    def __init__(self, stream: httpx2.SyncByteStream) -> None:
         self._stream = stream
 
     def __iter__(self) -> Iterator[bytes]:

@@ -178,10 +178,7 @@ class BatchDecoder:
 
 def _of_smallest_ids(keys: set[TypeKey], number: int) -> set[TypeKey]:
     """The keys of so many ids: the smallest are most likely to exist, as registries count upwards."""
-    ids = {schema_id for schema_id, _ in keys}
-    if len(ids) <= number:
-        return keys
-    kept = set(sorted(ids, key=ordered)[:number])
+    kept = set(sorted({schema_id for schema_id, _ in keys}, key=ordered)[:number])
     return {key for key in keys if key[0] in kept}
 
 

@@ -5,16 +5,16 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Protocol
+from typing import cast
 
-from google.protobuf.descriptor_pb2 import DescriptorProto
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorSet
 
 from game_events.decoding.avro.schema import compile_avro
-from game_events.decoding.compiler import described_files
+from game_events.decoding.compiler import compile_schema
 from game_events.decoding.core.column_map import UNSEEN
 from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.json.nodes import SchemaNode, typed
-from game_events.decoding.json.schema import INNER, JsonSchema
+from game_events.decoding.json.schema import INNER, JsonSchema, SchemaNode, typed
+from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -29,22 +29,18 @@ MAX_CHARS = 500
 _UNSEEN = re.compile(rf"[\x00-\x08\x0b\x0c\x0e-\x1f{UNSEEN}\ud800-\udfff]")
 
 
-class Comments(Protocol):
-    """The comments of one schema."""
+class Comments:
+    """The comments of one schema; none, unless a subclass reads them."""
 
-    def of(self, message: str, names: tuple[str, ...] = ()) -> str:
-        """The original comment of a message type, by its full name, or of the field at a path of names; "": none."""
-
-
-class _NoComments:
     def of(self, message: str, names: tuple[str, ...] = ()) -> str:  # noqa: ARG002
+        """The original comment of a message type, by its full name, or of the field at a path of names; "": none."""
         return ""
 
 
-NO_COMMENTS: Comments = _NoComments()
+NO_COMMENTS = Comments()
 
 
-class ProtobufComments:
+class _ProtobufComments(Comments):
     """Comments of `.proto` files, before a field or after it on its line; a base64 descriptor has none.
 
     Source: google/protobuf/descriptor.proto, "SourceCodeInfo.Location".
@@ -55,13 +51,13 @@ class ProtobufComments:
         #: Message -> its comment, and field -> (comment, message type of its value).
         self._messages: dict[str, str] = {}
         self._fields: dict[str, dict[str, tuple[str, str]]] = {}
-        for file in described_files(schema):
+        compiled = cast(ProtobufSchema, compile_schema(schema, "--include_source_info"))
+        for file in FileDescriptorSet.FromString(compiled.files).file:
             found = {tuple(location.path): location for location in file.source_code_info.location}
             texts = {path: _text(at.leading_comments, at.trailing_comments) for path, at in found.items()}
             self._add(file.message_type, file.package, (_MESSAGE,), texts)
 
     def of(self, message: str, names: tuple[str, ...] = ()) -> str:
-        """See `Comments.of`."""
         text = self._messages.get(message, "")
         for name in names:
             text, message = self._fields.get(message, {}).get(name, ("", ""))
@@ -91,7 +87,7 @@ def _text(leading: str, trailing: str) -> str:
     return " ".join(part.strip() for part in (leading, trailing) if part.strip())
 
 
-class AvroComments:
+class _AvroComments(Comments):
     """`doc` of Avro's fields and named types."""
 
     def __init__(self, schema: RegistrySchema) -> None:
@@ -99,7 +95,6 @@ class AvroComments:
         self._root = compile_avro(schema).root
 
     def of(self, message: str, names: tuple[str, ...] = ()) -> str:
-        """See `Comments.of`."""
         if message != self._root.name:
             return ""
         types, text = [self._root], self._root.doc
@@ -113,7 +108,7 @@ class AvroComments:
         return text
 
 
-class JsonComments:
+class _JsonComments(Comments):
     """`description` of JSON Schema's properties; beside a `$ref` the local one takes precedence.
 
     Source: JSON Schema, "A Vocabulary for Basic Meta-Data Annotations".
@@ -125,7 +120,6 @@ class JsonComments:
         _ = self._schema.root
 
     def of(self, message: str, names: tuple[str, ...] = ()) -> str:
-        """See `Comments.of`."""
         if message != self._schema.message:
             return ""
         places = self._parts([self._schema.root])
@@ -146,9 +140,9 @@ class JsonComments:
 def read_comments(schema: RegistrySchema) -> Comments:
     """The comments of a schema, none if they cannot be read; TransientError if the compiler cannot be used now."""
     readers: dict[str, Callable[[RegistrySchema], Comments]] = {
-        "PROTOBUF": ProtobufComments,
-        "AVRO": AvroComments,
-        "JSON": JsonComments,
+        "PROTOBUF": _ProtobufComments,
+        "AVRO": _AvroComments,
+        "JSON": _JsonComments,
     }
     try:
         return readers[schema.format](schema)

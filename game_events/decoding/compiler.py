@@ -20,13 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
-
 from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import IndexPath, SchemaId
 from game_events.decoding.formats import allow_deep_calls, as_json, from_json, make_decoder
-from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.errors import DataError, TransientError
 
 #: CPU seconds for one request; the same on an idle machine and on a busy one.
@@ -51,46 +48,14 @@ _START = (
 )
 
 
-def compile_schema(schema: RegistrySchema) -> CompiledSchema:
-    """Compile a registry's schema.
+def compile_schema(schema: RegistrySchema, *options: str) -> CompiledSchema:
+    """Compile a registry's schema; `options`: of protoc.
 
     Raises:
         DataError: the text does not compile within `WORK_S` and `MEMORY`, or its format is not supported; the message holds the
             compiler's.
         TransientError: the child cannot be started, was stopped, or the machine lacks resources (room for files).
     """
-    return _ask_to_compile(schema)
-
-
-def described_files(schema: RegistrySchema) -> list[FileDescriptorProto]:
-    """The files of a protobuf schema with source info (comments); raises as `compile_schema`."""
-    found = _ask_to_compile(schema, "--include_source_info")
-    return list(FileDescriptorSet.FromString(found.files).file) if isinstance(found, ProtobufSchema) else []
-
-
-def first_decoder(schema: CompiledSchema, path: IndexPath) -> PayloadDecoder:
-    """The decoder of a new message type, tried in the child first (workers use `make_decoder`).
-
-    Raises:
-        DataError: there is no such type, or it cannot be decoded within `WORK_S` and `MEMORY`.
-        TransientError: as `compile_schema`.
-    """
-    return first_decoders(schema, [path])[0]
-
-
-def first_decoders(schema: CompiledSchema, paths: Sequence[IndexPath]) -> list[PayloadDecoder]:
-    """The decoders of several message types: one request for each `STEPS` of them; raises as `first_decoder`."""
-    for begin in range(0, len(paths), STEPS):
-        some = paths[begin : begin + STEPS]
-        _CHILD.ask(schema.schema_id, {"schema": as_json(schema), "paths": some, "work_s": WORK_S + STEP_S * (len(some) - 1)})
-    allow_deep_calls()
-    try:
-        return [make_decoder(schema, path) for path in paths]
-    except (ValueError, TypeError, RecursionError, ArithmeticError, LookupError) as error:
-        raise DataError(f"schema id {schema.schema_id} cannot be decoded: {type(error).__name__}: {error}") from None
-
-
-def _ask_to_compile(schema: RegistrySchema, *options: str) -> CompiledSchema:
     allow_deep_calls()
     request = {"format": schema.format, "text": schema.text, "references": schema.references, "options": options}
     work_s = WORK_S + STEP_S * min(len(schema.references), STEPS)
@@ -99,6 +64,23 @@ def _ask_to_compile(schema: RegistrySchema, *options: str) -> CompiledSchema:
             return from_json(_CHILD.ask(schema.schema_id, request | {"folder": folder, "work_s": work_s}))
     except OSError as error:
         raise TransientError(f"schema id {schema.schema_id}: no temporary folder can be made: {error}") from error
+
+
+def first_decoders(schema: CompiledSchema, paths: Sequence[IndexPath]) -> list[PayloadDecoder]:
+    """The decoders of new message types, tried in the child first (workers use `make_decoder`), `STEPS` in one request.
+
+    Raises:
+        DataError: there is no such type, or it cannot be decoded within `WORK_S` and `MEMORY`.
+        TransientError: as `compile_schema`.
+    """
+    for begin in range(0, len(paths), STEPS):
+        some = paths[begin : begin + STEPS]
+        _CHILD.ask(schema.schema_id, {"schema": as_json(schema), "paths": some, "work_s": WORK_S + STEP_S * (len(some) - 1)})
+    allow_deep_calls()
+    try:
+        return [make_decoder(schema, path) for path in paths]
+    except (ValueError, TypeError, RecursionError, ArithmeticError, LookupError) as error:
+        raise DataError(f"schema id {schema.schema_id} cannot be decoded: {type(error).__name__}: {error}") from None
 
 
 class _Child:
@@ -113,12 +95,7 @@ class _Child:
         self._late = False
 
     def ask(self, schema_id: SchemaId, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request.
-
-        Raises:
-            DataError: the schema is invalid, too long, or ended the child.
-            TransientError: the child cannot be started, was stopped, or lacks resources.
-        """
+        """The answer to a request; raises as `compile_schema`."""
         packed = json.dumps({"schema_id": schema_id, **request}).encode()
         if len(packed) > MAX_REQUEST:
             raise DataError(

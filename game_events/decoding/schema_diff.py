@@ -1,7 +1,7 @@
 """Differences of two schema versions by field, and their effects on columns."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from game_events.decoding.core.column_map import ColumnMap, Field, FieldId, field_key, path_inside
@@ -64,11 +64,6 @@ class FieldColumn:
     column: str
 
     @property
-    def declaration(self) -> str:
-        """Declared type and name."""
-        return f"{self.declared} {self.field.name}"
-
-    @property
     def declared(self) -> str:
         """The type as declared; for Avro and JSON as stored."""
         return self.field.declared or self.field.kind
@@ -77,18 +72,15 @@ class FieldColumn:
 def field_columns(messages: Messages, columns: ColumnMap) -> list[FieldColumn]:
     """All fields of a version, nested ones after their parents, with their columns in a map that has the version."""
 
-    def walk(message: str, fields: Sequence[Field], around: FieldColumn | None, keys: Path) -> Iterator[FieldColumn]:
+    def walk(message: str, fields: Sequence[Field], path: Path, names: str, column: str, keys: Path) -> Iterator[FieldColumn]:
         for item in fields:
             key = (*keys, item.id)
-            column = columns.names[field_key(message, key, item.kind)]
-            found = FieldColumn(message, (item.id,), item.name, item, column)
-            if around is not None:
-                names, column = f"{around.names}.{item.name}", f"{around.column}.{column}"
-                found = replace(found, path=(*around.path, item.id), names=names, column=column)
+            own = columns.names[field_key(message, key, item.kind)]
+            found = FieldColumn(message, (*path, item.id), names + item.name, item, column + own)
             yield found
-            yield from walk(message, item.children, found, path_inside(key, item))
+            yield from walk(message, item.children, found.path, f"{found.names}.", f"{found.column}.", path_inside(key, item))
 
-    return [found for message, fields in messages.items() for found in walk(message, fields, None, ())]
+    return [found for message, fields in messages.items() for found in walk(message, fields, (), "", "", ())]
 
 
 def compare(old: Messages, new: Messages, columns: ColumnMap | None = None) -> list[Change]:
@@ -156,5 +148,5 @@ def _change(before: FieldColumn | None, after: FieldColumn | None) -> Change | N
             kind = Kind.RENAMED
         else:
             return None
-    declared = [None if version is None else version.declaration for version in (before, after)]
+    declared = [None if version is None else f"{version.declared} {version.field.name}" for version in (before, after)]
     return Change(kind, newest.message, newest.names, declared[0], declared[1], effect)

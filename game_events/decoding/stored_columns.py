@@ -28,11 +28,12 @@ _UTC = pa.timestamp("us", tz="UTC")
 
 @dataclass(frozen=True)
 class ColumnsSchema(SingleTypeSchema):
-    """A schema of columns (see `protocols.CompiledSchema`)."""
+    """A schema of columns."""
 
-    def name_of(self, path: IndexPath) -> str | None:  # noqa: ARG002 - it has no name
-        """None: files have no message type."""
-        return None
+    @property
+    def names(self) -> dict[IndexPath, str]:
+        """One type without a name: files have no message type."""
+        return {(): ""}
 
 
 class ColumnsDecoder:

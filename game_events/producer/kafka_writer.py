@@ -6,11 +6,11 @@ Delivery: every accepted record exactly once and in order per partition (idempot
 import time
 from typing import Any, Self, TypedDict
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, Message, Producer
 
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
-from game_events.sources.kafka.client import CauseMemory, bad_option, client_options
+from game_events.sources.kafka.client import CauseMemory, client_options, new_client
 
 #: The manifest is exact only if a retry does not write twice. With replication 1 acks=all costs what acks=1 costs.
 DEFAULTS: dict[str, object] = {
@@ -42,10 +42,7 @@ class KafkaWriter:
         self._memory = CauseMemory(settings.kafka_bootstrap_servers)
         self._failure: GameEventsError | None = None
         defaults = DEFAULTS | {key.replace("_", "."): value for key, value in tuning.items()}
-        try:
-            self._producer = Producer(client_options(settings, self._memory, defaults))
-        except KafkaException as error:
-            raise bad_option(error) from error
+        self._producer = new_client(Producer, client_options(settings, self._memory, defaults))
 
     def __enter__(self) -> Self:
         return self

@@ -1,15 +1,15 @@
 """Strict reader of Avro's binary encoding of single values.
 
 Source: Apache Avro 1.12 specification, "Binary Encoding". Each function takes the payload and a position, and returns the value
-and the position after it. A truncated payload raises IndexError (see `errors.as_damage`).
+and the position after it. A truncated payload raises IndexError (see `reasons.as_damage`).
 """
 
-from collections.abc import Callable
-from typing import Generic, TypeVar
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
 
 from game_events.decoding.avro.types import AvroType
-from game_events.decoding.core.errors import DamageError
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.reasons import DamageError, Reason
 
 #: Items without bytes (null, empty records) of one payload: a few bytes can announce 2^62 of them.
 MAX_EMPTY_ITEMS = 10_000
@@ -88,6 +88,21 @@ def read_boolean(buf: bytes, at: int) -> tuple[bool, int]:
     return octet == 1, at + 1
 
 
+#: Simple type -> reader of its values.
+SIMPLE: Mapping[str, Callable[[AvroType], Callable[[bytes, int], tuple[Any, int]]]] = {
+    "null": lambda _: lambda _, at: (None, at),
+    "boolean": lambda _: read_boolean,
+    "int": lambda _: read_long,
+    "long": lambda _: read_long,
+    "float": lambda _: lambda buf, at: (struct.unpack_from("<f", buf, at)[0], at + 4),
+    "double": lambda _: lambda buf, at: (struct.unpack_from("<d", buf, at)[0], at + 8),
+    "bytes": lambda _: read_bytes,
+    "string": lambda _: read_text,
+    "enum": enum_reader,
+    "fixed": lambda type_: lambda buf, at: take(buf, at, type_.size),
+}
+
+
 class ByType(Generic[T]):
     """Functions of (payload, position) by type, each made once; a recursive type refers to its own."""
 
@@ -146,3 +161,16 @@ def read_blocks(buf: bytes, at: int, min_bytes: int, budget: Budget, item: Calla
         if end is not None and at != end:
             raise DamageError(Reason.MALFORMED, "a block that does not end where it says")
         total += count
+
+
+def min_bytes(type_: AvroType, known: dict[int, int] | None = None) -> int:
+    """0 for a type without bytes, else 1; also 1 for a type that must contain itself (it has no values)."""
+    if type_.kind in ("null", "fixed"):
+        return min(type_.size, 1)
+    if type_.kind != "record":
+        return 1
+    known = {} if known is None else known
+    if id(type_) not in known:
+        known[id(type_)] = 1
+        known[id(type_)] = max((min_bytes(f.type, known) for f in type_.fields), default=0)
+    return known[id(type_)]

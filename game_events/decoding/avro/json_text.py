@@ -6,25 +6,12 @@ text with one character for each byte. Numbers that JSON lacks are ``"NaN"``, ``
 
 import json
 import math
-import struct
 from collections.abc import Callable
+from typing import Any
 
-from game_events.decoding.avro.encoding import (
-    INT_RANGE,
-    Budget,
-    ByType,
-    enum_reader,
-    read_blocks,
-    read_boolean,
-    read_bytes,
-    read_index,
-    read_long,
-    read_text,
-    take,
-)
+from game_events.decoding.avro.encoding import INT_RANGE, SIMPLE, Budget, ByType, min_bytes, read_blocks, read_index, read_text
 from game_events.decoding.avro.types import AvroType
-from game_events.decoding.core.errors import DamageError
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.reasons import DamageError, Reason
 
 #: Nested records at most.
 MAX_LEVELS = 100
@@ -54,8 +41,8 @@ class _Readers:
         self.of = ByType[tuple[Value, int]](self._make).of
 
     def _make(self, type_: AvroType) -> ReadValue:
-        nested = {"record": self._record, "union": self._union, "array": self._array, "map": self._map}
-        return (nested.get(type_.kind) or _SIMPLE[type_.kind])(type_)
+        nested = {"record": self._record, "union": self._union, "array": self._items, "map": self._items}
+        return nested.get(type_.kind, _simple)(type_)
 
     def _record(self, type_: AvroType) -> ReadValue:
         members = [(f.name, self.of(f.type)) for f in type_.fields]
@@ -83,57 +70,41 @@ class _Readers:
 
         return read
 
-    def _array(self, type_: AvroType) -> ReadValue:
-        inner, least = self.of(type_.items[0]), min_bytes(type_.items[0])
+    def _items(self, type_: AvroType) -> ReadValue:
+        inner, is_map = self.of(type_.items[0]), type_.kind == "map"
+        least = min_bytes(type_.items[0]) + is_map
 
         def read(buf: bytes, at: int) -> tuple[Value, int]:
-            values: list[Value] = []
+            found: list[tuple[str, Value]] = []
 
             def item(buf: bytes, at: int) -> int:
+                key, at = read_text(buf, at) if is_map else ("", at)
                 value, at = inner(buf, at)
-                values.append(value)
+                found.append((key, value))
                 return at
 
             _, at = read_blocks(buf, at, least, self._budget, item)
-            return values, at
-
-        return read
-
-    def _map(self, type_: AvroType) -> ReadValue:
-        inner, least = self.of(type_.items[0]), 1 + min_bytes(type_.items[0])
-
-        def read(buf: bytes, at: int) -> tuple[Value, int]:
-            values: dict[str, Value] = {}
-
-            def item(buf: bytes, at: int) -> int:
-                key, at = read_text(buf, at)
-                values[key], at = inner(buf, at)
-                return at
-
-            _, at = read_blocks(buf, at, least, self._budget, item)
-            return values, at
+            return (dict(found) if is_map else [value for _, value in found]), at
 
         return read
 
 
-def _binary(buf: bytes, at: int) -> tuple[Value, int]:
-    raw, at = read_bytes(buf, at)
-    return raw.decode("latin-1"), at
+def _simple(type_: AvroType) -> ReadValue:
+    read, as_json = SIMPLE[type_.kind](type_), _AS_JSON.get(type_.kind)
+    if as_json is None:
+        return read
+
+    def read_converted(buf: bytes, at: int) -> tuple[Value, int]:
+        value, at = read(buf, at)
+        return as_json(value), at
+
+    return read_converted
 
 
-def _fixed(type_: AvroType) -> ReadValue:
-    def read(buf: bytes, at: int) -> tuple[Value, int]:
-        raw, at = take(buf, at, type_.size)
-        return raw.decode("latin-1"), at
-
-    return read
-
-
-def _int(buf: bytes, at: int) -> tuple[Value, int]:
-    value, at = read_long(buf, at)
+def _int(value: int) -> Value:
     if not INT_RANGE[0] <= value <= INT_RANGE[1]:
         raise DamageError(Reason.OUT_OF_RANGE, f"a number outside {INT_RANGE[0]}..{INT_RANGE[1]}")
-    return value, at
+    return value
 
 
 def _number(value: float) -> Value:
@@ -142,29 +113,9 @@ def _number(value: float) -> Value:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-#: Simple type -> its reader.
-_SIMPLE: dict[str, Callable[[AvroType], ReadValue]] = {
-    "null": lambda _: lambda _, at: (None, at),
-    "boolean": lambda _: read_boolean,
-    "int": lambda _: _int,
-    "long": lambda _: read_long,
-    "float": lambda _: lambda buf, at: (_number(struct.unpack_from("<f", buf, at)[0]), at + 4),
-    "double": lambda _: lambda buf, at: (_number(struct.unpack_from("<d", buf, at)[0]), at + 8),
-    "bytes": lambda _: _binary,
-    "string": lambda _: read_text,
-    "fixed": _fixed,
-    "enum": enum_reader,
+#: Simple type -> conversion of its values, if there is one.
+_AS_JSON: dict[str, Callable[[Any], Value]] = {
+    "int": _int,
+    **dict.fromkeys(("float", "double"), _number),
+    **dict.fromkeys(("bytes", "fixed"), lambda raw: str(raw, "latin-1")),
 }
-
-
-def min_bytes(type_: AvroType, known: dict[int, int] | None = None) -> int:
-    """0 for a type without bytes, else 1; also 1 for a type that must contain itself (it has no values)."""
-    if type_.kind in ("null", "fixed"):
-        return min(type_.size, 1)
-    if type_.kind != "record":
-        return 1
-    known = {} if known is None else known
-    if id(type_) not in known:
-        known[id(type_)] = 1
-        known[id(type_)] = max((min_bytes(f.type, known) for f in type_.fields), default=0)
-    return known[id(type_)]

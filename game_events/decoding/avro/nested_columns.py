@@ -6,12 +6,12 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from game_events.decoding.avro.encoding import Budget, read_blocks, read_bytes, read_index
-from game_events.decoding.avro.json_text import min_bytes, text_reader
+from game_events.decoding.avro.encoding import Budget, min_bytes, read_blocks, read_bytes, read_index
+from game_events.decoding.avro.json_text import text_reader
 from game_events.decoding.avro.scalar_columns import DURATION, Column, Leaf, leaf
 from game_events.decoding.avro.types import AvroType
 from game_events.decoding.core.column_map import Field
-from game_events.decoding.core.errors import DAMAGE, as_damage
+from game_events.decoding.core.reasons import DAMAGE, as_damage
 from game_events.errors import DataError
 
 #: Depth to which types become columns; deeper ones become JSON text.

@@ -2,26 +2,17 @@
 
 import struct
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.decoding.avro.encoding import (
-    INT_RANGE,
-    LONG_RANGE,
-    enum_reader,
-    read_boolean,
-    read_bytes,
-    read_long,
-    read_text,
-    take,
-)
+from game_events.decoding.avro.encoding import INT_RANGE, LONG_RANGE, SIMPLE, read_bytes, read_long, read_text, take
 from game_events.decoding.avro.types import AvroType, Logical
-from game_events.decoding.core.errors import DamageError
-from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.timestamps import TIMESTAMP_RANGE
+from game_events.decoding.core.column_types import TIMESTAMP_RANGE
+from game_events.decoding.core.reasons import DamageError, Reason
 
 #: Days of the years 1 to 9999, the range of Python and Spark.
 DATE_RANGE = (-719_162, 2_932_896)
@@ -33,12 +24,7 @@ MAX_DIGITS = 38
 
 
 class Column(Protocol):
-    """A column under construction.
-
-    Attributes:
-        type: Arrow type of `finish`.
-        is_text: it holds JSON text, or lists or maps of it.
-    """
+    """A column under construction: Arrow type of `finish`; whether it holds JSON text, or lists or maps of it."""
 
     type: pa.DataType
     is_text: bool
@@ -171,8 +157,10 @@ class _DecimalLeaf(Leaf):
 
     def array(self, values: list[Any]) -> pa.Array:
         if pa.types.is_decimal(self.type):
-            return decimal_array(values, self.type)
-        return pa.array([None if v is None else decimal_text(v, self._scale) for v in values], pa.string())
+            raw = b"".join(b"\0" * 16 if v is None else v.to_bytes(16, "little", signed=True) for v in values)
+            valid = pa.array([v is not None for v in values], pa.bool_()).buffers()[1]
+            return pa.Array.from_buffers(self.type, len(values), [valid, pa.py_buffer(raw)])
+        return pa.array([None if v is None else f"{Decimal(f'{v}E-{self._scale}'):f}" for v in values], pa.string())
 
 
 def leaf(type_: AvroType) -> Leaf:
@@ -183,7 +171,7 @@ def leaf(type_: AvroType) -> Leaf:
     if logical is not None and "timestamp" in logical.name:
         return _timestamp(logical.name)
     name = type_.kind if logical is None else f"{type_.kind} {logical.name}"
-    return _LEAVES[name](type_)
+    return Leaf(_PLAIN[name], SIMPLE[name](type_)) if name in _PLAIN else _LEAVES[name]()
 
 
 def _timestamp(name: str) -> Leaf:
@@ -206,36 +194,20 @@ def _duration(buf: bytes, at: int) -> tuple[dict[str, int], int]:
     return dict(zip(("months", "days", "milliseconds"), struct.unpack("<III", raw), strict=True)), at
 
 
-#: Type, or type and logical type -> its column.
-_LEAVES: dict[str, Callable[[AvroType], Leaf]] = {
-    # A column without values.
-    "null": lambda _: Leaf(pa.bool_(), lambda _, at: (None, at)),
-    "boolean": lambda _: Leaf(pa.bool_(), read_boolean),
-    "int": lambda _: _NumberLeaf(pa.int64(), INT_RANGE),
-    "long": lambda _: _NumberLeaf(pa.int64(), LONG_RANGE),
-    "float": lambda _: Leaf(pa.float32(), lambda buf, at: (struct.unpack_from("<f", buf, at)[0], at + 4)),
-    "double": lambda _: Leaf(pa.float64(), lambda buf, at: (struct.unpack_from("<d", buf, at)[0], at + 8)),
-    "bytes": lambda _: Leaf(pa.binary(), read_bytes),
-    "string": lambda _: _StringLeaf(),
-    "enum": lambda type_: Leaf(pa.string(), enum_reader(type_)),
-    "fixed": lambda type_: Leaf(pa.binary(), lambda buf, at: take(buf, at, type_.size)),
-    "int date": lambda _: _NumberLeaf(pa.date32(), DATE_RANGE),
-    "int time-millis": lambda _: _NumberLeaf(pa.int64(), (0, DAY_US // 1_000 - 1), times=1_000),
-    "long time-micros": lambda _: _NumberLeaf(pa.int64(), (0, DAY_US - 1)),
-    "string uuid": lambda _: _StringLeaf(),
-    "fixed uuid": lambda _: Leaf(pa.string(), _uuid),
-    "fixed duration": lambda _: Leaf(DURATION, _duration),
+#: Type whose values are stored as they are -> type of its column; null: a column without values.
+_PLAIN = {
+    "null": pa.bool_(), "boolean": pa.bool_(), "float": pa.float32(), "double": pa.float64(), "bytes": pa.binary(),
+    "enum": pa.string(), "fixed": pa.binary(),
+}  # fmt: skip
+#: Other types, or type and logical type -> its column.
+_LEAVES: dict[str, Callable[[], Leaf]] = {
+    "int": lambda: _NumberLeaf(pa.int64(), INT_RANGE),
+    "long": lambda: _NumberLeaf(pa.int64(), LONG_RANGE),
+    "string": _StringLeaf,
+    "int date": lambda: _NumberLeaf(pa.date32(), DATE_RANGE),
+    "int time-millis": lambda: _NumberLeaf(pa.int64(), (0, DAY_US // 1_000 - 1), times=1_000),
+    "long time-micros": lambda: _NumberLeaf(pa.int64(), (0, DAY_US - 1)),
+    "string uuid": _StringLeaf,
+    "fixed uuid": lambda: Leaf(pa.string(), _uuid),
+    "fixed duration": lambda: Leaf(DURATION, _duration),
 }
-
-
-def decimal_array(unscaled: Sequence[int | None], kind: pa.DataType) -> pa.Array:
-    """An array of decimal128(p, s) of numbers times 10^s, below 10^p; None for NULL."""
-    raw = b"".join(b"\0" * 16 if v is None else v.to_bytes(16, "little", signed=True) for v in unscaled)
-    valid = pa.array([v is not None for v in unscaled], pa.bool_()).buffers()[1]
-    return pa.Array.from_buffers(kind, len(unscaled), [valid, pa.py_buffer(raw)])
-
-
-def decimal_text(unscaled: int, scale: int) -> str:
-    """``decimal_text(-1234, 2)`` is ``-12.34``."""
-    sign, digits = ("-" if unscaled < 0 else ""), str(abs(unscaled)).rjust(scale + 1, "0")
-    return f"{sign}{digits[: len(digits) - scale]}.{digits[len(digits) - scale :]}" if scale else sign + digits

@@ -1,30 +1,130 @@
-"""Avro schemas of a registry: text and references."""
+"""Avro schemas of a registry: JSON text and references -> a tree of types with resolved names.
+
+Source: Apache Avro 1.12 specification, "Schema Declaration". Aliases and defaults are for readers' schemas and change nothing
+here but a field's identity.
+"""
 
 import json
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from game_events.decoding.avro.parser import Parser
-from game_events.decoding.avro.types import AvroType
+from game_events.decoding.avro.types import AvroField, AvroType, Node, logical_type
 from game_events.decoding.core.protocols import SingleTypeSchema
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import IndexPath
 from game_events.errors import DataError
 
+PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+#: Key of the items' type.
+_ITEMS = {"array": "items", "map": "values"}
+
+
+class _Parser:
+    """Builds the types of a schema and its references; raises ValueError with the path of an error."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, AvroType] = {}
+        self._makers: Mapping[str, Callable[[Node, str, str], AvroType]] = {
+            **dict.fromkeys(PRIMITIVES, lambda node, *_: AvroType(node["type"], node["type"], logical_type(node))),
+            **dict.fromkeys(_ITEMS, self._items),
+            **dict.fromkeys(("record", "error"), self._record),
+            "enum": self._enum,
+            "fixed": self._fixed,
+        }
+
+    def parse(self, node: Any, namespace: str = "", path: str = "") -> AvroType:  # noqa: ANN401 - any JSON
+        """The type of a node inside a namespace."""
+        match node:
+            case str():
+                return self._by_name(node, namespace, path)
+            case list():
+                return self._union(node, namespace, path)
+            case {"type": str() as kind} if kind in self._makers:
+                return self._makers[kind](node, namespace, path)
+            case {"type": str() | dict() | list() as inner}:
+                return self.parse(inner, namespace, path)
+            case _:
+                raise _error(path, f"{json.dumps(node)[:80]} is no type")
+
+    def _by_name(self, name: str, namespace: str, path: str) -> AvroType:
+        if name in PRIMITIVES:
+            return AvroType(name, name)
+        named = self._names.get(_full_name(name, namespace)) or self._names.get(name)
+        if named is None:
+            raise _error(path, f"no type is named {name!r}")
+        return named
+
+    def _union(self, node: list[Any], namespace: str, path: str) -> AvroType:
+        branches = [self.parse(item, namespace, path) for item in node]
+        kinds = {branch.name: branch.kind for branch in branches}
+        if len(kinds) != len(branches) or "union" in kinds.values() or not branches:
+            raise _error(path, "a union needs branches, of which no two are alike and none is a union")
+        return AvroType("union", "union", items=branches)
+
+    def _items(self, node: Node, namespace: str, path: str) -> AvroType:
+        kind = node["type"]
+        key = _ITEMS[kind]
+        if key not in node:
+            raise _error(path, f"a {kind} without {key!r}")
+        return AvroType(kind, kind, items=[self.parse(node[key], namespace, f"{path}.{key}")])
+
+    def _enum(self, node: Node, namespace: str, path: str) -> AvroType:
+        made = self._named("enum", node, namespace, path)
+        otherwise = f"{made.name}: an enum without a list of symbols"
+        made.symbols = tuple(_listed(node, "symbols", lambda s: isinstance(s, str), otherwise))
+        return made
+
+    def _fixed(self, node: Node, namespace: str, path: str) -> AvroType:
+        made = self._named("fixed", node, namespace, path)
+        made.size = node.get("size", -1)
+        if not isinstance(made.size, int) or made.size < 0:
+            raise ValueError(f"{made.name}: a fixed without a size")
+        made.logical = logical_type(node)
+        return made
+
+    def _record(self, node: Node, namespace: str, path: str) -> AvroType:
+        made = self._named("record", node, namespace, path)
+        inside = made.name.rpartition(".")[0]
+        fields = _listed(node, "fields", _has_name, f"{made.name}: a record without a list of named fields")
+        known = Counter(f["name"] for f in fields)
+        if len(known) != len(fields):
+            raise ValueError(f"{made.name}: two fields have one name")
+        known.update(map(_first_alias, fields))
+        for item in fields:
+            # A renamed field stays the column it was, unless the alias is a field of its own or two fields claim it.
+            alias = _first_alias(item)
+            identity = alias if known[alias] == 1 else item["name"]
+            inner = self.parse(item.get("type"), inside, f"{made.name}.{item['name']}")
+            made.fields.append(AvroField(item["name"], identity, inner, _text(item, "doc")))
+        return made
+
+    def _named(self, kind: str, node: Node, namespace: str, path: str) -> AvroType:
+        name = _text(node, "name")
+        if not name:
+            raise _error(path, f"{kind} without a name")
+        full = _full_name(name, _text({"namespace": namespace, **node}, "namespace"))
+        if full in self._names or full in PRIMITIVES:
+            raise ValueError(f"{full}: the name is defined twice")
+        made = self._names[full] = AvroType(kind, full, doc=_text(node, "doc"))
+        return made
+
 
 @dataclass(frozen=True)
 class AvroSchema(SingleTypeSchema):
-    """Text and references of one schema id (see `protocols.CompiledSchema`)."""
+    """Text and references of one schema id."""
 
     @cached_property
     def root(self) -> AvroType:
         """The schema's own type."""
-        parser = Parser()
+        parser = _Parser()
         for name, text in self.references:
             self._parse(text, f"reference {name!r}", parser)
         return self._parse(self.text, "its text", parser)
 
-    def _parse(self, text: str, where: str, parser: Parser) -> AvroType:
+    def _parse(self, text: str, where: str, parser: _Parser) -> AvroType:
         try:
             node = json.loads(text)
             # Refuses lone surrogates, which no column name and no enum value can hold.
@@ -33,9 +133,10 @@ class AvroSchema(SingleTypeSchema):
         except (ValueError, RecursionError) as error:
             raise DataError(f"schema id {self.schema_id} does not compile: {where}: {error}") from None
 
-    def name_of(self, path: IndexPath) -> str | None:
+    @property
+    def names(self) -> dict[IndexPath, str]:
         """Full name of the schema's type; its kind (``union``) if unnamed."""
-        return self.root.name if self.has(path) else None
+        return {(): self.root.name}
 
     def enums(self) -> dict[str, dict[int | str, str]]:
         """Full names of its enums with their symbols."""
@@ -53,3 +154,36 @@ def compile_avro(schema: RegistrySchema) -> AvroSchema:
     compiled = AvroSchema(schema.schema_id, schema.text, schema.references)
     _ = compiled.root
     return compiled
+
+
+def _error(path: str, what: str) -> ValueError:
+    return ValueError(f"{path or 'schema'}: {what}")
+
+
+def _listed(node: Node, key: str, is_good: Callable[[Any], bool], otherwise: str) -> list[Any]:
+    """A list of good items; raises ValueError for anything else."""
+    found = node.get(key)
+    if not isinstance(found, list) or not all(map(is_good, found)):
+        raise ValueError(otherwise)
+    return found
+
+
+def _has_name(node: object) -> bool:
+    return isinstance(node, dict) and isinstance(node.get("name"), str)
+
+
+def _full_name(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _text(node: Node, key: str) -> str:
+    found = node.get(key)
+    return found if isinstance(found, str) else ""
+
+
+def _first_alias(node: Node) -> str:
+    """A field's first alias, else its name."""
+    match node:
+        case {"aliases": [str() as first, *_]}:
+            return first
+    return str(node["name"])

@@ -80,9 +80,8 @@ class ColumnMap:
         """This map with a message type added; unchanged if it is known."""
         fields = list(fields)
         columns, names, owners = dict(self.columns), dict(self.names), dict(self.owners)
-        owned = _owned(message, names)
-        kept = self._still_kept()
-        level = _Level(columns, owned.get("", ()), kept)
+        nested, kept = _Nested(message, names, owners), self._still_kept()
+        level = _Level(columns, nested.owned.get("", ()), kept)
         keys = [field_key(message, (item.id,), item.kind) for item in fields]
         taken = {names[key].lower() for key in keys if key in names}
         for key, item in zip(keys, fields, strict=True):
@@ -95,7 +94,7 @@ class ColumnMap:
             column = names[key]
             owners[key] = column
             known = columns.get(column)
-            target = _Nested(message, names, owners, owned, column).named_type(item, (item.id,), known)
+            target = nested.named_type(item, (item.id,), known, column)
             if known is None and column.lower() in kept and kept[column.lower()].kind != item.kind:
                 target = pa.string()  # whole numbers as strings
             columns[column] = target if known is None else merge_types(known, target)
@@ -171,26 +170,20 @@ def _joined(path: Iterable[FieldId]) -> str:
     return ".".join(str(step).translate(_ESCAPES) for step in path)
 
 
-@dataclass(frozen=True)
 class _Nested:
-    """Names the nested fields of one column.
+    """Names the nested fields of one message; new names and owners are added to the map's."""
 
-    Attributes:
-        message: the message type.
-        names: the map's names; new ones are added.
-        owners: the map's owners; new ones are added.
-        owned: names used by fields of this message, by parent path; new ones are added.
-        column: the top-level column.
-    """
+    def __init__(self, message: str, names: dict[str, str], owners: dict[str, str]) -> None:
+        self._message, self._names, self._owners = message, names, owners
+        #: Names used by fields of this message, by parent path: two fields of one message never share a column.
+        self.owned: dict[str, set[str]] = {}
+        for key, name in names.items():
+            of, above = level_of(key)
+            if of == message:
+                self.owned.setdefault(above, set()).add(name)
 
-    message: str
-    names: dict[str, str]
-    owners: dict[str, str]
-    owned: dict[str, set[str]]
-    column: str
-
-    def named_type(self, item: Field, path: tuple[FieldId, ...], known: pa.DataType | None) -> pa.DataType:
-        """The field's type with the names that the map gives to nested fields."""
+    def named_type(self, item: Field, path: tuple[FieldId, ...], known: pa.DataType | None, column: str) -> pa.DataType:
+        """The type of a field inside a top-level column, with the names that the map gives to nested fields."""
         if not item.children:
             return item.type
         taken = {} if known is None else {f.name: f.type for f in struct_fields(known)}
@@ -200,26 +193,16 @@ class _Nested:
         members: list[pa.Field] = []
         for child in item.children:
             child_path = (*path, child.id)
-            key = field_key(self.message, child_path, child.kind)
-            if key not in self.names:
-                self.names[key] = level.free_name(child)
-                level.bar(self.names[key])
-                mine.add(self.names[key])
-            name = self.names[key]
-            self.owners[key] = self.column
-            members.append(pa.field(name, self.named_type(child, child_path, taken.get(name))))
+            key = field_key(self._message, child_path, child.kind)
+            if key not in self._names:
+                self._names[key] = level.free_name(child)
+                level.bar(self._names[key])
+                mine.add(self._names[key])
+            name = self._names[key]
+            self._owners[key] = column
+            members.append(pa.field(name, self.named_type(child, child_path, taken.get(name), column)))
             level.use(name, members[-1].type)
         return with_inner(item.type, pa.struct(members))
-
-
-def _owned(message: str, names: Mapping[str, str]) -> dict[str, set[str]]:
-    """Names used by fields of this message, by parent path: two fields of one message never share a column."""
-    owned: dict[str, set[str]] = {}
-    for key, name in names.items():
-        of, above = level_of(key)
-        if of == message:
-            owned.setdefault(above, set()).add(name)
-    return owned
 
 
 class _Level:

@@ -4,6 +4,8 @@ import pyarrow as pa
 
 #: uint64 as Spark and Delta can hold it.
 UINT64 = pa.decimal128(20, 0)
+#: Microseconds of the years 1 to 9999: the timestamps of protobuf, Python and Spark.
+TIMESTAMP_RANGE = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _NAMES = {
     pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float",
     pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "string", pa.binary(): "binary", pa.date32(): "date",

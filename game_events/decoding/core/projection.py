@@ -1,12 +1,24 @@
-"""Projection of a decoder's arrays to table columns: names and types by the column map, missing fields NULL."""
+"""Projection of a decoder's arrays to table columns: names and types by the column map, missing fields NULL.
 
+Also the base class of decoders that read payload by payload.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.decoding.core.column_map import ColumnMap, Field, FieldId, field_key, path_inside
 from game_events.decoding.core.column_types import inner_type
+from game_events.decoding.core.protocols import Decoded
+from game_events.decoding.core.reasons import DAMAGE, Reason, as_damage
+
+#: Payload bytes of one Arrow array: 2 GiB of text would not fit, and an escape in JSON takes up to six characters.
+BATCH_BYTES = 2**28
+#: The column of a top-level value that has no fields of its own.
+VALUE = "value"
 
 
 class Projection:
@@ -34,6 +46,43 @@ class Projection:
         if not arrays:  # a message without fields: only its rows are known
             return batch
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class RowDecoder(ABC):
+    """Decodes payload by payload (see `protocols.PayloadDecoder`); a bad row affects no other one."""
+
+    def __init__(self, message: str, fields: tuple[Field, ...]) -> None:
+        self.message, self.fields = message, fields
+        self._projection = Projection(message, fields)
+
+    def decode(self, payloads: pa.BinaryArray, columns: ColumnMap) -> Decoded:
+        """Decode a batch."""
+        good: list[int] = []
+        bad: dict[tuple[Reason, str], list[int]] = {}
+        batches: list[pa.RecordBatch] = []
+        size, read = 0, self._read
+        for row, payload in enumerate(payloads.to_pylist()):
+            try:
+                read(payload)
+                good.append(row)
+            except DAMAGE as error:
+                damage = as_damage(error)
+                bad.setdefault((damage.reason, damage.detail(self.message)), []).append(row)
+            size += len(payload)
+            if size > BATCH_BYTES:
+                batches.append(self._finish())
+                size = 0
+        batches.append(self._finish())
+        rejected = [(*why, np.array(rows, np.int64)) for why, rows in bad.items()]
+        return Decoded(self._projection.table(batches, columns), np.array(good, np.int64), rejected)
+
+    @abstractmethod
+    def _read(self, payload: bytes) -> None:
+        """Add the row of a payload; raises `DAMAGE` for a bad one, of which nothing is left."""
+
+    @abstractmethod
+    def _finish(self) -> pa.RecordBatch:
+        """The rows so far, one column per field; there are none left then."""
 
 
 def _conform(

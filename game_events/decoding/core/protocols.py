@@ -1,12 +1,12 @@
-"""Protocols of a payload format: compiled schema, and decoder of payloads into columns."""
+"""What each payload format has: a compiled schema, and a decoder of payloads into columns."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from game_events.decoding.core.column_map import ColumnMap, Field
@@ -17,54 +17,50 @@ from game_events.decoding.core.wire_format import IndexPath, Rows, SchemaId
 EnumValues = Mapping[int | str, str]
 
 
-class CompiledSchema(Protocol):
-    """A compiled schema; picklable, as it is sent to Spark's workers."""
+@dataclass(frozen=True)
+class CompiledSchema(ABC):
+    """A compiled schema; picklable, as it is sent to Spark's workers.
+
+    Attributes:
+        schema_id: the id, or the GUID.
+        indexed: whether frames hold message indexes before the payload: only for protobuf.
+    """
+
+    schema_id: SchemaId
+    indexed: ClassVar[bool] = False
 
     @property
-    def schema_id(self) -> SchemaId:
-        """The id, or the GUID."""
-
-    @property
-    def indexed(self) -> bool:
-        """Whether frames hold message indexes before the payload: only for protobuf."""
+    @abstractmethod
+    def names(self) -> Mapping[IndexPath, str]:
+        """Full names of its message types ("": no name) by index path; formats without indexes have one type, at ``()``."""
 
     def has(self, path: IndexPath) -> bool:
-        """Whether the schema has a message type at an index path; formats without indexes have one, at ``()``."""
-
-    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:
-        """Index paths of its message types, in order; of nested types only those with full names in `nested`."""
+        """Whether there is a message type at an index path."""
+        return path in self.names
 
     def name_of(self, path: IndexPath) -> str | None:
         """Full name of the message type at an index path, without building a decoder; None: it has no name."""
+        return self.names.get(path) or None
+
+    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:  # noqa: ARG002 - only protobuf has nested ones
+        """Index paths of its message types, in order; of nested types only those with full names in `nested`."""
+        return list(self.names)
 
     def enums(self) -> Mapping[str, EnumValues]:
-        """Full names of its enums, imported ones included, with their values."""
-
-
-@dataclass(frozen=True)
-class SingleTypeSchema:
-    """Base class of schemas with one message type, at the index path ``()``; `text` and `references` as registered."""
-
-    schema_id: SchemaId
-    text: str
-    references: tuple[tuple[str, str], ...] = ()
-    indexed: ClassVar[bool] = False
-
-    def has(self, path: IndexPath) -> bool:
-        """See `CompiledSchema`."""
-        return path == ()
-
-    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:  # noqa: ARG002 - none is nested
-        """See `CompiledSchema`."""
-        return [()]
-
-    def enums(self) -> Mapping[str, EnumValues]:
-        """None, unless a subclass has them."""
+        """Full names of its enums, imported ones included, with their values; default: none."""
         return {}
 
     def __getstate__(self) -> dict[str, object]:
-        """Without the parsed text."""
-        return {"schema_id": self.schema_id, "text": self.text, "references": self.references}
+        """The fields alone: what is made of them may be large, or cannot be pickled."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True)
+class SingleTypeSchema(CompiledSchema):
+    """Base class of schemas with one message type; `text` and `references` as registered."""
+
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -80,11 +76,6 @@ class Decoded:
     table: pa.Table
     good: Rows
     bad: list[tuple[Reason, str, Rows]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, table: pa.Table, good: list[int], bad: Mapping[tuple[Reason, str], list[int]]) -> Decoded:
-        """From lists of positions."""
-        return cls(table, np.array(good, np.int64), [(*why, np.array(rows, np.int64)) for why, rows in bad.items()])
 
 
 class PayloadDecoder(Protocol):

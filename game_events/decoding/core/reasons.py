@@ -1,7 +1,8 @@
-"""Reasons of records in quarantine."""
+"""Reasons of records in quarantine, and the error of a malformed payload, which has one."""
 
 from __future__ import annotations
 
+import struct
 from enum import StrEnum
 
 
@@ -40,3 +41,33 @@ KEPT_BYTES = 1024 * 1024
 def too_large(size: str, most: int) -> str:
     """Detail of a record that is too large."""
     return f"a record of {size} bytes, {most:,} are allowed (GAME_EVENTS_MAX_RECORD_BYTES)"
+
+
+class DamageError(Exception):
+    """A payload that cannot be read exactly: reason in quarantine, description, and field names from the value outwards."""
+
+    def __init__(self, reason: Reason, what: str) -> None:
+        super().__init__(reason, what)
+        self.reason, self.what = reason, what
+        self.path: list[str] = []
+
+    def detail(self, message: str) -> str:
+        """Detail in quarantine: message type, path and error."""
+        return f"{'.'.join([message, *reversed(self.path)])}: {self.what}"
+
+
+#: Errors of reading malformed bytes.
+DAMAGE = (DamageError, IndexError, UnicodeDecodeError, struct.error, RecursionError)
+
+
+def as_damage(error: BaseException) -> DamageError:
+    """An error of `DAMAGE` as DamageError."""
+    match error:
+        case DamageError():
+            return error
+        case UnicodeDecodeError():
+            return DamageError(Reason.BAD_UTF8, f"no UTF-8: {error.reason} at byte {error.start} of the text")
+        case RecursionError():
+            return DamageError(Reason.TOO_DEEP, "nested too deep to be read")
+        case _:
+            return DamageError(Reason.TRUNCATED, "the payload ends inside a value")

@@ -31,11 +31,6 @@ class RegistrySchema:
         whole = json.dumps([self.format, self.text, self.references], separators=(",", ":"))
         return hashlib.sha256(whole.encode()).hexdigest()
 
-    @property
-    def has_own_guid(self) -> bool:
-        """Whether its GUID is by `schema_guid` (schemas from files), not by a registry."""
-        return isinstance(self.schema_id, str) and self.schema_id == schema_guid(self.format, self.text, self.references)
-
 
 def schema_guid(kind: str, text: str, references: tuple[tuple[str, str], ...] = ()) -> str:
     """GUID of a schema without a registry, derived from its text."""

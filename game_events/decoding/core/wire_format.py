@@ -126,24 +126,21 @@ def payloads(values: pa.BinaryArray, groups: Sequence[FrameGroup]) -> list[pa.Bi
     return found
 
 
-def parse_indexes(head: bytes) -> IndexPath | None:
-    """Message indexes from their bytes (count, then each as zig-zag varint); None if they are damaged."""
+def parse_indexes(data: bytes) -> tuple[IndexPath, int] | None:
+    """Message indexes that begin some bytes (count, then each, as zig-zag varints), and their length; None: damaged."""
     numbers: list[int] = []
     value = shift = 0
-    for octet in head:
+    for end, octet in enumerate(data, 1):
         value |= (octet & 0x7F) << shift
         shift += 7
         if not octet & _SINGLE_BYTE:
             numbers.append((value >> 1) ^ -(value & 1))
             value = shift = 0
-    if not numbers or shift:
-        return None
-    declared, path = numbers[0], tuple(numbers[1:])
-    if declared == 0 and not path:
-        return (0,)
-    if declared != len(path) or not 0 < declared <= MAX_INDEXES or min(path) < 0:
-        return None
-    return path
+            if numbers[0] > MAX_INDEXES or numbers[-1] < 0:
+                return None
+            if len(numbers) > numbers[0]:
+                return tuple(numbers[1:]) or (0,), end
+    return None
 
 
 def _identities(headers: pa.ListArray | None) -> tuple[Rows, pa.BinaryArray]:
@@ -195,12 +192,8 @@ class _Frames:
         if not len(rows):
             return
         heads = np.ascontiguousarray(self._raw[self._starts[rows][:, None] + np.arange(1, prefix)])
-        if magic == 0:
-            found, inverse = np.unique(heads.view(">u4").reshape(-1), return_inverse=True)
-            names: list[SchemaId] = [int(number) for number in found]
-        else:
-            found, inverse = np.unique(heads.view("V16").reshape(-1), return_inverse=True)
-            names = [str(uuid.UUID(bytes=item.tobytes())) for item in found]
+        found, inverse = np.unique(heads.view("V16" if magic else ">u4").reshape(-1), return_inverse=True)
+        names: list[SchemaId] = [str(uuid.UUID(bytes=item.tobytes())) if magic else int(item) for item in found]
         if len(names) == 1:
             yield names[0], rows
             return
@@ -234,15 +227,15 @@ class _Frames:
             odd = np.concatenate([np.flatnonzero(mine & ~short), np.flatnonzero(short)[~one_byte]])
             for at in odd.tolist():
                 begin = int(self._starts[rest[at]]) + prefix
-                head = _index_bytes(self._raw[begin : begin + min(int(room[at]), 2 + 2 * MAX_INDEXES)].tobytes())
+                head = self._raw[begin : begin + min(int(room[at]), 2 + 2 * MAX_INDEXES)].tobytes()
                 self._add(schema_id, prefix, head, rest[at : at + 1])
 
     def _add(self, schema_id: SchemaId, prefix: int, head: bytes, rows: Rows) -> None:
-        path = parse_indexes(head)
-        if path is None:
+        found = parse_indexes(head)
+        if found is None:
             self._bad.append(BadFrames(Reason.BAD_INDEX, rows, schema_id))
         else:
-            self._groups.append(FrameGroup(schema_id, path, prefix + len(head), rows))
+            self._groups.append(FrameGroup(schema_id, found[0], prefix + found[1], rows))
 
 
 def _distinct(keys: npt.NDArray[np.uint8]) -> Iterator[tuple[npt.NDArray[np.uint8], Rows]]:
@@ -251,17 +244,3 @@ def _distinct(keys: npt.NDArray[np.uint8]) -> Iterator[tuple[npt.NDArray[np.uint
         found, inverse = np.unique(keys, axis=0, return_inverse=True)
         for number, key in enumerate(found):
             yield key, np.flatnonzero(inverse.reshape(-1) == number)
-
-
-def _index_bytes(chunk: bytes) -> bytes:
-    """The bytes of the indexes: as many varints as the first one announces, or all."""
-    ends = [i + 1 for i, octet in enumerate(chunk) if not octet & _SINGLE_BYTE]
-    if not ends:
-        return chunk
-    count = 0
-    for position, octet in enumerate(chunk[: ends[0]]):
-        count |= (octet & 0x7F) << (7 * position)
-    wanted = (count >> 1) ^ -(count & 1)
-    if wanted < 0 or wanted > MAX_INDEXES:
-        return chunk[: ends[0]]
-    return chunk[: ends[wanted]] if wanted < len(ends) else chunk

@@ -1,31 +1,42 @@
-"""Decoder of JSON payloads of one schema into Arrow columns; a bad row affects no other one.
+"""Decoder of JSON payloads of one schema into Arrow columns: parser of documents, and exact conversion of their values.
 
 Uses Python's parser, which keeps all digits of a number and limits nesting. pyarrow's and DuckDB's readers take a batch as one
 text, round numbers, and do not report which row was bad.
 """
 
-from typing import Any
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from game_events.decoding.core.column_map import ColumnMap, Field
-from game_events.decoding.core.errors import DAMAGE, as_damage
-from game_events.decoding.core.projection import Projection
-from game_events.decoding.core.protocols import Decoded
-from game_events.decoding.core.reasons import Reason
-from game_events.decoding.json.parser import parse
+from game_events.decoding.core.projection import VALUE, RowDecoder
+from game_events.decoding.core.reasons import DamageError, Reason
 from game_events.decoding.json.schema import JsonSchema
 from game_events.decoding.json.types import JsonType, json_type
-from game_events.decoding.json.values import converter
 
-#: Payload bytes of one Arrow array: 2 GiB of text would not fit, and an escape is up to six characters.
-BATCH_BYTES = 2**28
-#: The column of a top-level value that is no object with known members.
-VALUE = "value"
+#: Levels of nesting at most.
+MAX_LEVELS = 100
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_escaped = json.encoder.encode_basestring
+LONG_RANGE = (-(2**63), 2**63 - 1)
+#: Limits of a number with fraction or exponent that is read as an integer: few characters can mean a million digits.
+MAX_EXPONENT = 400
+MAX_DIGITS = 1_000
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+#: RFC 3339, "date-time"; truncated to microseconds, without leap seconds.
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+_REAL = re.compile(r"-?\d+(?:\.\d+)?(?:[eE]([+-]?\d{1,9}))?", re.ASCII)
+
+Convert = Callable[[Any], Any]
 
 
-class JsonDecoder:
-    """Decodes one schema id (see `protocols.PayloadDecoder`).
+class JsonDecoder(RowDecoder):
+    """Decodes one schema id.
 
     Members of an object become columns, any other value the column ``value``; members that are not in the schema are ignored.
     """
@@ -35,34 +46,191 @@ class JsonDecoder:
         found = json_type(compiled)
         self._is_object = found.kind == "struct"
         root = found if self._is_object else JsonType("struct", ((VALUE, found),))
-        self.message: str = compiled.message
-        self.fields: tuple[Field, ...] = root.children
-        self._projection = Projection(self.message, self.fields)
+        super().__init__(compiled.message, root.children)
         self._type: pa.DataType = root.arrow
         self._convert = converter(root)
+        self._rows: list[dict[str, Any]] = []
 
-    def decode(self, payloads: pa.BinaryArray, columns: ColumnMap) -> Decoded:
-        """Decode a batch."""
-        good: list[int] = []
-        bad: dict[tuple[Reason, str], list[int]] = {}
-        batches: list[pa.RecordBatch] = []
-        rows: list[dict[str, Any]] = []
-        size = 0
-        for row, payload in enumerate(payloads.to_pylist()):
-            try:
-                document = parse(payload)
-                rows.append(self._convert(document if self._is_object else {VALUE: document}))
-                good.append(row)
-            except DAMAGE as error:
-                damage = as_damage(error)
-                bad.setdefault((damage.reason, damage.detail(self.message)), []).append(row)
-            size += len(payload)
-            if size > BATCH_BYTES:
-                batches.append(self._batch(rows))
-                rows, size = [], 0
-        batches.append(self._batch(rows))
-        table = self._projection.table(batches, columns)
-        return Decoded.of(table, good, bad)
+    def _read(self, payload: bytes) -> None:
+        document = parse(payload)
+        self._rows.append(self._convert(document if self._is_object else {VALUE: document}))
 
-    def _batch(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    def _finish(self) -> pa.RecordBatch:
+        rows, self._rows = self._rows, []
         return pa.RecordBatch.from_struct_array(pa.array(rows, self._type))
+
+
+class Real(str):
+    """A number with a fraction or an exponent as text: a float would round it."""
+
+    __slots__ = ()
+
+
+def parse(payload: bytes) -> object:
+    """Parse one UTF-8 JSON document, nested up to `MAX_LEVELS`; `DAMAGE` for others.
+
+    Returns Python's values, numbers with fractions as `Real`; the last value of a repeated name.
+    """
+    text = payload.decode()
+    try:
+        document = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        ended = error.pos >= len(text.rstrip()) and not error.msg.startswith("Extra")
+        reason = Reason.TRUNCATED if ended or error.msg.startswith("Unterminated string") else Reason.MALFORMED
+        raise DamageError(reason, f"no JSON document: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise DamageError(Reason.TOO_DEEP, f"nested more than {MAX_LEVELS} levels") from None
+    except ValueError:
+        raise DamageError(Reason.OUT_OF_RANGE, "a number of thousands of digits") from None
+    if text.count("{") + text.count("[") > MAX_LEVELS:
+        _check_depth(document)
+    if "\\u" in text and _SURROGATE.search(text):
+        _check_surrogates(document)
+    return document
+
+
+def _constant(name: str) -> NoReturn:
+    raise DamageError(Reason.MALFORMED, f"no JSON document: {name} is no JSON number")
+
+
+_INNER: dict[type, Callable[[Any], Iterable[Any]]] = {dict: dict.values, list: iter}
+_DECODER = json.JSONDecoder(parse_float=Real, parse_constant=_constant)
+
+
+def _check_depth(document: object) -> None:
+    level = [document]
+    for _ in range(MAX_LEVELS):
+        level = [inner for value in level if type(value) in _INNER for inner in _INNER[type(value)](value)]
+    if any(type(value) in _INNER for value in level):
+        raise DamageError(Reason.TOO_DEEP, f"nested more than {MAX_LEVELS} levels")
+
+
+def _check_surrogates(document: object) -> None:
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise DamageError(Reason.BAD_UTF8, "half of a surrogate pair is no text") from None
+
+
+def json_text(value: object) -> str:
+    """A value as JSON text without spaces, with the original order of members and digits of fractions."""
+    match value:
+        case Real():
+            return str(value)
+        case str():
+            return str(_escaped(value))
+        case dict():
+            return "{" + ",".join(f"{_escaped(name)}:{json_text(inner)}" for name, inner in value.items()) + "}"
+        case list():
+            return "[" + ",".join(map(json_text, value)) + "]"
+        case _:
+            return json.dumps(value)
+
+
+def converter(type_: JsonType) -> Convert:
+    """A function from a value, not null, to the value of a column of this type; DamageError for other types."""
+    if type_.item is not None:
+        return (_list if type_.kind == "list" else _map)(converter(type_.item))
+    if type_.kind == "struct":
+        return _struct([(name, converter(inner)) for name, inner in type_.fields])
+    return _SCALARS[type_.kind]
+
+
+def _of_type(kind: type, name: str, convert: Convert | None = None) -> Convert:
+    def checked(value: object) -> object:
+        if type(value) is not kind:
+            raise _wrong(value, name)
+        return value if convert is None else convert(value)
+
+    return checked
+
+
+def _struct(members: list[tuple[str, Convert]]) -> Convert:
+    def convert(value: dict[str, Any]) -> dict[str, Any]:
+        row: dict[str, Any] = {}
+        for name, inner in members:
+            found = value.get(name)
+            if found is not None:
+                try:
+                    row[name] = inner(found)
+                except DamageError as damage:
+                    damage.path.append(name)
+                    raise
+        return row
+
+    return _of_type(dict, "object", convert)
+
+
+def _list(item: Convert) -> Convert:
+    return _of_type(list, "array", lambda values: [None if v is None else item(v) for v in values])
+
+
+def _map(item: Convert) -> Convert:
+    return _of_type(dict, "object", lambda value: [(k, None if v is None else item(v)) for k, v in value.items()])
+
+
+def _integer(value: object) -> int:
+    if type(value) is Real:
+        value = _whole(value)
+    if type(value) is not int:
+        raise _wrong(value, "integer")
+    if not LONG_RANGE[0] <= value <= LONG_RANGE[1]:
+        raise DamageError(Reason.OUT_OF_RANGE, "an integer of more than 64 bits")
+    return value
+
+
+def _whole(written: Real) -> int | Real:
+    """The integer of ``1.0`` or ``1e3``, as in JSON Schema; other numbers unchanged."""
+    number = _REAL.fullmatch(written)
+    if number is None or len(written) > MAX_DIGITS or abs(int(number[1] or 0)) > MAX_EXPONENT:
+        raise DamageError(Reason.OUT_OF_RANGE, f"a number with an exponent beyond {MAX_EXPONENT}, or {MAX_DIGITS} digits")
+    exact = Decimal(written)
+    return int(exact) if exact == exact.to_integral_value() else written
+
+
+def _number(value: object) -> float:
+    if type(value) is not Real and type(value) is not int:
+        raise _wrong(value, "number")
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    if math.isinf(result):
+        raise DamageError(Reason.OUT_OF_RANGE, "a number beyond the greatest float64")
+    return result
+
+
+def _timestamp(value: object) -> datetime:
+    found = _TIME.fullmatch(value) if type(value) is str else None
+    if found is None:
+        raise _wrong(value, "date-time with a zone (RFC 3339)")
+    day, time, fraction, zone = found.groups()
+    try:
+        return datetime.fromisoformat(f"{day}T{time}{(fraction or '')[:7]}{zone.upper()}").astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise DamageError(Reason.OUT_OF_RANGE, "a date-time that no calendar of the years 1 to 9999 has") from None
+
+
+def _date(value: object) -> date:
+    if type(value) is not str or _DATE.fullmatch(value) is None:
+        raise _wrong(value, "date")
+    try:
+        return date.fromisoformat(value)
+    except ValueError:
+        raise DamageError(Reason.OUT_OF_RANGE, "a date that no calendar of the years 1 to 9999 has") from None
+
+
+_SCALARS: dict[str, Convert] = {
+    "integer": _integer,
+    "number": _number,
+    "string": _of_type(str, "string"),
+    "boolean": _of_type(bool, "boolean"),
+    "timestamp": _timestamp,
+    "date": _date,
+    "text": json_text,
+}
+_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "an integer", Real: "a number"}
+
+
+def _wrong(value: object, wanted: str) -> DamageError:
+    return DamageError(Reason.MALFORMED, f"{_NAMES.get(type(value), 'null')} instead of {wanted}")

@@ -9,20 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import pyarrow as pa
 
 from game_events.decoding.core.column_map import Field
 from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.json.keywords import Types, allowed_types, has_keyword, properties, string_kind
-from game_events.decoding.json.nodes import SchemaNode, typed
-from game_events.decoding.json.schema import JsonSchema
+from game_events.decoding.json.schema import JsonSchema, SchemaNode, typed
 from game_events.errors import DataError
 
 #: Depth to which values become columns; deeper ones are JSON text.
 MAX_DEPTH = 32
 #: Repeated use of definitions can double the columns with every level.
 MAX_COLUMNS = 10_000
+#: Names of JSON Schema's types.
+Types = frozenset[str]
+_PYTHON = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", list: "array", type(None): "null"}
+_TYPES = frozenset(_PYTHON.values())
+#: Format -> kind of column, see `JsonType`.
+_FORMATS = {"date-time": "timestamp", "date": "date"}
 Parts = list[SchemaNode]
 #: Identities of the schemas of each value around one.
 Above = tuple[tuple[int, ...], ...]
@@ -165,3 +170,48 @@ def _merged(structs: list[JsonType]) -> dict[str, JsonType]:
     for name, inner in chain.from_iterable(struct.fields for struct in structs):
         fields[name] = inner if fields.get(name, inner) == inner else TEXT
     return fields
+
+
+def allowed_types(parts: Iterable[SchemaNode]) -> Types | None:
+    """The types that all of these schemas allow, without null; None: any. Of ``number`` also ``integer``."""
+    known = [types for part in parts if (types := _types_of(part.node)) is not None]
+    return frozenset.intersection(*known) - {"null"} if known else None
+
+
+def _types_of(node: dict[str, Any]) -> Types | None:
+    match node:
+        case {"type": str() as name}:
+            types = _TYPES & {name}
+        case {"type": list() as names}:
+            types = frozenset(name for name in _TYPES if name in names)
+        case {"const": value}:
+            types = frozenset({_PYTHON[type(value)]})
+        case {"enum": list() as values}:
+            types = frozenset(_PYTHON[type(value)] for value in values)
+        case {"properties": _}:
+            types = frozenset({"object"})
+        case {"items": _} | {"prefixItems": _}:
+            types = frozenset({"array"})
+        case _:
+            return None
+    return types | {"integer"} if "number" in types else types
+
+
+def has_keyword(parts: Iterable[SchemaNode], *keywords: str) -> bool:
+    """Whether one of these schemas has one of the keywords."""
+    return any(not part.node.keys().isdisjoint(keywords) for part in parts)
+
+
+def properties(parts: Iterable[SchemaNode]) -> dict[str, list[SchemaNode]]:
+    """The schemas of each member of an object."""
+    members: dict[str, list[SchemaNode]] = {}
+    for part in parts:
+        for name, node in typed(part.node, "properties", dict).items():
+            members.setdefault(name, []).append(part.inner(node))
+    return members
+
+
+def string_kind(parts: Iterable[SchemaNode]) -> str:
+    """The kind of a string's column, by its one known format."""
+    formats = {str(part.node.get("format")) for part in parts} & _FORMATS.keys()
+    return _FORMATS[formats.pop()] if len(formats) == 1 else "string"

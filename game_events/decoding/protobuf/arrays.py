@@ -1,20 +1,36 @@
-"""Buffers of the native decoder's arrays, conversion to stored types, and sizes of values in the canonical encoding."""
+"""Buffers of the native decoder's arrays, conversion to stored types, and sizes of values in the canonical encoding.
+
+Sources: the comments of google/protobuf/timestamp.proto and duration.proto; protobuf's own JSON mapping, by which a Struct,
+Value or ListValue becomes text: whole numbers have no fraction, a Value without a kind is null; NaN and infinities, which JSON
+lacks, are the strings "NaN", "Infinity" and "-Infinity", as in that mapping for ``double``.
+"""
+
+import json
+import math
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf import message_factory
+from google.protobuf.descriptor import Descriptor, EnumDescriptor
+from google.protobuf.message import DecodeError, Message
 
-from game_events.decoding.core.column_types import UINT64
+from game_events.decoding.core.column_types import TIMESTAMP_RANGE, UINT64
 from game_events.decoding.core.wire_format import Mask, Rows
 
 #: One size for all values, or one for each.
 Sizes = int | npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.uint64]
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 #: The smallest number with a varint of two bytes.
 _TWO_BYTES = 128
+_TIME_SECONDS = tuple(bound // 1_000_000 for bound in TIMESTAMP_RANGE)
+_DURATION_SECONDS = (-315_576_000_000, 315_576_000_000)
+_NANOS = 999_999_999
+#: Integers up to this one are exact as floats.
+_EXACT = 2**53
 
 
 def numbers_of(array: pa.Array, kind: npt.DTypeLike) -> npt.NDArray[np.int64]:
@@ -91,6 +107,71 @@ def enum_names(array: pa.Array, enum: EnumDescriptor) -> tuple[pa.Array, Rows]:
     if len(nameless):
         unknown = np.flatnonzero(np.asarray(pc.fill_null(pc.is_in(encoded.indices, value_set=nameless), False)))
     return names.take(encoded.indices), unknown
+
+
+def microseconds(seconds: pa.Array, nanos: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
+    """Times in microseconds, truncated towards zero, and a mask of those outside protobuf's range (value undefined).
+
+    `seconds`, `nanos`: int64, shape (n,), no NULLs; `kind`: a timestamp type, or int64 for durations.
+    """
+    if not len(seconds):
+        return pa.array([], kind), np.zeros(0, dtype=bool)
+    whole, parts = seconds.to_numpy(), nanos.to_numpy()
+    is_time = pa.types.is_timestamp(kind)
+    low, high = _TIME_SECONDS if is_time else _DURATION_SECONDS
+    least, most = (0, _NANOS) if is_time else (-_NANOS, _NANOS)
+    bad = np.zeros(len(whole), dtype=bool)
+    if whole.min() < low or whole.max() > high or parts.min() < least or parts.max() > most:
+        bad |= (whole < low) | (whole > high) | (parts < least) | (parts > most)
+    if not is_time:
+        bad |= (whole > 0) & (parts < 0) | (whole < 0) & (parts > 0)
+        # numpy rounds down, protobuf towards zero.
+        micros = np.sign(parts) * (np.abs(parts) // 1_000)
+    else:
+        # Unsigned: numpy divides those twice as fast, and what is negative is bad.
+        micros = (parts.view(np.uint64) // np.uint64(1_000)).view(np.int64)
+    micros += np.where(bad, 0, whole) * 1_000_000 if bad.any() else whole * 1_000_000
+    return pa.Array.from_buffers(kind, len(micros), [None, pa.py_buffer(micros)], 0), bad
+
+
+def is_in_range(seconds: int, nanos: int, *, is_time: bool) -> bool:
+    """Whether protobuf allows one time, or one duration."""
+    if is_time:
+        return _TIME_SECONDS[0] <= seconds <= _TIME_SECONDS[1] and 0 <= nanos <= _NANOS
+    return abs(seconds) <= _DURATION_SECONDS[1] and abs(nanos) <= _NANOS and seconds * nanos >= 0
+
+
+def json_texts(values: pa.Array, message: Descriptor) -> tuple[pa.Array, Rows]:
+    """JSON of serialized messages (Struct, Value or ListValue), NULL for malformed ones, and positions of these."""
+    encoded = pc.dictionary_encode(values)
+    new: type[Message] = message_factory.GetMessageClass(message)
+    texts: list[str | None] = []
+    for value in encoded.dictionary.to_pylist():
+        try:
+            texts.append(json.dumps(_plain(new.FromString(value)), ensure_ascii=False, separators=(",", ":")))
+        except DecodeError:
+            texts.append(None)
+    stored = pa.array(texts, pa.string()).take(encoded.indices)
+    return stored, np.flatnonzero(np.asarray(stored.is_null()) & np.asarray(values.is_valid()))
+
+
+def _plain(message: Message) -> Json:
+    """A message as Python's own values."""
+    match message.DESCRIPTOR.name:
+        case "Struct":
+            return {str(name): _plain(value) for name, value in message.fields.items()}  # type: ignore[attr-defined]
+        case "ListValue":
+            return [_plain(value) for value in message.values]  # type: ignore[attr-defined]
+    kind = message.WhichOneof("kind")
+    if kind is None or kind == "null_value":
+        return None
+    value = getattr(message, kind)
+    if kind != "number_value":
+        return _plain(value) if isinstance(value, Message) else bool(value) if kind == "bool_value" else str(value)
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    whole = value.is_integer() and abs(value) <= _EXACT and (value != 0 or math.copysign(1, value) > 0)
+    return int(value) if whole else float(value)
 
 
 def varint_size(value: int) -> int:

@@ -39,7 +39,8 @@ class _Moved:
 
     def __init__(self, nodes: Sequence[Node], message: Descriptor) -> None:
         self._is_set = bool(message.GetOptions().message_set_wire_format)
-        self._nodes = {node.number: (node, _inner(node), node.key is not None) for node in nodes}
+        moved = {n.number: _Moved(n.children, n.message) for n in nodes if n.role in MESSAGES and n.is_foreign}
+        self._nodes = {node.number: (node, moved.get(node.number), node.key is not None) for node in nodes}
 
     def write(self, data: bytes) -> bytes:
         out = bytearray()
@@ -70,10 +71,6 @@ class _Moved:
         for _, _, item in _items(data):
             parts = {number: value for number, _, value in _items(item)}
             yield _read_varint(parts[2], 0)[0], _LENGTH, parts[3]
-
-
-def _inner(node: Node) -> _Moved | None:
-    return _Moved(node.children, node.message) if node.role in MESSAGES and node.is_foreign else None
 
 
 def _items(data: bytes) -> Iterator[tuple[int, int, bytes]]:

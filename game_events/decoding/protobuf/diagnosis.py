@@ -15,7 +15,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
 from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.timestamps import is_in_range
+from game_events.decoding.protobuf.arrays import is_in_range
 from game_events.decoding.protobuf.fields import FIXED_SIZES, Role, is_group, members, role_of
 
 #: Protobuf's own limit of nested messages and groups.
@@ -204,7 +204,5 @@ def _varint(payload: bytes, at: int, end: int) -> tuple[int, int]:
         if octet < 0x80:
             return value & _ALL_BITS, at
         if shift == 70:
-            break
-    if shift >= 70:
-        raise _FaultError(Reason.MALFORMED, "a varint of more than ten bytes", begin)
+            raise _FaultError(Reason.MALFORMED, "a varint of more than ten bytes", begin)
     raise _FaultError(Reason.TRUNCATED, "the varint runs past the end", begin)

@@ -115,11 +115,6 @@ class Node:
         in_set = self.role in MESSAGES and self.message.GetOptions().message_set_wire_format
         return self.native != self.number or is_group(self.descriptor) or in_set or any(c.is_foreign for c in self.children)
 
-    @property
-    def presence(self) -> bool:
-        """Whether a singular field distinguishes "not set" from its default."""
-        return bool(self.descriptor.has_presence)
-
     def stored(self) -> pa.DataType:
         """The type of its column."""
         if self.label is Label.LIST:
@@ -153,7 +148,7 @@ class Node:
         oneof = self.descriptor.containing_oneof
         if oneof is not None and len(oneof.fields) > 1:
             return f"oneof {oneof.name} {value}"
-        return f"optional {value}" if self.presence and message is None else value
+        return f"optional {value}" if self.descriptor.has_presence and message is None else value
 
 
 _ROLES = {

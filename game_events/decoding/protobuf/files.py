@@ -9,6 +9,7 @@ import importlib.resources
 import importlib.util
 import os
 import re
+import runpy
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,17 +21,13 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_tools import protoc
 
-from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
 from game_events.decoding.protobuf.schema import ProtobufSchema, from_base64
 from game_events.decoding.protobuf.source_text import Names, imports, without_map_entries
 from game_events.errors import DataError
 
 #: Modules of confluent-kafka for files that Confluent's serializers register without a reference.
-_CONFLUENT = {
-    "confluent/meta.proto": "confluent/meta_pb2.py",
-    "confluent/type/decimal.proto": "confluent/type/decimal_pb2.py",
-    "confluent/type/variant.proto": "confluent/type/variant_pb2.py",
-}
+_CONFLUENT = {f"confluent/{name}.proto": f"confluent/{name}_pb2.py" for name in ("meta", "type/decimal", "type/variant")}
 STDERR = 2
 #: Lines of protoc's log among its errors.
 _LOGGED = re.compile(r"WARNING: All log messages before|[IWEF]\d{4} ")
@@ -45,11 +42,15 @@ def compile_files(schema: RegistrySchema, folder: Path, *options: str) -> Protob
     files = _Files(references, folder, options)
     try:
         files.add(main, schema.text)
-        return ProtobufSchema(
-            schema.schema_id, main, files.checked(), counts_entries=schema.has_own_guid or files.counts_entries(schema.text)
-        )
+        return ProtobufSchema(schema.schema_id, main, files.checked(), _counts_entries(schema))
     except DataError as error:
         raise DataError(f"schema id {schema.schema_id} does not compile: {error}") from None
+
+
+def _counts_entries(schema: RegistrySchema) -> bool:
+    """Whether message indexes count map entries (see `ProtobufSchema`), as they also do in schemas from files."""
+    from_file = schema.schema_id == schema_guid(schema.format, schema.text, schema.references)
+    return from_file or from_base64(schema.text) is not None or bool(without_map_entries(schema.text)[1])
 
 
 def _names(stem: str) -> Iterable[str]:
@@ -129,11 +130,6 @@ class _Files:
             raise DataError(str(error)) from None
         return FileDescriptorSet(file=self._done.values()).SerializeToString()
 
-    @staticmethod
-    def counts_entries(text: str) -> bool:
-        """Whether message indexes count map entries (see `ProtobufSchema`)."""
-        return from_base64(text) is not None or bool(without_map_entries(text)[1])
-
 
 def _make_map_entry(file: FileDescriptorProto, path: Names) -> None:
     """Restore a message's option `map_entry`, if it has the form of a map entry."""
@@ -207,10 +203,6 @@ def _of_confluent(name: str) -> Sequence[FileDescriptorProto]:
     folders = package.submodule_search_locations if package is not None else None
     found = FileDescriptorProto()
     for folder in folders or ():
-        spec = importlib.util.spec_from_file_location("confluent_file", Path(folder) / "schema_registry" / _CONFLUENT[name])
-        if spec is None or spec.loader is None:
-            continue
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.DESCRIPTOR.CopyToProto(found)
+        module = runpy.run_path(str(Path(folder) / "schema_registry" / _CONFLUENT[name]))
+        module["DESCRIPTOR"].CopyToProto(found)
     return [*(file for imported in found.dependency for file in known_files(imported)), found]

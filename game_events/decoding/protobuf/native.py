@@ -77,7 +77,7 @@ def _fill(message: DescriptorProto, path: str, nodes: list[Node]) -> None:
             item.type, item.type_name = FieldDescriptorProto.TYPE_MESSAGE, f"{path}.{entry.name}"
             continue
         _typed(item, node, message, path)
-        if node.label is Label.ONE and node.presence and item.type != FieldDescriptor.TYPE_MESSAGE:
+        if node.label is Label.ONE and node.descriptor.has_presence and item.type != FieldDescriptor.TYPE_MESSAGE:
             item.proto3_optional = True
             item.oneof_index = len(message.oneof_decl)
             message.oneof_decl.add(name=f"_{name}")

@@ -12,29 +12,28 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
-from game_events.decoding.core.wire_format import IndexPath, SchemaId
+from game_events.decoding.core.protocols import CompiledSchema
+from game_events.decoding.core.wire_format import IndexPath
 
 FileSet = descriptor_pb2.FileDescriptorSet
 Types = Sequence[descriptor_pb2.DescriptorProto]
 
 
 @dataclass(frozen=True)
-class ProtobufSchema:
-    """Descriptors of one schema id, with a descriptor pool of its own (see `protocols.CompiledSchema`).
+class ProtobufSchema(CompiledSchema):
+    """Descriptors of one schema id, with a descriptor pool of its own.
 
     A map field has a nested message type, its entry, which serializers count differently: those that use the descriptor count
     it among the nested types, those that use the text, or a library that hides it, do not. An index of an entry, or past the
     last type, proves the other way of counting, as no record is a map entry.
 
     Attributes:
-        schema_id: the id.
         main: name of the file with the message types.
         files: a serialized ``FileDescriptorSet``, dependencies before dependents.
         counts_entries: whether indexes count map entries unless they prove otherwise: where the registry has a descriptor, or
             text with explicit entries.
     """
 
-    schema_id: SchemaId
     main: str
     files: bytes
     counts_entries: bool = True
@@ -48,24 +47,19 @@ class ProtobufSchema:
             pool.Add(file)
         return pool
 
-    def has(self, path: IndexPath) -> bool:
-        """Whether there is a message type at an index path."""
-        return self.message(path) is not None
+    @cached_property
+    def names(self) -> dict[IndexPath, str]:
+        """See `CompiledSchema.names`; also of index paths that only exist if map entries are counted the other way."""
+        usual, other = self._names
+        return other | usual
 
     def paths(self, nested: Container[str] = ()) -> list[IndexPath]:
-        """See `protocols.CompiledSchema.paths`."""
+        """See `CompiledSchema.paths`."""
         return [path for name, path in self.type_paths().items() if len(path) == 1 or name in nested]
-
-    def name_of(self, path: IndexPath) -> str | None:
-        """Full name of the message type at an index path; None if there is none."""
-        found = self.message(path)
-        return None if found is None else str(found.full_name)
 
     def message(self, path: IndexPath) -> Descriptor | None:
         """The message type at an index path of the frame, or None if there is none."""
-        usual, other = self._names
-        name = usual.get(path) or other.get(path)
-        return None if name is None else self.pool.FindMessageTypeByName(name)
+        return self.pool.FindMessageTypeByName(self.names[path]) if self.has(path) else None
 
     def other_meaning(self, path: IndexPath) -> str | None:
         """Full name of the other message type at an index path if map entries are counted the other way."""
@@ -96,10 +90,6 @@ class ProtobufSchema:
     def main_file(self) -> descriptor_pb2.FileDescriptorProto:
         """The file with the message types."""
         return next(f for f in FileSet.FromString(self.files).file if f.name == self.main)
-
-    def __getstate__(self) -> dict[str, object]:
-        """Without the pool, which cannot be pickled."""
-        return {"schema_id": self.schema_id, "main": self.main, "files": self.files, "counts_entries": self.counts_entries}
 
 
 def _types(level: Types, above: IndexPath, around: str, entries: bool) -> Iterator[tuple[IndexPath, str]]:

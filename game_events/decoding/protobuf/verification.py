@@ -15,14 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 
-from game_events.decoding.core.timestamps import microseconds
 from game_events.decoding.core.wire_format import Mask, Rows
 from game_events.decoding.protobuf.arrays import (
     Sizes,
     converted,
     delimited,
     enum_names,
+    json_texts,
     lengths_of,
+    microseconds,
     no_utf8,
     numbers_of,
     sums,
@@ -33,7 +34,6 @@ from game_events.decoding.protobuf.arrays import (
     zigzag,
 )
 from game_events.decoding.protobuf.fields import FIXED_SIZES, MESSAGES, Label, Node, Role
-from game_events.decoding.protobuf.well_known_json import json_texts
 
 _F = FieldDescriptor
 _FIXED_DTYPES = {
@@ -123,14 +123,14 @@ class _Reader:
                 total += sizes
             arrays.append(stored)
         for masks in members.values():
-            self._add(self.doubts.wrong, np.greater(np.sum(masks, axis=0, dtype=np.int32), 1), lift)
+            _add(self.doubts.wrong, np.flatnonzero(np.sum(masks, axis=0, dtype=np.int32) > 1), lift)
         return arrays, total + constant if constant else total
 
     def _one(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask | None]:
         """A singular field: stored array, sizes without tag, and mask of encoded values (None: all)."""
         stored, sizes, is_set = self._values(node, array, lift)
         # A message field has presence whatever the syntax.
-        if node.presence:
+        if node.descriptor.has_presence:
             return stored, sizes, valid(array)
         return stored, sizes, None if is_set.all() else is_set
 
@@ -140,11 +140,11 @@ class _Reader:
         counts, content = np.diff(offsets), sums(sizes, offsets)
         if node.descriptor.is_packed:
             total = np.where(counts > 0, tag + delimited(content), 0)
-            self._add(self.doubts.ambiguous, counts == 1, lift)
+            _add(self.doubts.ambiguous, np.flatnonzero(counts == 1), lift)
         else:
             total = counts * tag + content
             if _is_packable(node):
-                self._add(self.doubts.ambiguous, (counts > 1) & (tag + delimited(content) < total), lift)
+                _add(self.doubts.ambiguous, np.flatnonzero((counts > 1) & (tag + delimited(content) < total)), lift)
         return pa.ListArray.from_arrays(array.offsets, stored, type=node.stored()), total
 
     def _map(self, node: Node, array: pa.Array, tag: int, lift: Lift) -> tuple[pa.Array, npt.NDArray[np.int64]]:
@@ -154,13 +154,13 @@ class _Reader:
         keys, key_sizes, key_set = self._values(key, array.keys, inner)
         items, item_sizes, item_set = self._values(node, array.items, inner)
         # Missing keys and values are the default (natively NULL for a message).
-        self._add(self.doubts.ambiguous, ~(key_set & item_set), inner)
+        _add(self.doubts.ambiguous, np.flatnonzero(~(key_set & item_set)), inner)
         if (np.diff(offsets) > 1).any():
             codes = pc.dictionary_encode(array.keys)
             rows = np.repeat(np.arange(len(array), dtype=np.int64), np.diff(offsets))
             entries = np.sort(rows * len(codes.dictionary) + codes.indices.to_numpy())
             twice = entries[1:][entries[1:] == entries[:-1]] // max(len(codes.dictionary), 1)
-            self._add_rows(self.doubts.wrong, twice, lift)
+            _add(self.doubts.wrong, twice, lift)
         entry_sizes = np.broadcast_to(np.asarray(2 + key_sizes + item_sizes, dtype=np.int64), (len(keys),))
         total = np.diff(offsets) * tag + sums(delimited(entry_sizes), offsets)
         return pa.MapArray.from_arrays(array.offsets, keys, items, type=node.stored()), total
@@ -179,10 +179,10 @@ class _Reader:
             # Parquet has no struct without fields: only presence is stored. Its content is unknown, so doubtful.
             stored = pa.array(set_, pa.bool_(), mask=~set_) if len(array) else pa.array([], pa.bool_())
             return stored, 1, np.zeros(len(array), dtype=bool)
-        self._add(self.doubts.unread, set_ & (lengths > 0), lift)
+        _add(self.doubts.unread, np.flatnonzero(set_ & (lengths > 0)), lift)
         if node.role is Role.JSON:
             stored, bad = json_texts(array, node.message)
-            self._add_rows(self.doubts.wrong, bad, lift)
+            _add(self.doubts.wrong, bad, lift)
         return stored, delimited(lengths), lengths > 0
 
     def _messages(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
@@ -192,7 +192,7 @@ class _Reader:
         match node.role:
             case Role.TIME | Role.DURATION:
                 stored, bad = microseconds(arrays[0], arrays[1], node.element())
-                self._add(self.doubts.unfit, bad, lift)
+                _add(self.doubts.unfit, np.flatnonzero(bad), lift)
                 stored = with_validity(stored, array)
             case Role.WRAPPER:
                 stored = with_validity(arrays[0], array)
@@ -213,7 +213,7 @@ class _Reader:
         lengths = lengths_of(array)
         if node.descriptor.type == _F.TYPE_STRING and array.type != pa.string():
             array = pa.Array.from_buffers(pa.string(), len(array), array.buffers(), array.null_count)
-            self._add_rows(self.doubts.unfit, no_utf8(array), lift)
+            _add(self.doubts.unfit, no_utf8(array), lift)
         return array, delimited(lengths), lengths > 0
 
     def _varints(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
@@ -223,7 +223,7 @@ class _Reader:
             low, high = _RANGES_32[kind]
             if numbers.min() < low or numbers.max() > high:
                 # Python's protobuf truncates the upper bits.
-                self._add(self.doubts.wrong, (numbers < low) | (numbers > high), lift)
+                _add(self.doubts.wrong, np.flatnonzero((numbers < low) | (numbers > high)), lift)
         sizes = varint_sizes(zigzag(numbers) if kind in (_F.TYPE_SINT32, _F.TYPE_SINT64) else numbers)
         if kind != _F.TYPE_ENUM:
             return converted(array, node.element()), sizes, numbers != 0
@@ -231,17 +231,13 @@ class _Reader:
         stored, unknown = enum_names(array, enum)
         if enum.is_closed:
             # For Python's protobuf it is an unknown field.
-            self._add_rows(self.doubts.wrong, unknown, lift)
+            _add(self.doubts.wrong, unknown, lift)
         return stored, sizes, numbers != 0
 
-    def _add(self, to: list[Rows], mask: Mask, lift: Lift) -> None:
-        if mask.any():
-            to.append(lift(np.flatnonzero(mask)))
 
-    @staticmethod
-    def _add_rows(to: list[Rows], rows: Rows, lift: Lift) -> None:
-        if len(rows):
-            to.append(lift(rows))
+def _add(to: list[Rows], rows: Rows, lift: Lift) -> None:
+    if len(rows):
+        to.append(lift(rows))
 
 
 def _booleans(_node: Node, array: pa.Array, _lift: Lift) -> tuple[pa.Array, Sizes, Mask]:

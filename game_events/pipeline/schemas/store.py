@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from game_events.decoding.batch_decoder import TypeKey
 from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
-from game_events.decoding.compiler import compile_schema, first_decoder
+from game_events.decoding.compiler import compile_schema, first_decoders
 from game_events.decoding.core.column_map import Field
 from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import IndexPath, SchemaId, ordered
-from game_events.decoding.declared_names import declared_names
+from game_events.decoding.formats import declared_names
 from game_events.errors import DataError, TransientError
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive, require_same
 from game_events.lakehouse.tables import Lakehouse
@@ -158,7 +158,7 @@ class SchemaStore:
         decoders = self._known[key[0]].decoders
         if key[1] not in decoders:
             try:
-                decoders[key[1]] = first_decoder(compiled, key[1])
+                decoders[key[1]] = first_decoders(compiled, [key[1]])[0]
             except DataError as error:
                 decoders[key[1]] = error
         found = decoders[key[1]]

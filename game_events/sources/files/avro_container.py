@@ -10,18 +10,26 @@ import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from game_events.decoding.avro.encoding import MAX_EMPTY_ITEMS, read_bytes, read_long
+from game_events.decoding.avro.encoding import (
+    MAX_EMPTY_ITEMS,
+    Budget,
+    ByType,
+    min_bytes,
+    read_blocks,
+    read_bytes,
+    read_index,
+    read_long,
+    take,
+)
 from game_events.decoding.avro.schema import AvroSchema
-from game_events.decoding.core.errors import DAMAGE, DamageError, as_damage
-from game_events.decoding.core.reasons import KEPT_BYTES, Reason
+from game_events.decoding.avro.types import AvroType
+from game_events.decoding.core.reasons import DAMAGE, KEPT_BYTES, DamageError, Reason, as_damage
 from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
 from game_events.errors import DataError
-from game_events.sources.files.avro_skip import Skip, Skippers
 from game_events.sources.files.limits import FileLimits
 from game_events.sources.files.offsets import FILE_ROWS
 from game_events.sources.files.record_batches import BATCH_ROWS, FilePart, records, unreadable
@@ -31,20 +39,19 @@ MAGIC, SYNC_BYTES = b"Obj\x01", 16
 #: Bytes of a header, and of a block, compressed or not.
 MAX_HEADER, MAX_BLOCK = 4 * 1024 * 1024, 512 * 1024 * 1024
 _NUMBER_BYTES = 10
+#: Errors of decompressing a block.
+BAD_BLOCK = (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError)
+#: (bytes, start of a value) -> its end; raises `DAMAGE` for malformed bytes.
+Skip = Callable[[bytes, int], int]
+_FIXED = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+_LEAVES: dict[str, Skip] = {
+    **dict.fromkeys(("int", "long", "enum"), lambda buf, at: read_long(buf, at)[1]),
+    **dict.fromkeys(("bytes", "string"), lambda buf, at: read_bytes(buf, at)[1]),
+}
 
 
-@dataclass(frozen=True)
-class Header:
-    """The header before the blocks."""
-
-    text: str
-    codec: str
-    sync: bytes
-    size: int
-
-
-def read_header(head: bytes) -> Header:
-    """The header in a file's first bytes; raises `DAMAGE` for others."""
+def read_header(head: bytes) -> tuple[str, str, bytes, int]:
+    """Schema text, codec, sync marker and size of the header in a file's first bytes; raises `DAMAGE` for others."""
     if not head.startswith(MAGIC):
         raise DamageError(Reason.MALFORMED, "it does not begin as an Avro file does")
     found: dict[str, bytes] = {}
@@ -61,7 +68,7 @@ def read_header(head: bytes) -> Header:
     if len(head) < at + SYNC_BYTES or "avro.schema" not in found:
         raise DamageError(Reason.TRUNCATED, "its header is not complete")
     codec = found.get("avro.codec", b"null").decode()
-    return Header(found["avro.schema"].decode(), codec, head[at : at + SYNC_BYTES], at + SYNC_BYTES)
+    return found["avro.schema"].decode(), codec, head[at : at + SYNC_BYTES], at + SYNC_BYTES
 
 
 def read_container(
@@ -73,27 +80,27 @@ def read_container(
     """
     position = unpacked = 0
     try:
-        header = read_header(source.read(MAX_HEADER))
-        json.loads(header.text)
-        guid = schema_guid("AVRO", header.text)
-        skip = Skippers().of(AvroSchema(guid, header.text).root)
+        text, codec, sync, at = read_header(source.read(MAX_HEADER))
+        json.loads(text)
+        guid = schema_guid("AVRO", text)
+        skip = _Skippers().of(AvroSchema(guid, text).root)
     except (*DAMAGE, ValueError, DataError) as error:
         yield unreadable(file, 0, f"no Avro file: {_message(error)}")
         return
-    offer(RegistrySchema(guid, "AVRO", header.text))
+    offer(RegistrySchema(guid, "AVRO", text))
     identity = identity_bytes(guid, (), indexed=False)
-    at, end = header.size, source.size()
+    end = source.size()
     while at < end:
         try:
             # The next file's offsets begin after `FILE_ROWS`.
-            count, stored, after = _stored_block(source, at, header.sync, FILE_ROWS - position)
+            count, stored, after = _stored_block(source, at, sync, FILE_ROWS - position)
         except DAMAGE as error:
             yield unreadable(file, position, f"from byte {at:,} on: {_message(error)}; {end - at:,} bytes are left of the file")
             return
         at = after
         try:
-            block = unpack(stored, header.codec)
-        except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            block = unpack(stored, codec)
+        except BAD_BLOCK as error:
             yield unreadable(file, position, f"a block of {count:,} records cannot be decompressed: {_message(error)}")
         else:
             unpacked += len(block)
@@ -142,12 +149,50 @@ def _block(block: bytes, count: int, skip: Skip, file: FilePart, position: int, 
         yield unreadable(file, position + done, detail, block[at:][:KEPT_BYTES])
 
 
-def unpack(data: bytes, codec: str) -> bytes:
-    """Decompress a block.
+class _Skippers:
+    """Ends of values by type, found without decoding them: values have no separators."""
 
-    Raises:
-        ValueError, OSError, EOFError, zlib.error, lzma.LZMAError: damaged, too large, or an unknown codec.
-    """
+    def __init__(self) -> None:
+        self.of = ByType[int](self._make).of
+
+    def _make(self, type_: AvroType) -> Skip:
+        match type_.kind:
+            case "record":
+                return _all_of([self.of(f.type) for f in type_.fields])
+            case "union":
+                return _one_of([self.of(inner) for inner in type_.items])
+            case "array":
+                item, least = self.of(type_.items[0]), min_bytes(type_.items[0])
+                return lambda buf, at: read_blocks(buf, at, least, Budget(), item)[1]
+            case "map":
+                value = self.of(type_.items[0])
+                return lambda buf, at: read_blocks(buf, at, 1, Budget(), lambda b, a: value(b, read_bytes(b, a)[1]))[1]
+            case kind if kind in _LEAVES:
+                return _LEAVES[kind]
+            case kind:
+                size = type_.size if kind == "fixed" else _FIXED[kind]
+                return lambda buf, at: take(buf, at, size)[1]
+
+
+def _all_of(members: list[Skip]) -> Skip:
+    def record(buf: bytes, at: int) -> int:
+        for member in members:
+            at = member(buf, at)
+        return at
+
+    return record
+
+
+def _one_of(branches: list[Skip]) -> Skip:
+    def union(buf: bytes, at: int) -> int:
+        index, at = read_index(buf, at, len(branches), "branch")
+        return branches[index](buf, at)
+
+    return union
+
+
+def unpack(data: bytes, codec: str) -> bytes:
+    """Decompress a block; one of `BAD_BLOCK` if it is damaged, too large, or of an unknown codec."""
     match codec:
         case "null":
             return data

@@ -4,7 +4,7 @@ Guarantee: a path has one number for ever, also with concurrent runs and crashes
 bronze's progress is a number. A file that is overwritten later is recorded as changed and not read again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -33,35 +33,19 @@ SCHEMA = schema_of(
 )
 
 
-@dataclass(frozen=True)
-class LogEntry:
-    """A file of the log, as last listed."""
-
-    number: int
-    path: str
-    size: int
-    modified_us: int
-
-
 @dataclass
 class LogContent:
-    """The log in memory, by number and by path."""
+    """The log in memory: files as last listed, by number, and their numbers by path."""
 
-    entries: list[LogEntry] = field(default_factory=list)
+    entries: list[SourceFile] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
     log_id: str = ""
 
-    def compare(self, found: Iterable[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
+    def compare(self, found: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
         """Listed files that are not in the log, and those that changed since they were logged."""
-        new: list[SourceFile] = []
-        changed: list[SourceFile] = []
-        for file in found:
-            number = self.numbers.get(file.path)
-            if number is None:
-                new.append(file)
-            elif (file.size, file.modified_us) != (self.entries[number].size, self.entries[number].modified_us):
-                changed.append(file)
-        return new, changed
+        known = [file for file in found if file.path in self.numbers]
+        changed = [file for file in known if file != self.entries[self.numbers[file.path]]]
+        return [file for file in found if file.path not in self.numbers], changed
 
 
 class FileLog:
@@ -77,11 +61,7 @@ class FileLog:
         self._handle: DeltaTable | None = None
 
     def known(self) -> LogContent:
-        """Every file that was taken in; only what came since the last look is read.
-
-        Raises:
-            DataError: the table was restored: numbers would be given twice.
-        """
+        """Every file that was taken in; reads what came since the last look; DataError if the table was restored."""
         table = self.declaration.table
         self._handle = handle = table.open()
         if handle is None:
@@ -104,12 +84,9 @@ class FileLog:
 
     @retry_on_conflict()
     def take_in(self, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> LogContent:
-        """Number new files, in this order, and record changed ones, in one commit.
+        """Number new files, in this order, and record changed ones, in one commit; ConflictError if others won every attempt.
 
         After a conflict the log is read again: files that the concurrent run has added are not new any more.
-
-        Raises:
-            ConflictError: concurrent runs won every attempt.
         """
         known = self.known()
         left, other = known.compare(new)[0], known.compare(changed)[1]
@@ -146,7 +123,7 @@ class FileLog:
         # By number, then changes in the order of their time.
         ordered = sorted(found, key=lambda r: (True, r[5]) if r[4] == CHANGED else (False, r[0]))
         for number, path, size, modified, kind, _ in ordered:
-            entry = LogEntry(number, path, size, modified)
+            entry = SourceFile(path, size, modified)
             if kind == TAKEN and number == len(entries):
                 entries.append(entry)
                 numbers[path] = number

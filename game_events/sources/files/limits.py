@@ -20,13 +20,7 @@ class LimitExceededError(Exception):
 
 @dataclass(frozen=True)
 class FileLimits:
-    """The limits of the settings; picklable.
-
-    Attributes:
-        rows: records of a file, by their positions.
-        unpacked: decompressed bytes of a file.
-        record: bytes of a record.
-    """
+    """The limits of the settings: records of a file (by position), its decompressed bytes, bytes of a record; picklable."""
 
     rows: int
     unpacked: int

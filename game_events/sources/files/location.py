@@ -1,4 +1,8 @@
-"""The folder, or prefix of an object store, with the source files: lists and opens them."""
+"""The folder, or prefix of an object store, with the source files: lists and opens them.
+
+Unreadable files and folders are skipped and reported, so that one file's name or permissions cannot stop the others. Symbolic
+links are not followed: they could lead to any file of this machine.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,18 @@ from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import delta_options, is_remote
 from game_events.lakehouse.tables import Table, add_actions
 from game_events.sources.files.archive_format import RECORDS
-from game_events.sources.files.folder import REFUSED, files_below, hidden
 
 #: Follows no links and does not block on a pipe.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+#: Nested folders at most.
+MAX_DEPTH = 100
+#: Why a symbolic link is skipped.
+LINK = "it is a symbolic link"
+#: Permission errors, and errors caused by one file's name; others are the storage's.
+REFUSED = (errno.EACCES, errno.EPERM)
+_OF_A_NAME = (*REFUSED, errno.ENAMETOOLONG)
+#: The file or folder was deleted or replaced meanwhile.
+_GONE = (FileNotFoundError, NotADirectoryError)
 
 
 class NotAFileError(Exception):
@@ -34,13 +46,7 @@ class NotAFileError(Exception):
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One listed file.
-
-    Attributes:
-        path: its full path or URI.
-        size: bytes.
-        modified_us: modification time, microseconds since 1970.
-    """
+    """One listed file: its full path or URI, bytes, modification time in microseconds since 1970."""
 
     path: str
     size: int
@@ -49,12 +55,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Location of the files; picklable, used by workers to open files.
-
-    Attributes:
-        root: folder or URI, without a trailing slash.
-        options: of the object store, without credentials.
-    """
+    """Folder or URI (without a trailing slash), and the store's options (without credentials); picklable, for workers."""
 
     root: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
@@ -86,21 +87,18 @@ class SourceLocation:
         if self.local and not Path(self.root).is_dir():
             raise ConfigurationError(f"GAME_EVENTS_FILES_PATH: {self.root} is not a folder: create it, or name another")
         found = []
-        files = files_below(self.root, {} if skipped is None else skipped) if self.local else self._in_store()
+        files = _files_below(self.root, {} if skipped is None else skipped) if self.local else self._in_store()
         for below, size, mtime_ns in files:
             if fnmatch.fnmatchcase(below, pattern):
                 found.append(SourceFile(f"{self.root}/{below}", size, mtime_ns // 1000))
         return sorted(found, key=lambda f: (f.modified_us, f.path))
 
     def _in_store(self) -> Iterator[tuple[str, int, int]]:
-        system, prefix = self._system()
         with store_errors_named(self.root):
-            infos = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=True))
+            infos = self._store().get_file_info(pafs.FileSelector("", recursive=True))
         for info in infos:
-            if info.type == pafs.FileType.File:
-                below = info.path.removeprefix(prefix)
-                if not any(hidden(part) for part in PurePosixPath(below).parts):
-                    yield below, info.size, info.mtime_ns or 0
+            if info.type == pafs.FileType.File and not any(_hidden(part) for part in PurePosixPath(info.path).parts):
+                yield info.path, info.size, info.mtime_ns or 0
 
     def archive(self) -> DeltaTable | None:
         """The record archive at this location; None: plain files. ConfigurationError for another Delta table."""
@@ -122,19 +120,13 @@ class SourceLocation:
 
     @contextmanager
     def open(self, path: str) -> Iterator[pa.NativeFile]:
-        """Open one of its files for random access.
-
-        Raises:
-            FileNotFoundError: it does not exist.
-            NotAFileError: it is a link or a pipe, or this user may not read it.
-        """
+        """Open one of its files for random access; FileNotFoundError, or NotAFileError for a link, a pipe, or no permission."""
         below = path.removeprefix(f"{self.root}/")
         if self.local:
             with open(self._descriptor(below), "rb", buffering=0) as file, pa.PythonFile(file, mode="r") as source:  # noqa: PTH123
                 yield source
             return
-        system, prefix = self._system()
-        with system.open_input_file(prefix + below) as source:
+        with self._store().open_input_file(below) as source:
             yield source
 
     def _descriptor(self, below: str) -> int:
@@ -164,8 +156,77 @@ class SourceLocation:
         os.close(found)
         raise NotAFileError("it is no file of the folder")
 
-    def _system(self) -> tuple[pafs.FileSystem, str]:
-        """A file system, and the prefix of relative paths in it."""
-        if self.local:
-            return pafs.LocalFileSystem(), self.root + "/"
-        return pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options)), ""
+    def _store(self) -> pafs.FileSystem:
+        return pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options))
+
+
+def _files_below(root: str, skipped: dict[str, str]) -> Iterator[tuple[str, int, int]]:
+    """Files that are not hidden: relative path, bytes, modification time (nanoseconds since 1970).
+
+    `skipped` gets the paths of skipped files and folders, with the reason.
+
+    Raises:
+        ConfigurationError: the folder itself does not exist or may not be read.
+        OSError: the storage fails.
+    """
+    if not os.access(root, os.X_OK):
+        raise _no_folder(root, "its files may not be opened")
+    folders = [(root, 0)]
+    while folders:
+        folder, depth = folders.pop()
+        found: list[tuple[str, int, int]] = []
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    try:
+                        if not _hidden(entry.name) and _wanted(entry, depth, skipped):
+                            if entry.is_dir(follow_symlinks=False):
+                                folders.append((entry.path, depth + 1))
+                            elif entry.is_file(follow_symlinks=False):
+                                about = entry.stat(follow_symlinks=False)
+                                found.append((entry.path.removeprefix(f"{root}/"), about.st_size, about.st_mtime_ns))
+                    except OSError as error:
+                        _skip(entry.path, error, skipped)
+        except OSError as error:
+            if folder == root and isinstance(error, (*_GONE, PermissionError)):
+                raise _no_folder(root, str(error.strerror)) from None
+            _skip(folder, error, skipped)
+        yield from found
+
+
+def _hidden(name: str) -> bool:
+    """Whether a name marks an unfinished file or folder."""
+    return name.startswith(("_", "."))
+
+
+def _wanted(entry: os.DirEntry[str], depth: int, skipped: dict[str, str]) -> bool:
+    if entry.is_symlink():
+        skipped[entry.path] = LINK
+    elif not _is_text(entry.name):
+        skipped[entry.path] = "its name is no UTF-8"
+    elif depth == MAX_DEPTH and entry.is_dir(follow_symlinks=False):
+        skipped[entry.path] = f"it is more than {MAX_DEPTH} folders deep"
+    return entry.path not in skipped
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _skip(path: str, error: OSError, skipped: dict[str, str]) -> None:
+    """Record an error of one file or folder; raise any other."""
+    if isinstance(error, _GONE):
+        return
+    if error.errno not in _OF_A_NAME:
+        raise error
+    skipped[path] = str(error.strerror)
+
+
+def _no_folder(root: str, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"GAME_EVENTS_FILES_PATH: {root} cannot be read ({why}): give this user read permission, or name another"
+    )

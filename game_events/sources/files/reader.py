@@ -17,11 +17,10 @@ from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.errors import GameEventsError
 from game_events.lakehouse.storage.errors import explain, store_errors_named
 from game_events.sources.files.avro_container import read_container
-from game_events.sources.files.json_lines import read_lines
+from game_events.sources.files.delimited import read_delimited, read_lines
 from game_events.sources.files.limits import DecompressedFile, FileLimits, LimitExceededError
 from game_events.sources.files.location import NotAFileError, SourceLocation
 from game_events.sources.files.parquet import read_parquet
-from game_events.sources.files.protobuf_delimited import read_delimited
 from game_events.sources.files.record_batches import FilePart, coalesced, split_by_size, unreadable
 from game_events.sources.files.schemas import NamedSchema
 
@@ -65,11 +64,7 @@ class FileReading:
 
 @dataclass
 class FileReader:
-    """Reads files in one task.
-
-    Attributes:
-        schemas: schemas found in files, by GUID or id, to be reported to the driver.
-    """
+    """Reads files in one task; `schemas`: those found in files, by GUID or id, to be reported to the driver."""
 
     reading: FileReading
     schemas: dict[int | str, RegistrySchema] = field(default_factory=dict)
@@ -123,10 +118,10 @@ class FileReader:
                 yield from read_parquet(source, file, self._offer, self._is_damage, bounds, of_archive=self.reading.archive)
             case "avro":
                 yield from read_container(source, file, self._offer, bounds)
-            case "protobuf" if self.reading.framed or (named is not None and named.kind == "PROTOBUF"):
+            case "protobuf" if self.reading.framed or (named is not None and named.schema.format == "PROTOBUF"):
                 identity = None if self.reading.framed or named is None else named.identity
                 yield from read_delimited(source, file, identity, bounds)
-            case "jsonl" if named is not None and named.kind == "JSON":
+            case "jsonl" if named is not None and named.schema.format == "JSON":
                 yield from read_lines(source, file, named.identity, bounds)
             case None:
                 yield unreadable(file, 0, "its name has no known suffix: set GAME_EVENTS_FILES_FORMAT")

@@ -76,7 +76,7 @@ def records(
         count = len(positions[part])
         columns = _place(file, positions[part]) | {
             "value": _binary_slices(buffer, starts[part], ends[part]),
-            "headers": no_headers(count) if identity is None else schema_headers(identity, count),
+            "headers": _headers(identity, count),
         }
         yield _arranged(columns, RECORDS, count)
 
@@ -84,8 +84,7 @@ def records(
 def decoded(file: FilePart, positions: RowNumbers, guid: str, rows: pa.StructArray) -> pa.RecordBatch:
     """Rows of columns, all of one schema."""
     count = len(positions)
-    columns = _place(file, positions) | {"headers": no_headers(count), "columns": rows}
-    columns["schema_guid"] = pa.repeat(pa.scalar(guid), count)
+    columns = _place(file, positions) | {"schema_guid": pa.repeat(pa.scalar(guid), count), "columns": rows}
     schema = pa.schema([*COMMON, pa.field("schema_guid", pa.string()), pa.field("columns", rows.type)])
     return _arranged(columns, schema, count)
 
@@ -96,7 +95,7 @@ def archived(file: FilePart, positions: RowNumbers, rows: pa.Table) -> pa.Record
     own = _place(file, positions)
     columns = own | {name: rows.column(name).combine_chunks() for name in rows.column_names}
     lengths = pc.fill_null(pc.list_value_length(columns["headers"]), 0)
-    columns["headers"] = pc.if_else(pc.greater(lengths, 0), columns["headers"].cast(HEADERS_TYPE), no_headers(count))
+    columns["headers"] = pc.if_else(pc.greater(lengths, 0), columns["headers"].cast(HEADERS_TYPE), own["headers"])
     return _arranged(columns, RECORDS, count)
 
 
@@ -106,7 +105,6 @@ def unreadable(
     """One row for an unreadable file, or the unreadable rest of one from a position on."""
     columns = _place(file, np.array([position], dtype=np.int64)) | {
         "value": pa.array([rest], pa.binary()),
-        "headers": no_headers(1),
         "reason": pa.array([str(reason)]),
         "detail": pa.array([detail]),
     }
@@ -161,19 +159,12 @@ def _binary_slices(data: bytes, starts: RowNumbers, ends: RowNumbers) -> pa.Bina
     return whole.take(pa.array(np.arange(0, 2 * count, 2)))
 
 
-def schema_headers(identity: bytes, count: int) -> pa.ListArray:
-    """One header in each record: the schema's identity."""
-    pairs = pa.StructArray.from_arrays(
-        [pa.repeat(pa.scalar(ID_HEADER), count), pa.repeat(pa.scalar(identity, pa.binary()), count)],
-        fields=list(HEADERS_TYPE.value_type),
-    )
-    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), pairs).cast(HEADERS_TYPE)
-
-
-def no_headers(count: int) -> pa.ListArray:
-    """An empty list in each record."""
-    empty = pa.array([], HEADERS_TYPE.value_type)
-    return pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, dtype=np.int32)), empty).cast(HEADERS_TYPE)
+def _headers(identity: bytes | None, count: int) -> pa.ListArray:
+    """In each record one header, the schema's identity; None: an empty list."""
+    each = 0 if identity is None else 1
+    columns = pa.repeat(pa.scalar(ID_HEADER), count * each), pa.repeat(pa.scalar(identity, pa.binary()), count * each)
+    pairs = pa.StructArray.from_arrays(columns, fields=list(HEADERS_TYPE.value_type))
+    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * each), pairs).cast(HEADERS_TYPE)
 
 
 def coalesced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -208,6 +199,7 @@ def _place(file: FilePart, positions: RowNumbers) -> dict[str, pa.Array]:
         "at": at,
         "file_path": pa.repeat(pa.scalar(file.path), count),
         "file_position": pa.array(positions, pa.int64()),
+        "headers": _headers(None, count),
     }
 
 

@@ -40,22 +40,14 @@ def identity_bytes(schema_id: SchemaId, path: IndexPath, *, indexed: bool) -> by
 
 @dataclass(frozen=True)
 class NamedSchema:
-    """The schema of the settings, for records of files without one.
+    """The schema of the settings, with an id of the registry or a derived GUID, for records of files without one.
 
-    Attributes:
-        schema: the schema, with an id of the registry or a derived GUID.
-        key: type of the records.
-        identity: value of their schema header.
+    `key`: type of the records; `identity`: value of their schema header.
     """
 
     schema: RegistrySchema
     key: TypeKey
     identity: bytes
-
-    @property
-    def kind(self) -> str:
-        """`PROTOBUF`, `AVRO` or `JSON`."""
-        return self.schema.format
 
 
 def named_schema(settings: Settings, registry: SchemaRegistry) -> NamedSchema | None:
@@ -67,9 +59,8 @@ def named_schema(settings: Settings, registry: SchemaRegistry) -> NamedSchema | 
     """
     if settings.files_schema is None:
         return None
-    schema = (
-        _from_subject(settings.files_schema, registry) if settings.files_schema.startswith(SUBJECT) else _from_file(settings)
-    )
+    of_registry = settings.files_schema.startswith(SUBJECT)
+    schema = _from_subject(settings.files_schema, registry) if of_registry else _from_file(settings)
     try:
         compiled = compile_schema(schema)
     except DataError as error:

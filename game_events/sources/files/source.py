@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import cached_property
@@ -24,10 +24,9 @@ from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.core.source import FILES, Gap, MicroBatch, Offsets, Source, SourceSnapshot, Split
-from game_events.sources.files.file_log import FileLog, LogContent, LogEntry
-from game_events.sources.files.folder import LINK
+from game_events.sources.files.file_log import FileLog, LogContent
 from game_events.sources.files.limits import FileLimits
-from game_events.sources.files.location import NotAFileError, SourceFile, SourceLocation
+from game_events.sources.files.location import LINK, NotAFileError, SourceFile, SourceLocation
 from game_events.sources.files.offsets import FILE_ROWS, PARTITION, FileGap, first_offset, number_of
 from game_events.sources.files.reader import FILES_SCHEMA, PARQUET, FileReading, format_of
 from game_events.sources.files.schemas import NamedSchema, named_schema
@@ -141,7 +140,7 @@ class FileSource(Source):
     def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:
         """Split -> first offset of a file that was written at a time or later."""
         since = int(when.timestamp() * 1_000_000)
-        first = next((e.number for e in self._known.entries if e.modified_us >= since), None)
+        first = next((number for number, file in enumerate(self._known.entries) if file.modified_us >= since), None)
         return {} if first is None else dict.fromkeys(splits, first_offset(first))
 
     def batch_limit(self, reached: Offsets) -> int:
@@ -154,25 +153,24 @@ class FileSource(Source):
                 return count * FILE_ROWS
         return max(1, len(files)) * FILE_ROWS
 
-    def entries(self, batch: MicroBatch) -> list[LogEntry]:
-        """Files of a batch, including missing ones."""
-        return [
-            entry
-            for split, end in batch.end.items()
-            for entry in self._known.entries[number_of(batch.start[split]) : number_of(end)]
-        ]
+    def entries(self, batch: MicroBatch) -> Iterator[tuple[int, SourceFile]]:
+        """Numbers and files of a batch, including missing ones."""
+        for split, end in batch.end.items():
+            first = number_of(batch.start[split])
+            yield from enumerate(self._known.entries[first : number_of(end)], first)
 
     def missing_files(self, batch: MicroBatch) -> tuple[Gap, ...]:
         """Files of a batch that do not exist any more, by the last snapshot."""
         return tuple(
-            FileGap(FILES, self._known.log_id, PARTITION, first_offset(e.number), first_offset(e.number + 1), e.path)
-            for e in self.entries(batch)
-            if e.path not in self._there
+            FileGap(FILES, self._known.log_id, PARTITION, first_offset(number), first_offset(number + 1), file.path)
+            for number, file in self.entries(batch)
+            if file.path not in self._there
         )
 
     def missing_paths(self, first: int = 0) -> list[str]:
         """Files of the log that do not exist any more, by the last snapshot, or are before this offset."""
-        return [e.path for e in self._known.entries if e.path not in self._there or first_offset(e.number) < first]
+        known = enumerate(self._known.entries)
+        return [file.path for number, file in known if file.path not in self._there or first_offset(number) < first]
 
     def schemas(self) -> list[RegistrySchema]:
         """The schema of the settings, if they name one."""
@@ -199,11 +197,11 @@ class FileSource(Source):
     def read(self, spark: SparkSession, batch: MicroBatch) -> DataFrame:
         """The files of a batch (`FILES_SCHEMA`), for `FileReader`, large Parquet files in parts; DataError if none exists."""
         rows = []
-        for entry in self.entries(batch):
-            if entry.path in self._there:
-                whole = format_of(entry.path, self.settings.files_format)[0] != PARQUET
-                parts = 1 if whole else min(MOST_PARTS, -(-entry.size // TASK_BYTES) or 1)
-                rows += [(entry.number, entry.path, entry.size, entry.modified_us, n, parts) for n in range(parts)]
+        for number, file in self.entries(batch):
+            if file.path in self._there:
+                whole = format_of(file.path, self.settings.files_format)[0] != PARQUET
+                parts = 1 if whole else min(MOST_PARTS, -(-file.size // TASK_BYTES) or 1)
+                rows += [(number, file.path, file.size, file.modified_us, part, parts) for part in range(parts)]
         if not rows:
             raise DataError(f"{self.place.root}: no file of this batch exists any more")
         size = sum(row[2] // row[5] for row in rows)

@@ -1,12 +1,17 @@
-"""Metadata of topics from the broker: ids, partitions and offsets; failures as this project's errors."""
+"""Metadata of topics from the broker: ids, partitions, offsets, leader epochs of records; failures as this project's errors.
+
+Each record keeps the epoch of the partition leader that wrote it.
+"""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import datetime
 from typing import Any
 
 from confluent_kafka import (
+    Consumer,
     ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
@@ -24,9 +29,24 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.sources.core.source import Offsets, Split
-from game_events.sources.kafka.client import LOOK_S, CauseMemory, bad_option, client_options
+from game_events.sources.kafka.client import LOOK_S, CauseMemory, client_options, new_client
 
 TIMEOUT_S = 15.0
+#: Offsets read before the one whose epoch is asked for: the last ones may be transaction markers, which clients do not receive.
+LOOK_BACK = 32
+_EPOCHS = "reading the leader epochs of records"
+#: Splits of one request: a client fetches for all of them, also after the requested offsets.
+SPLITS_AT_ONCE = 64
+#: Of the consumer that reads epochs. No consumer group: nothing is committed or assigned. Uncommitted records count, too.
+_EPOCHS_CONSUMER = {
+    "group.id": "game_events",
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_uncommitted",
+    # Limits prefetching to one answer of the broker.
+    "queued.min.messages": 1,
+}
 
 
 class KafkaAdmin:
@@ -63,9 +83,8 @@ class KafkaAdmin:
         self._seen.update(found)
         return found
 
-    def offset_ranges(self, wanted: Iterable[Split]) -> tuple[Offsets, Offsets, Offsets]:
+    def offset_ranges(self, splits: Collection[Split]) -> tuple[Offsets, Offsets, Offsets]:
         """First offset, end of the committed ones, and leader epoch (if known) of each split; raises as `describe`."""
-        splits = {(split.topic, split.partition): split for split in wanted}
         first = self._listed(splits, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         last = self._listed(splits, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         epochs = {split: found.leader_epoch for split, found in last.items() if found.leader_epoch is not None}
@@ -74,7 +93,7 @@ class KafkaAdmin:
     def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:
         """Split -> first offset of a record not older than a time; splits without such a record are left out."""
         since = OffsetSpec.for_timestamp(int(when.timestamp() * 1000))
-        found = _offsets(self._listed({(split.topic, split.partition): split for split in splits}, since))
+        found = _offsets(self._listed(splits, since))
         return {split: offset for split, offset in found.items() if offset >= 0}
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
@@ -86,7 +105,8 @@ class KafkaAdmin:
         if refused:
             raise self._memory.explain(f"offsets of consumer group {group}", refused[0])
 
-    def _listed(self, splits: Mapping[tuple[str, int], Split], spec: OffsetSpec) -> dict[Split, ListOffsetsResultInfo]:
+    def _listed(self, wanted: Iterable[Split], spec: OffsetSpec) -> dict[Split, ListOffsetsResultInfo]:
+        splits = {(split.topic, split.partition): split for split in wanted}
         if not splits:
             return {}
         asked = dict.fromkeys((TopicPartition(*name) for name in splits), spec)
@@ -116,12 +136,10 @@ class KafkaAdmin:
 
     def _ask(self, ask: Callable[[AdminClient], Any]) -> dict[Any, Any]:
         memory = self._memory
-        if self._admin is None:
-            try:
-                self._admin = AdminClient(client_options(self._settings, memory, {}))  # type: ignore[arg-type]
-            except KafkaException as error:
-                raise bad_option(error) from None
-        admin, self._admin = self._admin, None  # not used again after a failure
+        admin = self._admin
+        if admin is None:
+            admin = new_client(AdminClient, client_options(self._settings, memory, {}))
+        self._admin = None  # not used again after a failure
         what = f"reading topic {self._settings.source_name}"
         try:
             found: dict[Any, Any] = ask(admin)
@@ -140,7 +158,6 @@ def _offsets(found: Mapping[Split, ListOffsetsResultInfo]) -> Offsets:
 
 
 def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, Any]:
-    """The answers, without those for unknown topics and partitions."""
     found = {}
     for key, future in asked.items():
         try:
@@ -148,4 +165,54 @@ def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, An
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
+    return found
+
+
+def epochs_before(settings: Settings, offsets: Offsets, earliest: Offsets, timeout_s: float) -> Offsets:
+    """Split -> epoch of the last record before an offset; splits without a record right before it are left out.
+
+    `earliest`: split -> first offset that still exists; `timeout_s`: longest wait for `SPLITS_AT_ONCE` splits. Raises
+    ConfigurationError or TransientError if the broker refuses or does not answer.
+    """
+    first = {split: max(earliest.get(split, 0), at - LOOK_BACK) for split, at in offsets.items()}
+    asked = [split for split, at in offsets.items() if first[split] < at]
+    found: Offsets = {}
+    if not asked:
+        return found
+    memory = CauseMemory(settings.kafka_bootstrap_servers)
+    consumer = new_client(Consumer, client_options(settings, memory, {}) | _EPOCHS_CONSUMER)
+    try:
+        for start in range(0, len(asked), SPLITS_AT_ONCE):
+            group = asked[start : start + SPLITS_AT_ONCE]
+            consumer.assign([TopicPartition(split.topic, split.partition, first[split]) for split in group])
+            found |= _epochs(consumer, {split: offsets[split] for split in group}, time.monotonic() + timeout_s, memory)
+    except KafkaException as error:
+        raise memory.explain(_EPOCHS, error.args[0]) from error
+    finally:
+        consumer.close()
+    return found
+
+
+def _epochs(consumer: Consumer, offsets: Offsets, deadline: float, memory: CauseMemory) -> Offsets:
+    """Epochs for the splits assigned to a consumer."""
+    open_: dict[tuple[str | None, int | None], Split] = {(split.topic, split.partition): split for split in offsets}
+    found: Offsets = {}
+    while open_:
+        message = consumer.poll(max(0.0, deadline - time.monotonic()))
+        if message is None:
+            raise memory.explain(_EPOCHS)
+        split = open_.get((message.topic(), message.partition()))
+        if split is None:  # a finished partition; or an error of the group, which this login may not use
+            continue
+        failure = message.error()
+        if failure is not None and failure.code() not in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
+            raise memory.explain(_EPOCHS, failure)
+        at, offset = offsets[split], int(message.offset() or 0)
+        within = failure is None and offset < at
+        epoch = message.leader_epoch() if within else None
+        if epoch is not None:
+            found[split] = epoch
+        if not within or offset == at - 1:
+            del open_[split.topic, split.partition]
+            consumer.pause([TopicPartition(split.topic, split.partition)])
     return found

@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -12,6 +13,7 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, GameEventsError, TransientError
 from game_events.sources.kafka.options import for_librdkafka
 
+T = TypeVar("T")
 CONNECT_TIMEOUT_S = 15
 #: The broker's own default: a hosted cluster refuses any other number than its own.
 BROKERS_DEFAULT = -1
@@ -88,9 +90,12 @@ def client_options(settings: Settings, memory: CauseMemory, defaults: Mapping[st
     }
 
 
-def bad_option(error: KafkaException) -> ConfigurationError:
-    """The client library's error about an option: it names the option, never its value."""
-    return ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: {_text(error.args[0])}")
+def new_client(make: Callable[..., T], options: dict[str, object]) -> T:
+    """A client with these options; ConfigurationError for a bad one, which the library names without its value."""
+    try:
+        return make(options)
+    except KafkaException as error:
+        raise ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: {_text(error.args[0])}") from None
 
 
 def ensure_topic(settings: Settings, partitions: int, name: str | None = None) -> None:
@@ -102,10 +107,7 @@ def ensure_topic(settings: Settings, partitions: int, name: str | None = None) -
     """
     topic = name or settings.produced_topic
     memory = CauseMemory(settings.kafka_bootstrap_servers)
-    try:
-        admin = AdminClient(client_options(settings, memory, {}))  # type: ignore[arg-type]
-    except KafkaException as error:
-        raise bad_option(error) from error
+    admin = new_client(AdminClient, client_options(settings, memory, {}))
     if topic in _topics(admin, memory):
         return
     try:

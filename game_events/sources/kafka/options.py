@@ -34,6 +34,7 @@ _LIBRDKAFKA_ONLY = re.compile(r"^(sasl\.username|sasl\.password|ssl\.(ca|certifi
 _PLAIN_KEY = "-----BEGIN PRIVATE KEY-----"
 #: A client's certificate and key in one PKCS #12 file: the same names in both clients, but Java's may also be of another type.
 _PKCS12 = ("ssl.keystore.location", "ssl.keystore.password")
+_PEM_KEY = {"ssl.key.location", "ssl.key.pem"}
 
 
 def refuse_managed(options: Mapping[str, object]) -> None:
@@ -54,14 +55,10 @@ def refuse_unverified(options: Mapping[str, str]) -> None:
 
 
 def for_librdkafka(options: Mapping[str, str]) -> dict[str, str]:
-    """The options for Confluent's Python client; a Java login (`sasl.jaas.config`) becomes user and password.
-
-    Raises:
-        ConfigurationError: certificates would not be verified.
-    """
+    """The options for Confluent's Python client; a Java login becomes user and password; raises as `refuse_unverified`."""
     refuse_unverified(options)
     found = {key: value for key, value in options.items() if not _JAVA_ONLY.match(key)}
-    if options.get("ssl.keystore.type", "PKCS12").upper() == "PKCS12" and not _has_pem_key(options):
+    if options.get("ssl.keystore.type", "PKCS12").upper() == "PKCS12" and not options.keys() & _PEM_KEY:
         found |= {key: options[key] for key in _PKCS12 if key in options}
     login = login_of(options.get("sasl.jaas.config", ""))
     if login and "sasl.username" not in found:
@@ -96,10 +93,6 @@ def for_java(options: Mapping[str, str]) -> dict[str, str]:
         # Java's client refuses a password for an unencrypted key.
         found.pop("ssl.key.password", None)
     return found | _truststore(options) | keystore
-
-
-def _has_pem_key(options: Mapping[str, str]) -> bool:
-    return "ssl.key.location" in options or "ssl.key.pem" in options
 
 
 def _truststore(options: Mapping[str, str]) -> dict[str, str]:

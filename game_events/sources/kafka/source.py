@@ -17,8 +17,7 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.event_columns import RAW_COLUMNS
 from game_events.sources.core.source import MicroBatch, Offsets, Source, SourceSnapshot, Split
-from game_events.sources.kafka.admin import TIMEOUT_S, KafkaAdmin
-from game_events.sources.kafka.epochs import epochs_before
+from game_events.sources.kafka.admin import TIMEOUT_S, KafkaAdmin, epochs_before
 from game_events.sources.kafka.options import for_java, refuse_managed
 
 #: Id of a topic from a broker without topic ids: 16 bytes of zeros, as librdkafka writes them.
@@ -32,11 +31,7 @@ class KafkaSource(Source):
     """Reads topics' metadata from the driver and their records through Spark."""
 
     def __init__(self, settings: Settings, timeout_s: float | None = None) -> None:
-        """Connects at the first call; `timeout_s`: longest wait for one answer, None: that of `KafkaAdmin`.
-
-        Raises:
-            ConfigurationError: `kafka_options` names an option that exactly-once depends on.
-        """
+        """Connects at the first call; raises as `refuse_managed`; `timeout_s`: as `KafkaAdmin`."""
         refuse_managed(settings.kafka_options)
         self.servers = settings.kafka_bootstrap_servers
         self._settings = settings

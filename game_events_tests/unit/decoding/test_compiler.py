@@ -14,7 +14,7 @@ import pytest
 
 from game_events.decoding import compiler
 from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
-from game_events.decoding.compiler import compile_schema, first_decoder, first_decoders
+from game_events.decoding.compiler import compile_schema, first_decoders
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.registry_schema import RegistrySchema
@@ -219,14 +219,14 @@ def test_a_schema_that_is_deep_is_decoded_wherever_its_decoder_is_made(schema):
     sys.setrecursionlimit(1_000)
 
     def on_a_deeper_stack(levels):
-        return on_a_deeper_stack(levels - 1) if levels else first_decoder(copy.deepcopy(made), path)
+        return on_a_deeper_stack(levels - 1) if levels else first_decoders(copy.deepcopy(made), [path])[0]
 
     assert on_a_deeper_stack(600).message == made.name_of(path)
 
 
 def test_a_worker_makes_the_decoder_of_a_deep_schema():
     made = compile_schema(nested_avro(100))
-    columns = ColumnMap().with_message("r99", first_decoder(made, ()).fields)
+    columns = ColumnMap().with_message("r99", first_decoders(made, [()])[0].fields)
     plan = DecodePlan({1: made}, frozenset({(1, ())}), {}, columns)
     worker = BatchDecoder(copy.deepcopy(plan))
     sys.setrecursionlimit(1_000)

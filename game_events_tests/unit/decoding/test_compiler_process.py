@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from game_events.decoding import compiler, compiler_process
-from game_events.decoding.compiler import compile_schema, first_decoder
+from game_events.decoding.compiler import compile_schema, first_decoders
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.protobuf import files as protobuf_files
 from game_events.decoding.protobuf.schema import ProtobufSchema
@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_made_is_no_schemas_fault(own_child, monkeypatch
             compile_schema(GOOD)
         own_child.end()
         with pytest.raises(TransientError, match="cannot be started"):
-            first_decoder(ProtobufSchema(1, "x.proto", b""), (0,))
+            first_decoders(ProtobufSchema(1, "x.proto", b""), [(0,)])
     assert compile_schema(GOOD).has((0,))
 
 

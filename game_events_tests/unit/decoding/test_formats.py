@@ -22,12 +22,11 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from game_events.config.settings import Settings
-from game_events.decoding.avro import decoder as avro_decoder
 from game_events.decoding.batch_decoder import BatchDecoder
 from game_events.decoding.compiler import compile_schema
+from game_events.decoding.core import projection
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.json import decoder as json_decoder
 from game_events.errors import DataError
 from game_events.schema_registry import SchemaRegistry
 from game_events_tests.support.decoding.format_helpers import framed, plan_of, registered
@@ -202,8 +201,7 @@ def test_a_format_that_nobody_knows_is_refused_by_name():
 
 @pytest.mark.parametrize("limit", [0, 8, 40])
 def test_many_arrow_arrays_of_one_batch_hold_the_same_rows_as_one(limit, monkeypatch):
-    monkeypatch.setattr(avro_decoder, "BATCH_BYTES", limit)
-    monkeypatch.setattr(json_decoder, "BATCH_BYTES", limit)
+    monkeypatch.setattr(projection, "BATCH_BYTES", limit)
     lists = {"type": "record", "name": "L", "fields": [{"name": "l", "type": {"type": "array", "items": "string"}}]}
     listed = {"type": "object", "properties": {"l": {"type": "array", "items": {"type": "string"}}}}
     plan = plan_of(registered("AVRO", lists, 1), registered("JSON", listed, 2))

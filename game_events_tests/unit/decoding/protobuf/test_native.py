@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.decoding.batch_decoder import BatchDecoder
-from game_events.decoding.core.timestamps import TIMESTAMP_RANGE
+from game_events.decoding.core.column_types import TIMESTAMP_RANGE
 from game_events_tests.support.decoding.helpers import (
     assert_each_row_once,
     compiled,

@@ -22,8 +22,7 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.reporting.report import RunReport
 from game_events.schema_registry import RegistrySchema
 from game_events.sources.files import parquet as parquet_rows
-from game_events.sources.files.folder import LINK, MAX_DEPTH
-from game_events.sources.files.location import NotAFileError, SourceLocation
+from game_events.sources.files.location import LINK, MAX_DEPTH, NotAFileError, SourceLocation
 from game_events.sources.files.schemas import FileSchemas
 from game_events.sources.files.source import FileSource
 from game_events_tests.support.worlds.file_samples import WRITERS, avro, event, lines, parquet, protobuf, put
@@ -97,8 +96,7 @@ def test_records_without_bytes_cannot_be_announced_by_the_million(tmp_path: Path
 def test_a_record_that_is_too_large_is_passed_over_and_those_behind_it_are_read(
     ending: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("protobuf_delimited", "json_lines"):
-        monkeypatch.setattr(f"game_events.sources.files.{module}.BATCH_BYTES", 1_000)
+    monkeypatch.setattr("game_events.sources.files.delimited.BATCH_BYTES", 1_000)
     body = WRITERS[ending]
     large = b'{"n": "' + b"x" * 50_000 + b'"}\n' if ending == "jsonl" else b"\xd4\x86\x03" + bytes(50_004)
     file = body(range(2)) + large + body(range(3, 5))
@@ -113,7 +111,7 @@ def test_a_record_that_is_too_large_is_passed_over_and_those_behind_it_are_read(
 
 
 def test_the_last_line_may_be_too_large_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("game_events.sources.files.json_lines.BATCH_BYTES", 1_000)
+    monkeypatch.setattr("game_events.sources.files.delimited.BATCH_BYTES", 1_000)
     path = put(tmp_path, "a.jsonl", lines(range(1)) + b"x" * 20_000)
     read = Read(tmp_path, path, schema=KINDS["jsonl"], bounds=replace(PLENTY, record=10_000))
     assert (len(read.rows), list(read.large)) == (1, [(0, 1)])

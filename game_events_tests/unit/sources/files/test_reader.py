@@ -21,8 +21,7 @@ from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
 from game_events.decoding.formats import make_decoder
 from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema, schema_text, stored
-from game_events.sources.files import avro_container
-from game_events.sources.files import protobuf_delimited as delimited
+from game_events.sources.files import avro_container, delimited
 from game_events.sources.files import record_batches as rows
 from game_events.sources.files.archive_format import RECORDS, marked_records
 from game_events.sources.files.limits import FileLimits
@@ -147,7 +146,6 @@ def test_compressed_lines_and_messages_are_read(tmp_path: Path) -> None:
 
 def test_records_that_are_larger_than_a_chunk_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delimited, "BATCH_BYTES", 7)
-    monkeypatch.setattr("game_events.sources.files.json_lines.BATCH_BYTES", 7)
     for ending in ("pb", "jsonl"):
         file = put(tmp_path, f"a.{ending}", WRITERS[ending](range(20)))
         assert Read(tmp_path, file, schema=KINDS[ending]).rows == {(0, n): event(n) for n in range(20)}

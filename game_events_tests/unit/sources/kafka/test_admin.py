@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.sources.core.source import Split
-from game_events.sources.kafka import epochs as kafka_epochs
-from game_events.sources.kafka.epochs import SPLITS_AT_ONCE, epochs_before
+from game_events.sources.kafka import admin as kafka_admin
+from game_events.sources.kafka.admin import SPLITS_AT_ONCE, epochs_before
 
 AT = 100
 TIMEOUT_S = 15
@@ -71,9 +71,10 @@ def ask(monkeypatch):
     """Asks a broker for these splits, all at the same position; unless told otherwise they have all records."""
 
     def asked(broker, wanted, earliest=0):
-        monkeypatch.setattr(kafka_epochs, "time", broker)
+        monkeypatch.setattr(kafka_admin, "time", broker)
+        monkeypatch.setattr(kafka_admin, "Consumer", broker)
         positions = dict.fromkeys(wanted, AT)
-        return epochs_before(load_settings(), positions, dict.fromkeys(wanted, earliest), TIMEOUT_S, broker)
+        return epochs_before(load_settings(), positions, dict.fromkeys(wanted, earliest), TIMEOUT_S)
 
     return asked
 
