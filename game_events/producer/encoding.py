@@ -11,6 +11,7 @@ from confluent_kafka.schema_registry.serde import SchemaId
 from google.protobuf.message import DecodeError, Message
 
 from game_events.producer.events import US_PER_S, GameEvent, PoisonKind, SimulatedRecord
+from game_events.producer.kafka_writer import BatchMessage
 from game_events.producer.message_type import MessageShape
 from game_events.producer.schema_versions import custom_columns
 
@@ -98,6 +99,11 @@ class EventEncoder:
                 return cut
         # The message is valid without its last bytes: append the start of a string of 127 bytes.
         return frame + UNFINISHED
+
+
+def encode_pool(pool: list[SimulatedRecord], encoder: EventEncoder) -> list[BatchMessage]:
+    """The pool as framed messages, key = gamer."""
+    return [{"key": record.event.gamer.encode(), "value": encoder.record(record)} for record in pool]
 
 
 def _frame(schema_id: int, index: list[int]) -> SchemaId:

@@ -9,7 +9,7 @@ from struct import pack, unpack
 from sys import float_info
 from typing import Self, cast
 
-from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from game_events.config.producer import GAME_FIELDS, Fields, Generator
 from game_events.config.settings import Settings
@@ -107,16 +107,11 @@ def _fields(message: Descriptor, meant: tuple[str, ...], wanted: Mapping[str, Ge
         if field.name in meant or field.name in ProtoVersions.custom:
             continue
         given = wanted.get(field.name)
-        usual = _usual(field)
-        if given is None and usual is None:
-            continue  # a list, map or message stays unset
-        if given is not None and not _fits(given, field):
-            raise ConfigurationError(
-                f"GAME_EVENTS_PRODUCER: {field.name} of {message.full_name} ({proto}) cannot hold values of kind {given.kind}"
-            )
-        if given is not None and (beyond := _beyond(given, field)) is not None:
-            raise ConfigurationError(f"GAME_EVENTS_PRODUCER: {field.name} of {message.full_name} ({proto}) {beyond}")
-        found.append((field.name, _stored(field, given or usual)))  # type: ignore[arg-type] # one of the two is there
+        if given is not None and (misfit := _misfit(given, field)) is not None:
+            raise ConfigurationError(f"GAME_EVENTS_PRODUCER: {field.name} of {message.full_name} ({proto}) {misfit}")
+        values = given or _usual(field)
+        if values is not None:  # a list, map or message stays unset
+            found.append((field.name, _stored(field, values)))
     return tuple(found)
 
 
@@ -136,7 +131,7 @@ def _usual(field: FieldDescriptor) -> Generator | None:
     if field.is_repeated or field.type in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_BYTES):
         return None
     if field.type == FieldDescriptor.TYPE_ENUM:
-        return Generator(kind="choice", values=tuple(_numbers(field.enum_type)))
+        return Generator(kind="choice", values=tuple(set(_enum(field).values())))
     if field.type == FieldDescriptor.TYPE_STRING:
         return Generator(kind="text")
     if field.type == FieldDescriptor.TYPE_BOOL:
@@ -150,14 +145,16 @@ def _fits(given: Generator, field: FieldDescriptor) -> bool:
     if given.kind != "choice":
         return field.type in _FITS[given.kind]
     if field.type == FieldDescriptor.TYPE_ENUM:
-        return all(value in _numbers(field.enum_type) or value in _names(field.enum_type) for value in given.values)
+        return all(value in _enum(field) or value in _enum(field).values() for value in given.values)
     kinds: tuple[type, ...] = (str,) if field.type == FieldDescriptor.TYPE_STRING else ()
     kinds = (int,) if field.type in _INTEGERS else (int, float) if field.type in _NUMBERS else kinds
     return all(isinstance(value, kinds) for value in given.values)
 
 
-def _beyond(given: Generator, field: FieldDescriptor) -> str | None:
-    """Error for numbers outside the field's type; None: all fit."""
+def _misfit(given: Generator, field: FieldDescriptor) -> str | None:
+    """Error for values that are not of the field's type, or numbers outside it; None: all fit."""
+    if not _fits(given, field):
+        return f"cannot hold values of kind {given.kind}"
     if field.type not in _LIMITS:
         return None
     name, lowest, highest = _LIMITS[field.type]
@@ -171,9 +168,5 @@ def _beyond(given: Generator, field: FieldDescriptor) -> str | None:
     return f"cannot hold values {wanted}: its type is {name}, from {lowest:g} to {highest:g}"
 
 
-def _numbers(enum: EnumDescriptor | None) -> set[int]:
-    return {value.number for value in enum.values} if enum is not None else set()
-
-
-def _names(enum: EnumDescriptor | None) -> set[str]:
-    return {value.name for value in enum.values} if enum is not None else set()
+def _enum(field: FieldDescriptor) -> dict[str, int]:
+    return {value.name: value.number for value in field.enum_type.values} if field.enum_type is not None else {}

@@ -12,12 +12,11 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.producer.bulk import QUEUE_LIMIT, TUNING, BulkSimulation, encode_pool
-from game_events.producer.encoding import EventEncoder
-from game_events.producer.kafka_writer import KafkaWriter, Pacer
+from game_events.producer.encoding import EventEncoder, encode_pool
+from game_events.producer.kafka_writer import BATCH_TUNING, KafkaWriter, Pacer
 from game_events.producer.manifest import Manifest, ManifestBuilder
 from game_events.producer.message_type import MessageShape
-from game_events.producer.simulator import Simulation
+from game_events.producer.simulator import BulkSimulation, Simulation
 from game_events.schema_registry import registry_client
 from game_events.sources.kafka.client import ensure_topic
 from game_events.sources.kafka.source import subject_of
@@ -28,13 +27,7 @@ BUSY = 429
 SERVER_ERROR = 500
 
 
-def produce(
-    settings: Settings,
-    simulation: Simulation,
-    *,
-    partitions: int = 4,
-    rate: float | None = None,
-) -> Manifest:
+def produce(settings: Settings, simulation: Simulation, *, partitions: int = 4, rate: float | None = None) -> Manifest:
     """Send one wave of simulated events, with the fields of the settings' message.
 
     `partitions`: of a new topic; `rate`: records per second, None: as fast as possible.
@@ -63,9 +56,9 @@ def produce_bulk(settings: Settings, simulation: BulkSimulation, *, partitions: 
     simulation = simulation.model_copy(update={"fields": encoder.shape.fields})
     pool = simulation.pool()
     messages = encode_pool(pool, encoder)
-    with KafkaWriter(settings, **TUNING) as writer:
+    with KafkaWriter(settings, **BATCH_TUNING) as writer:
         for batch in simulation.batches(messages):
-            writer.write_batch(batch, QUEUE_LIMIT)
+            writer.write_batch(batch)
     truth = ManifestBuilder(simulation.fields)
     for record, times in zip(pool, simulation.times_sent(len(pool)), strict=True):
         truth.add(record, times)
