@@ -8,7 +8,6 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.system_tables.suppressed import Record
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.old_files import replaced_files
@@ -62,14 +61,6 @@ class ErasureState:
             for name in [n for n in self.clean if n != BRONZE]:
                 del self.clean[name]
 
-    def undecodable(self, hits: Iterable[ScannedFile]) -> set[Record]:
-        """Records of quarantine without a row of bronze, found by their undecoded columns."""
-        return _coordinates(f.records for f in hits) - _coordinates([self.subjects.records])
-
-    def undecoded(self, hits: Iterable[ScannedFile]) -> set[Record]:
-        """Records of bronze of a message type that is not decoded, found by their undecoded columns."""
-        return _coordinates(f.by_bytes for f in hits)
-
     def unsearchable_of(self, table: str) -> int:
         """Rows of a table that cannot be attributed to a data subject."""
         return sum(rows for (name, _), rows in self.unsearchable.items() if name == table)
@@ -95,12 +86,6 @@ class ErasureState:
         """Delete staged files that will not be committed."""
         for name, found in hits.items():
             discard(self.pipeline.lakehouse.table(name), [file for f in found for file in f.files])
-
-
-def _coordinates(found: Iterable[pa.Table]) -> set[Record]:
-    columns = ["_kafka_topic_id", "_kafka_partition", "_kafka_offset"]
-    known = pa.concat_tables([RECORDS.empty_table(), *found]).select(columns).drop_null()
-    return set(zip(*(known.column(name).to_pylist() for name in columns), strict=True))
 
 
 def find_erased_rows(state: ErasureState, bronze: DeltaTable) -> None:
