@@ -57,15 +57,16 @@ class SchemaHistory:
         Raises:
             DataError: its schema does not compile.
         """
-        messages = self._catalog.messages(version.schema_id, self.occurred())
         columns = self._columns()
+        messages = self._catalog.messages(version.schema_id, columns.messages)
         for message, fields in messages.items():
             columns = columns.with_message(message, fields)
         return field_columns(messages, columns)
 
     def left_out(self, *versions: SubjectVersion) -> str:
         """A sentence about the message types that `fields` and `changes` leave out; empty if there are none."""
-        counts = {v.version: self._catalog.left_out(v.schema_id, self.occurred()) for v in versions}
+        occurred = self.occurred()
+        counts = {v.version: self._catalog.left_out(v.schema_id, occurred) for v in versions}
         counted = [f"version {number}: {count:,}" for number, count in counts.items() if count]
         return f"only {MAX_TYPES:,} message types of a schema are compared; left out of {', '.join(counted)}" if counted else ""
 
@@ -79,10 +80,9 @@ class SchemaHistory:
         Raises:
             DataError: one of the schemas does not compile.
         """
-        catalog, nested = self._catalog, self.occurred()
-        before, after = (catalog.messages(version.schema_id, nested) for version in (old, new))
-        fields = compare(before, after, self._columns())
-        return fields + compare_enums(catalog.enums(old.schema_id), catalog.enums(new.schema_id))
+        catalog, columns, ids = self._catalog, self._columns(), (old.schema_id, new.schema_id)
+        before, after = (catalog.messages(schema_id, columns.messages) for schema_id in ids)
+        return compare(before, after, columns) + compare_enums(*(catalog.require(schema_id).enums() for schema_id in ids))
 
     @cached_property
     def _catalog(self) -> SchemaCatalog:
