@@ -7,7 +7,6 @@ finds a ticket in bronze that quarantine does not have finishes the refresh from
 
 import time
 
-import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -22,6 +21,7 @@ from game_events.lakehouse.commits.incarnations import incarnation
 from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
+from game_events.lakehouse.data.snapshot import may_hold
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.data.staging import StagedFile
 from game_events.lakehouse.data.table_writer import FileStage
@@ -115,7 +115,9 @@ def _finish(
     if listed is not None:
         if quarantine is not None:
             quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
-            rewritten = frozenset(_may_hold(quarantine, Layer.BRONZE))
+            actions = add_actions(quarantine, flatten=True)
+            held = actions.filter(may_hold(actions, "layer", Layer.BRONZE, Layer.BRONZE))
+            rewritten = frozenset(map(str, held.column("path").to_pylist()))
         files = _stage(pipeline, listed, rewritten) if listed.files or rewritten else []
         expected |= txns(quarantine, (split.app for split in listed.ends))
         # Rows after the end stay: a concurrent run may have decided on them already.
@@ -149,15 +151,6 @@ def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> 
         rows = old.where(~F.col("layer").eqNullSafe(Layer.BRONZE) | _later(listed)).unionByName(rows)
     moved = rows.select(travelling(QUARANTINE_COLUMNS.names)).coalesce(2)
     return FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS).write(moved)
-
-
-def _may_hold(handle: DeltaTable, layer: str) -> list[str]:
-    """Paths of the files that may hold rows of a layer, by their statistics."""
-    actions = add_actions(handle, flatten=True)
-    if "min.layer" in actions.column_names:
-        outside = pc.or_kleene(pc.greater(actions["min.layer"], layer), pc.less(actions["max.layer"], layer))
-        actions = actions.filter(pc.invert(pc.fill_null(outside, False)))
-    return [str(path) for path in actions.column("path").to_pylist()]
 
 
 def _app(bronze: DeltaTable) -> str:

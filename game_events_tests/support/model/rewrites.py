@@ -32,7 +32,6 @@ Row = dict[str, Any]
 def without_spark(patch: pytest.MonkeyPatch) -> None:
     """Puts the functions of this module in the places of Spark's jobs."""
     patch.setattr(replay, "_stage", stage_replay)
-    patch.setattr(replay, "documented", lambda _pipeline, schema, *_: schema)
     patch.setattr(replay_notes, "_stage", stage_notes)
     patch.setattr(quarantine_reset, "_stage", stage_reset)
     patch.setattr(bronze_reset, "count_expired", lambda *_: Expired())
