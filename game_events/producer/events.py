@@ -21,16 +21,11 @@ MAX_DAYS_LATE = 30
 class PoisonKind(StrEnum):
     """Kinds of undecodable record values."""
 
-    UNFRAMED_JSON = "unframed_json"
-    """JSON text instead of a framed message."""
-    WRONG_MAGIC = "wrong_magic"
-    """A complete message with a wrong magic byte."""
-    TRUNCATED = "truncated"
-    """A valid frame; the payload ends within a field."""
-    UNKNOWN_SCHEMA = "unknown_schema"
-    """A complete message with an unregistered schema id."""
-    EMPTY = "empty"
-    """Zero bytes (not NULL: that would be a tombstone)."""
+    UNFRAMED_JSON = "unframed_json"  # JSON text instead of a framed message
+    WRONG_MAGIC = "wrong_magic"  # a complete message with a wrong magic byte
+    TRUNCATED = "truncated"  # a valid frame; the payload ends within a field
+    UNKNOWN_SCHEMA = "unknown_schema"  # a complete message with an unregistered schema id
+    EMPTY = "empty"  # zero bytes (not NULL: that would be a tombstone)
 
 
 @dataclass(frozen=True, slots=True)

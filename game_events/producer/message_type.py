@@ -54,11 +54,7 @@ class MessageShape:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """The message of the settings; default: the built-in game event.
-
-        Raises:
-            ConfigurationError: the text does not compile, or fields of the settings are missing or of another type.
-        """
+        """The settings' message, default: the game event; ConfigurationError if it does not compile or fit the settings."""
         sample = settings.producer
         if sample.proto is None:
             return cls()

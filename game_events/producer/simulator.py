@@ -19,14 +19,11 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Arguments(BaseModel):
-    """Arguments of every simulation.
-
-    Attributes:
-        versions: a count means 1 .. count; a tuple names the versions.
-    """
+    """Arguments of every simulation."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    #: A count means 1 .. count; a tuple names the versions.
     versions: Version | Annotated[tuple[Version, ...], Field(min_length=1)] = 2
     seed: int = 0
     base_time: AwareDatetime = DEFAULT_BASE_TIME
@@ -96,9 +93,7 @@ class Simulation(_Arguments):
 
 
 class BulkSimulation(_Arguments):
-    """Arguments of a bulk load: a pool of distinct events, serialized once, sent repeatedly.
-
-    The manifest is exact: each event of the pool counts as often as it was sent.
+    """Arguments of a bulk load: a pool of distinct events, sent repeatedly; its manifest is exact.
 
     Attributes:
         records: Kafka records in total.
