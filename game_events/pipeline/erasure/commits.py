@@ -33,10 +33,8 @@ from game_events.pipeline.state.commit_info import ERASED_BY_BATCH
 def erase_from_quarantine(pipeline: Pipeline, records: Sequence[tuple[str, int, int, int]]) -> int:
     """Erase records of quarantine that were attributed to erased data subjects later.
 
-    `records`: (topic id, partition, offset, batch) of each. Returns the number of erased rows.
-
-    Raises:
-        ConflictError: every attempt was lost to concurrent writers; nothing was done.
+    `records`: (topic id, partition, offset, batch) of each. Returns the number of erased rows. ConflictError: every attempt
+    was lost to concurrent writers; nothing was done.
     """
     handle = pipeline.quarantine.open() if records else None
     if handle is None:
@@ -44,8 +42,8 @@ def erase_from_quarantine(pipeline: Pipeline, records: Sequence[tuple[str, int, 
     settings, rows = pipeline.settings, [dict(zip(RECORD, record, strict=True)) for record in records]
     table = pa.Table.from_pylist(rows, RECORDS)
     subjects = DataSubjects(settings.key_column, settings.entity_column, frozenset(), table)
-    task = EraseTask({QUARANTINE: pipeline.quarantine}, subjects, rewrite=True)
-    hits = [found for found in scan_files(pipeline, task, [(QUARANTINE, path) for path in paths(handle)]) if found.rows]
+    files = [(QUARANTINE, path) for path in paths(handle)]
+    hits = [found for found in scan_files(pipeline, subjects, files, rewrite=True) if found.rows]
     if hits:
         commit(without(pipeline.quarantine, handle, hits, pipeline.run_id))
     return sum(found.rows for found in hits)
@@ -124,11 +122,7 @@ def _coordinates(found: Iterable[pa.Table]) -> set[Record]:
 
 
 def _commit_silver(state: ErasureState, bronze: DeltaTable, games: set[str], hits: dict[str, list[ScannedFile]]) -> None:
-    """Commit to the silver tables of some games.
-
-    Raises:
-        ConflictError: a table cannot be written; run the erasure again.
-    """
+    """Commit to the silver tables of some games; ConflictError if one cannot be written: run the erasure again."""
     pipeline, identity = state.pipeline, BronzeIdentity.of(bronze)
     # Before any commit: after a crash the next run refreshes gold and the unified table from silver.
     why = note(pipeline, "a gamer was erased from its silver table")

@@ -42,9 +42,8 @@ class ErasureState:
     def scan(self, tables: Mapping[str, DeltaTable]) -> dict[str, list[ScannedFile]]:
         """Scan the files that are not known to be clean; returns table -> files with matches."""
         files = [(name, path) for name, handle in tables.items() for path in paths(handle) if path not in self.clean[name]]
-        places = {name: self.pipeline.lakehouse.table(name) for name in tables}
         hits: dict[str, list[ScannedFile]] = {}
-        for found in scan_files(self.pipeline, EraseTask(places, self.subjects, not self.result.dry_run), files):
+        for found in scan_files(self.pipeline, self.subjects, files, rewrite=not self.result.dry_run):
             if found.table in (BRONZE, QUARANTINE):
                 self.unsearchable[found.table, found.path] = found.unsearchable
             if found.matches:
@@ -90,11 +89,11 @@ class ErasureState:
 
 def find_erased_rows(state: ErasureState, bronze: DeltaTable) -> None:
     """Find the rows that an interrupted attempt has erased, in the files that it replaced."""
-    pipeline, tables = state.pipeline, {n: state.pipeline.lakehouse.table(n) for n in (BRONZE, QUARANTINE)}
+    pipeline = state.pipeline
 
     def scan(name: str, files: Iterable[str]) -> list[ScannedFile]:
-        task = EraseTask(tables, state.subjects, rewrite=False, old=True)
-        return [found for found in scan_files(pipeline, task, [(name, path) for path in files]) if found.rows]
+        found = scan_files(pipeline, state.subjects, [(name, path) for path in files], old=True)
+        return [file for file in found if file.rows]
 
     # Current files too: their rows lead to those that are erased from quarantine only.
     state.add_records(scan(BRONZE, (*replaced_files(pipeline.bronze, bronze), *paths(bronze))))

@@ -61,8 +61,7 @@ class SchemaCatalog(SchemaStore):
     def look_up(self, keys: Collection[TypeKey], room: int) -> tuple[set[TypeKey], int]:
         """Ask the registry about the ids of types, the smallest first, until `room` ids are found to be unknown.
 
-        Returns:
-            the types with ids that it was asked about, or that need no request; the number of unknown ids found.
+        Returns the types with ids that it was asked about, or that need no request; and the number of unknown ids found.
         """
         unknown, looked_at, missed = self.unknown_ids(), set(), 0
         for schema_id in sorted({i for i, _ in keys}, key=ordered):

@@ -52,11 +52,7 @@ class SchemaHistory:
         return chosen[-1]
 
     def fields(self, version: SubjectVersion) -> list[FieldColumn]:
-        """Every field of a version with its column: of the top-level message types, and of nested ones that records were of.
-
-        Raises:
-            DataError: its schema does not compile.
-        """
+        """Fields with columns, of top-level message types and nested ones that occurred; DataError if it does not compile."""
         columns = self._columns()
         messages = self._catalog.messages(version.schema_id, columns.messages)
         for message, fields in messages.items():
@@ -75,11 +71,7 @@ class SchemaHistory:
         return self._columns().messages
 
     def changes(self, old: SubjectVersion, new: SubjectVersion) -> list[Change]:
-        """Changes from one version to another: of the fields in `fields`, and of the values of enums.
-
-        Raises:
-            DataError: one of the schemas does not compile.
-        """
+        """Changes of the fields in `fields`, and of the values of enums; DataError if a schema does not compile."""
         catalog, columns, ids = self._catalog, self._columns(), (old.schema_id, new.schema_id)
         before, after = (catalog.messages(schema_id, columns.messages) for schema_id in ids)
         return compare(before, after, columns) + compare_enums(*(catalog.require(schema_id).enums() for schema_id in ids))
