@@ -32,8 +32,7 @@ from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_
 from game_events.pipeline.bronze.offset_plan import epochs_noted, epochs_unknown
 from game_events.pipeline.bronze.staging import stage_micro_batch
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.full_refresh import finish_reset, is_finished, sweep
-from game_events.pipeline.quarantine.refresh_list import ResetList, forget, keep
+from game_events.pipeline.quarantine.full_refresh import ResetList, finish_reset, forget, is_finished, keep, sweep
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult

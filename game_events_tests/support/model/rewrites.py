@@ -22,7 +22,7 @@ from game_events.pipeline.bronze.load import bronze_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine import full_refresh as quarantine_reset
 from game_events.pipeline.quarantine import replay_marks as replay_notes
-from game_events.pipeline.quarantine.refresh_list import ResetList
+from game_events.pipeline.quarantine.full_refresh import ResetList
 from game_events.pipeline.reprocessing import replay
 from game_events_tests.support.model.bronze import write
 
