@@ -24,11 +24,7 @@ SHOWN = 8
 def refuse_unless_recorded(
     settings: Settings, gaps: tuple[Gap, ...], now: SourceSnapshot | None, what: str = "records are gone"
 ) -> None:
-    """Stop before records are skipped, unless the setting allows it.
-
-    Raises:
-        DataError: names what is lost, and the setting.
-    """
+    """Stop before records are skipped, unless the setting allows it: DataError names what is lost, and the setting."""
     if settings.on_data_loss == "record_gap":
         return
     named = "; ".join(str(gap) for gap in gaps[:SHOWN]) + (f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else "")

@@ -11,7 +11,7 @@ from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.event_columns import COORDINATES
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.bronze.starting_offsets import all_there_is
+from game_events.pipeline.bronze.offset_plan import all_there_is
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.state.row_conditions import not_read, since
 from game_events.sources.core.source import FILES, KAFKA, MicroBatch, Offsets, SourceSnapshot
@@ -45,11 +45,7 @@ class Expired(NamedTuple):
 
 
 def refuse_unless_allowed(pipeline: Pipeline) -> None:
-    """Refuse a full refresh by mistake.
-
-    Raises:
-        ConfigurationError: the setting does not allow it; the message names the setting and what would be lost.
-    """
+    """Refuse a full refresh by mistake: ConfigurationError names the setting that allows it, and what would be lost."""
     if pipeline.settings.allow_bronze_full_refresh or pipeline.bronze.open() is None:
         return
     gone = "are gone from there" if pipeline.settings.source == FILES else "have expired there"

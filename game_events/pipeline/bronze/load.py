@@ -25,10 +25,17 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.pipeline.bronze.data_loss import loss_messages, went_meanwhile
 from game_events.pipeline.bronze.decode_job import StageResult
-from game_events.pipeline.bronze.offset_plan import OffsetPlan, epochs_noted, epochs_unknown
+from game_events.pipeline.bronze.offset_plan import (
+    OffsetPlan,
+    all_there_is,
+    epochs_noted,
+    epochs_unknown,
+    is_gone,
+    not_there_any_more,
+    starting_point,
+)
 from game_events.pipeline.bronze.quarantine import announce, commit_undecodable, decided_on, is_under_way
 from game_events.pipeline.bronze.staging import stage_micro_batch
-from game_events.pipeline.bronze.starting_offsets import all_there_is, is_gone, not_there_any_more, starting_point
 from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import finish_reset
@@ -42,6 +49,9 @@ from game_events.pipeline.suppression.driver import erasure_fence
 from game_events.sources.core.source import Gap, MicroBatch, Offsets, SourceSnapshot
 from game_events.sources.files.source import FileSource
 from game_events.sources.kafka.source import KafkaSource
+
+#: Bronze and, if it exists, quarantine, in versions that lack no row.
+Tables = tuple[DeltaTable, DeltaTable | None]
 
 
 def load_bronze(
@@ -68,13 +78,12 @@ def load_bronze(
         now = target if not report.batches and failures == 0 else pipeline.source.snapshot()
         plan = OffsetPlan.of(pipeline, tables[0], now, target.latest)
         target = replace(target, latest=plan.until)
-        if not _load_micro_batch(pipeline, *tables, plan, report, last_attempt=failures + 1 >= CONFLICT_ATTEMPTS):
+        if not _load_micro_batch(pipeline, tables, plan, report, last_attempt=failures + 1 >= CONFLICT_ATTEMPTS):
             failures += 1
         elif plan.micro_batch is None or (max_commits is not None and len(report.batches) >= max_commits):
             break
     report.add(BronzeResult(lag=plan.lag))
-    if pipeline.settings.consumer_group is not None:
-        _commit_group_offsets(pipeline, pipeline.settings.consumer_group, plan.reached | plan.ends, report)
+    _commit_group_offsets(pipeline, plan.reached | plan.ends, report)
     if isinstance(pipeline.source, FileSource):
         report.add_files(pipeline.source.counts)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
@@ -107,26 +116,14 @@ def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
         commit(plan)
 
 
-def _load_micro_batch(
-    pipeline: Pipeline,
-    bronze: DeltaTable,
-    quarantine: DeltaTable | None,
-    plan: OffsetPlan,
-    report: RunReport,
-    *,
-    last_attempt: bool,
-) -> bool:
-    """Stage and commit a micro-batch; False: it has to be planned again.
-
-    Raises:
-        ConflictError: concurrent runs won the last attempt.
-    """
+def _load_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, report: RunReport, *, last_attempt: bool) -> bool:
+    """Stage and commit a micro-batch; False: it has to be planned again. ConflictError if the last attempt was lost."""
     batch = plan.micro_batch
     if batch is None:
         return True
     pipeline.on_progress(f"bronze: {batch.records:,} {pipeline.things}, {sum(batch.lag.values()):,} left")
     try:
-        _commit_micro_batch(pipeline, bronze, quarantine, plan, batch, report)
+        _commit_micro_batch(pipeline, tables, plan, batch, report)
     except ConflictError:
         if last_attempt:
             raise
@@ -139,15 +136,9 @@ def _load_micro_batch(
     return True
 
 
-def _commit_micro_batch(
-    pipeline: Pipeline,
-    bronze: DeltaTable,
-    quarantine: DeltaTable | None,
-    plan: OffsetPlan,
-    part: MicroBatch,
-    report: RunReport,
-) -> None:
+def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, part: MicroBatch, report: RunReport) -> None:
     """Decode a micro-batch in the workers, then commit quarantine, then bronze: from the versions that were checked."""
+    bronze, quarantine = tables
     batch = counter(bronze, Txn.BATCH) + 1
     decided = decided_on(pipeline.quarantine, quarantine, part)
     staged = stage_micro_batch(pipeline, bronze, column_map(bronze), part, batch, decided)
@@ -162,7 +153,7 @@ def _commit_micro_batch(
         if staged.quarantine:
             report.add_landed(Layer.QUARANTINE, pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
         failpoints.reach("quarantine_committed")
-    planned = _bronze_commit(pipeline, bronze, plan, part, staged, batch, begun)
+    planned = _bronze_commit(pipeline, bronze, plan, part, staged, begun)
     landed = commit(planned)
     failpoints.reach("bronze_committed")
     if isinstance(pipeline.source, KafkaSource) and pipeline.source.small_records:
@@ -172,21 +163,15 @@ def _commit_micro_batch(
 
 
 def _bronze_commit(
-    pipeline: Pipeline,
-    bronze: DeltaTable,
-    plan: OffsetPlan,
-    part: MicroBatch,
-    staged: StageResult,
-    batch: int,
-    begun: int | None,
+    pipeline: Pipeline, bronze: DeltaTable, plan: OffsetPlan, part: MicroBatch, staged: StageResult, begun: int | None
 ) -> Commit:
-    after = after_origins(bronze, staged.origins) if staged.origins else {}
+    batch = counter(bronze, Txn.BATCH) + 1
+    after = after_origins(bronze, staged.origins)
     rows, quarantined = (sum(f.rows for f in files) for files in (staged.bronze, staged.quarantine))
     expected = {split.app: bronze.transaction_version(split.app) for split in (*plan.ends, *after)}
     expected |= {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun} | erasure_fence(bronze)
     advance = plan.advance() | archive_noted(bronze, pipeline.source)
-    if after:
-        advance |= {split.app: at for split, at in after.items()} | identity(after) | epochs_unknown(after)
+    advance |= {split.app: at for split, at in after.items()} | identity(after) | epochs_unknown(after)
     advance |= {Txn.BATCH: batch, Txn.QUARANTINE_BEGUN: begun or 0, Txn.QUARANTINE_DONE: begun or 0}
     if quarantined:
         advance[Txn.RECORDS_QUARANTINED] = counter(bronze, Txn.RECORDS_QUARANTINED) + quarantined
@@ -219,10 +204,7 @@ def commit_of(
     info: Mapping[str, str],
     columns: ColumnMap | None = None,
 ) -> Commit:
-    """The commit of decoded rows that were planned from a version of bronze.
-
-    `columns`: of the rows; None: those of bronze and of the message types that occurred.
-    """
+    """The commit of rows planned from a version of bronze; `columns`: None: its own and those of types that occurred."""
     columns = columns or pipeline.catalog.message_columns(column_map(bronze), staged.types)
     return Commit(
         pipeline.bronze,
@@ -246,13 +228,10 @@ def report_batch(
     report.add_batch(batch, (*staged.types, *staged.undecoded), pipeline.catalog.other_types(staged.undecoded))
 
 
-def _commit_group_offsets(pipeline: Pipeline, group: str, offsets: Offsets, report: RunReport) -> None:
-    """Commit bronze's next offsets for a consumer group.
-
-    After bronze's commit, so the group is never ahead of it. If the broker refuses, the run continues.
-    """
-    source = pipeline.source
-    if not offsets or not isinstance(source, KafkaSource):
+def _commit_group_offsets(pipeline: Pipeline, offsets: Offsets, report: RunReport) -> None:
+    """Commit offsets for the consumer group, after bronze's commit: it is never ahead. If refused, the run continues."""
+    source, group = pipeline.source, pipeline.settings.consumer_group
+    if group is None or not offsets or not isinstance(source, KafkaSource):
         return
     try:
         source.commit_group_offsets(group, offsets)

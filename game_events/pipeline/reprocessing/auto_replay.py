@@ -12,7 +12,7 @@ from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConflictError, TransientError
 from game_events.lakehouse.commits.commit import commit, without_rows
 from game_events.lakehouse.commits.restore_check import refuse_restored
-from game_events.lakehouse.commits.transactions import Txn, txns
+from game_events.lakehouse.commits.transactions import Txn, txn, txns
 from game_events.lakehouse.data.snapshot import may_hold, read_arrow
 from game_events.lakehouse.event_columns import SCHEMA_COLUMNS
 from game_events.lakehouse.layers import Layer
@@ -37,7 +37,7 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
         return
     ids, elsewhere = _due(pipeline, quarantine, str(bronze.metadata().id))
     try:
-        untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != _left(quarantine, i))
+        untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != txn(quarantine, Txn.REPLAY_LEFT.of(i)))
         known = frozenset(i for i in untried if pipeline.catalog.knows(i))
     except TransientError:
         log.info("registry_down=true unknown_ids=%d asked_again=next_run", len(ids))
@@ -47,10 +47,6 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
         _note_left(pipeline, known, sum(ids[i] for i in known) - done.rows)
     if elsewhere:
         replay(pipeline, report, ReplaySelection())
-
-
-def _left(quarantine: DeltaTable, schema_id: SchemaId) -> int | None:
-    return quarantine.transaction_version(Txn.REPLAY_LEFT.of(schema_id))
 
 
 def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) -> None:
@@ -81,7 +77,11 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
         other = [pc.not_equal(actions[f"{end}.replayed_table"], bronze_id) for end in ("min", "max")]
         decodable = pc.fill_null(pc.equal(actions["min.layer"], Layer.SILVER), False)
         may = pc.and_(pc.fill_null(pc.or_kleene(*other), False), pc.invert(decodable))
-        elsewhere = _to_another_bronze(pipeline, quarantine, bronze_id, actions.filter(may).column("path").to_pylist())
+        # Among released rows of silver.
+        candidates = actions.filter(may).column("path").to_pylist()
+        rows = read_arrow(pipeline.quarantine, quarantine, ["layer", "replayed_table"], candidates)
+        of_bronze = pc.and_(pc.equal(rows["layer"], Layer.BRONZE), pc.not_equal(rows["replayed_table"], bronze_id))
+        elsewhere = bool(pc.any(of_bronze).as_py())
     chosen = actions.filter(waits).column("path").to_pylist()
     found = read_arrow(pipeline.quarantine, quarantine, ["reason", *SCHEMA_COLUMNS, "replayed_batch"], chosen)
     unknown = found.filter(pc.equal(found["reason"], Reason.UNKNOWN_SCHEMA))
@@ -92,10 +92,3 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
         counted = pc.value_counts(unknown[name].drop_null())
         ids.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
     return ids, elsewhere
-
-
-def _to_another_bronze(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str, candidates: list[str]) -> bool:
-    """Whether files have rows that were replayed to another bronze, among released rows of silver."""
-    rows = read_arrow(pipeline.quarantine, quarantine, ["layer", "replayed_table"], candidates)
-    other = pc.fill_null(pc.not_equal(rows["replayed_table"], bronze_id), False)
-    return bool(pc.any(pc.and_(pc.fill_null(pc.equal(rows["layer"], Layer.BRONZE), False), other)).as_py())

@@ -52,9 +52,7 @@ class Redecoded:
 
 
 def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
-    """Decode every row of bronze again with the schemas known now. One Spark job over the whole table.
-
-    Silver and gold stay as they are; a full refresh of silver adds the new columns.
+    """Decode every row of bronze again with the schemas known now, by one Spark job; silver and gold stay as they are.
 
     Raises:
         ConflictError: a concurrent run committed to bronze: nothing has changed, run it again.

@@ -9,7 +9,6 @@ replay is without its marks.
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -139,7 +138,12 @@ def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, r
     """Rows of quarantine that bronze lacks; only an early version of this project has left rows that are in both."""
     offset = F.col("_kafka_offset")
     ranges = waiting.groupBy("_kafka_partition").agg(F.min(offset).alias("first"), F.max(offset).alias("last")).collect()
-    files = _may_hold(bronze, ranges)
+    actions = add_actions(bronze, flatten=True)
+    chosen = pa.repeat(False, actions.num_rows)
+    for partition, first, last in ranges:
+        of_partition = may_hold(actions, "_kafka_partition", partition, partition)
+        chosen = pc.or_(chosen, pc.and_(of_partition, may_hold(actions, "_kafka_offset", first, last)))
+    files = [f"{bronze.table_uri.rstrip('/')}/{path}" for path in actions.filter(chosen)["path"].to_pylist()]
     there = read_files(pipeline.spark, files, spark_schema(bronze.schema())).select(*COORDINATES)
     twice = waiting.join(there, list(COORDINATES), "left_semi").count() if files else 0
     if not twice:
@@ -149,23 +153,8 @@ def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, r
     return waiting.join(there, list(COORDINATES), "left_anti")
 
 
-def _may_hold(bronze: DeltaTable, ranges: Sequence[tuple[int, int, int]]) -> list[str]:
-    """URIs of the files that may hold records of (partition, first offset, last offset), by their statistics."""
-    actions = add_actions(bronze, flatten=True)
-    chosen = pa.repeat(False, actions.num_rows)
-    for partition, first, last in ranges:
-        of_partition = may_hold(actions, "_kafka_partition", partition, partition)
-        chosen = pc.or_(chosen, pc.and_(of_partition, may_hold(actions, "_kafka_offset", first, last)))
-    root = bronze.table_uri.rstrip("/")
-    return [f"{root}/{path}" for path in actions.filter(chosen)["path"].to_pylist()]
-
-
 def _settled_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, DeltaTable] | None:
-    """Bronze and quarantine after completion of interrupted work on both; None if one of them does not exist.
-
-    Raises:
-        ConflictError: a concurrent run has begun such work since.
-    """
+    """Bronze and quarantine, interrupted work on both completed; None without one; ConflictError if a run has begun more."""
     finish_reset(pipeline, report)
     note_replay(pipeline)
     bronze, quarantine = intact_tables(pipeline, report) or (None, None)
