@@ -1,8 +1,13 @@
-"""The simulated message: its `.proto`, meaning of its fields, and generators of values."""
+"""The simulated message: the versions of its `.proto`, meaning of its fields, and generators of values.
 
+Version k is the base `.proto` text with k optional custom columns.
+"""
+
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from importlib.resources import as_file, files
 from pathlib import Path
 from random import Random
 from struct import pack, unpack
@@ -10,12 +15,19 @@ from sys import float_info
 from typing import Self, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_tools import protoc
 
 from game_events.config.producer import GAME_FIELDS, Fields, Generator
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
-from game_events.producer.schema_versions import BUILT_IN, ProtoVersions
 
+MAX_VERSION = 10
+FILE_NAME = "game_event.proto"
+CUSTOM = "col_custom_{}"
 _SINGLE_MAX: float = unpack("<f", b"\xff\xff\x7f\x7f")[0]
 #: Type of a number -> its name, the lowest and the highest value that it holds.
 _LIMITS: dict[int, tuple[str, float, float]] = {
@@ -40,6 +52,80 @@ _FITS = {
     "numbered": {FieldDescriptor.TYPE_STRING},
     "text": {FieldDescriptor.TYPE_STRING},
 }
+
+
+def custom_columns(version: int) -> tuple[str, ...]:
+    """Names of version k's custom columns: ``col_custom_0 .. col_custom_{k-1}``."""
+    if not 1 <= version <= MAX_VERSION:
+        raise ConfigurationError(f"schema version {version} does not exist: give 1 .. {MAX_VERSION}")
+    return tuple(CUSTOM.format(index) for index in range(version))
+
+
+class ProtoVersions:
+    """Versions 1 .. 10 of a message, which must be the last one in its `.proto` file."""
+
+    #: All custom columns.
+    custom = custom_columns(MAX_VERSION)
+
+    def __init__(self, base: str, file: str) -> None:
+        """`base`: text without custom columns, compiled later; `file`: its name, for errors."""
+        self._base, self._file = base, file
+        self._classes: dict[int, type[Message]] = {}
+
+    @cached_property
+    def _described(self) -> FileDescriptorProto:
+        """The file without custom columns."""
+        file = compile_text(self._base, self._file).file[-1]
+        if not file.message_type:
+            raise ConfigurationError(f"{self._file} has no message")
+        return file
+
+    @property
+    def message_name(self) -> str:
+        """Full name of the message."""
+        name = self._described.message_type[-1].name
+        return f"{self._described.package}.{name}" if self._described.package else name
+
+    @property
+    def index(self) -> list[int]:
+        """Message indexes in a record's frame."""
+        return [len(self._described.message_type) - 1]
+
+    def text(self, version: int) -> str:
+        """The registered `.proto` text; ConfigurationError: no such version, or it does not compile."""
+        columns = custom_columns(version)
+        numbers = [field.number for field in self._described.message_type[-1].field]
+        first = max(numbers, default=0) + 1
+        head, brace, tail = self._base.rpartition("}")
+        added = "".join(f"  optional string {name} = {first + i};\n" for i, name in enumerate(columns))
+        return f"{head}{added}{brace}{tail}"
+
+    def message_class(self, version: int) -> type[Message]:
+        """The Python class of a version, in its own descriptor pool as all versions have the same name; raises as `text`."""
+        if version not in self._classes:
+            pool = DescriptorPool()
+            for file in compile_text(self.text(version), self._file).file:
+                pool.Add(file)
+            found = pool.FindMessageTypeByName(self.message_name)
+            if CUSTOM.format(0) not in found.fields_by_name:
+                raise ConfigurationError(f"{self._file}: {self.message_name} must be the last thing in the file")
+            self._classes[version] = GetMessageClass(found)
+        return self._classes[version]
+
+
+#: The game event.
+BUILT_IN = ProtoVersions((files(__package__) / FILE_NAME).read_text("utf-8"), FILE_NAME)
+
+
+def compile_text(text: str, name: str = FILE_NAME) -> FileDescriptorSet:
+    """Descriptors of a text and its imports, dependencies first; ConfigurationError if it does not compile (see stderr)."""
+    with as_file(files("grpc_tools") / "_proto") as well_known, tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / name).write_text(text, "utf-8")
+        out = Path(folder) / "out.bin"
+        arguments = ["protoc", f"-I{folder}", f"-I{well_known}", "--include_imports", f"--descriptor_set_out={out}"]
+        if protoc.main([*arguments, name]) != 0:
+            raise ConfigurationError(f"{name} does not compile")
+        return FileDescriptorSet.FromString(out.read_bytes())
 
 
 @dataclass(frozen=True)
@@ -74,9 +160,8 @@ def _read(proto: Path) -> ProtoVersions:
 
 
 def _check(message: Descriptor, meant: tuple[str, str, str], proto: Path) -> None:
-    for setting, name, wanted in zip(
-        ("ENTITY_COLUMN", "KEY_COLUMN", "TIME_COLUMN"), meant, ("string", "string", "google.protobuf.Timestamp"), strict=True
-    ):
+    kinds = {"ENTITY_COLUMN": "string", "KEY_COLUMN": "string", "TIME_COLUMN": "google.protobuf.Timestamp"}
+    for (setting, wanted), name in zip(kinds.items(), meant, strict=True):
         field = message.fields_by_name.get(name)
         if field is None or field.is_repeated or _type(field) != wanted:
             raise ConfigurationError(

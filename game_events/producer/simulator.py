@@ -1,6 +1,9 @@
-"""Reproducible streams of simulated records: a wave with faults, or for benchmarks a pool of events that is sent repeatedly."""
+"""Simulated events, and reproducible streams of them: a wave with faults; for benchmarks a pool that is sent repeatedly."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from itertools import cycle, islice
 from random import Random
 from typing import Annotated, Self
@@ -8,17 +11,73 @@ from typing import Annotated, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from game_events.config.producer import DEFAULT_GAMES, GAME_FIELDS, Fields
-from game_events.producer.events import DEFAULT_BASE_TIME, EventFactory, GameEvent, PoisonKind, SimulatedRecord
 from game_events.producer.kafka_writer import BATCH, BatchMessage
-from game_events.producer.schema_versions import MAX_VERSION
+from game_events.producer.message_type import MAX_VERSION, custom_columns
 
+DEFAULT_BASE_TIME = datetime(2024, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+US_PER_S = 1_000_000
+US_PER_DAY = 86_400 * US_PER_S
+#: Share of the custom values that are left unset, so that NULL occurs.
+UNSET_SHARE = 0.05
+MAX_DAYS_LATE = 30
 GameName = Annotated[str, Field(min_length=1)]
 GameNames = Annotated[tuple[GameName, ...], Field(min_length=1)]
 Version = Annotated[int, Field(ge=1, le=MAX_VERSION)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Arguments(BaseModel):
+class PoisonKind(StrEnum):
+    """Kinds of undecodable record values."""
+
+    UNFRAMED_JSON = "unframed_json"  # JSON text instead of a framed message
+    WRONG_MAGIC = "wrong_magic"  # a complete message with a wrong magic byte
+    TRUNCATED = "truncated"  # a valid frame; the payload ends within a field
+    UNKNOWN_SCHEMA = "unknown_schema"  # a complete message with an unregistered schema id
+    EMPTY = "empty"  # zero bytes (not NULL: that would be a tombstone)
+
+
+@dataclass(frozen=True, slots=True)
+class GameEvent:
+    """Values of one message.
+
+    Attributes:
+        version: version of the schema, 1 .. 10.
+        timestamp_us: microseconds since 1970-01-01 UTC.
+        game, gamer: the entity and the key.
+        values: values of the other fields, in the order of the settings.
+        custom: values of ``col_custom_0 ..`` in order; None is unset.
+    """
+
+    version: int
+    game: str
+    gamer: str
+    timestamp_us: int
+    values: tuple[object, ...]
+    custom: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRecord:
+    """One Kafka record to write; `poison`: malformed value, None: it decodes; `duplicate`: the event was sent before."""
+
+    event: GameEvent
+    poison: PoisonKind | None = None
+    duplicate: bool = False
+
+
+def microseconds(moment: datetime) -> int:
+    """Exact integer microseconds since 1970 (`datetime.timestamp` is a float and rounds)."""
+    return (moment - EPOCH) // MICROSECOND
+
+
+def from_microseconds(value: int) -> datetime:
+    """The inverse of `microseconds`."""
+    return EPOCH + value * MICROSECOND
+
+
+class Arguments(BaseModel):
     """Arguments of every simulation."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -26,6 +85,7 @@ class _Arguments(BaseModel):
     #: A count means 1 .. count; a tuple names the versions.
     versions: Version | Annotated[tuple[Version, ...], Field(min_length=1)] = 2
     seed: int = 0
+    gamers_per_game: int = Field(20, ge=1)
     base_time: AwareDatetime = DEFAULT_BASE_TIME
     fields: Fields = GAME_FIELDS
 
@@ -34,12 +94,42 @@ class _Arguments(BaseModel):
         """The versions in use, ascending, each once."""
         return tuple(range(1, self.versions + 1)) if isinstance(self.versions, int) else tuple(sorted(set(self.versions)))
 
-    def _random(self, purpose: str) -> Random:
+    def random(self, purpose: str) -> Random:
         """A generator of its own for each purpose, so that a share changes no other values."""
         return Random(f"{purpose}/{self.seed}")  # noqa: S311 - simulation, no secrets
 
 
-class Simulation(_Arguments):
+class EventFactory:
+    """Generates events, deterministic for the same arguments and calls."""
+
+    def __init__(self, arguments: Arguments, late_share: float = 0.0) -> None:
+        self._random, self._late = arguments.random("events"), arguments.random("late")
+        self._gamers, self._late_share = arguments.gamers_per_game, late_share
+        self._base_us = microseconds(arguments.base_time)
+        self._made = 0
+        self._makers = tuple(generator.make for _, generator in arguments.fields)
+
+    def make(self, game: str, version: int) -> GameEvent:
+        """The next event: about a second after the one before, unless it is late."""
+        draw = self._random
+        timestamp_us = self._base_us + self._made * US_PER_S + draw.randrange(US_PER_S)
+        if self._late.random() < self._late_share:
+            timestamp_us -= self._late.randrange(US_PER_DAY, MAX_DAYS_LATE * US_PER_DAY)
+        self._made += 1
+        return GameEvent(
+            version=version,
+            game=game,
+            gamer=f"{game}-{draw.randrange(self._gamers):04d}",
+            timestamp_us=timestamp_us,
+            values=tuple(make(draw) for make in self._makers),
+            custom=tuple(
+                None if draw.random() < UNSET_SHARE else f"c{index}-{draw.getrandbits(48):012x}"
+                for index in range(len(custom_columns(version)))
+            ),
+        )
+
+
+class Simulation(Arguments):
     """Arguments of one wave of events, which determine its records and their order.
 
     Duplicates and poison are additional to `records_per_game_and_version`, each right after its original; their shares do not
@@ -48,7 +138,6 @@ class Simulation(_Arguments):
 
     games: GameNames = DEFAULT_GAMES
     records_per_game_and_version: int = Field(100, ge=1)
-    gamers_per_game: int = Field(20, ge=1)
     late_share: Share = 0.0
     duplicate_share: Share = 0.0
     poison_share: Share = 0.0
@@ -64,7 +153,7 @@ class Simulation(_Arguments):
 
     def events(self) -> Iterator[GameEvent]:
         """Each original event once; versions alternate until each is used up."""
-        factory = EventFactory(self.seed, self.gamers_per_game, self.base_time, self.late_share, self.fields)
+        factory = EventFactory(self, self.late_share)
         for round_of_versions in self._rounds():
             for game in self.games:
                 for version in round_of_versions:
@@ -72,7 +161,7 @@ class Simulation(_Arguments):
 
     def records(self) -> Iterator[SimulatedRecord]:
         """The stream, faults included."""
-        again, spoil, kinds = self._random("duplicates"), self._random("poison"), cycle(PoisonKind)
+        again, spoil, kinds = self.random("duplicates"), self.random("poison"), cycle(PoisonKind)
         for event in self.events():
             yield SimulatedRecord(event)
             if again.random() < self.duplicate_share:
@@ -92,7 +181,7 @@ class Simulation(_Arguments):
             yield tuple(this_round)
 
 
-class BulkSimulation(_Arguments):
+class BulkSimulation(Arguments):
     """Arguments of a bulk load: a pool of distinct events, sent repeatedly; its manifest is exact.
 
     Attributes:
@@ -119,8 +208,8 @@ class BulkSimulation(_Arguments):
 
     def pool(self) -> list[SimulatedRecord]:
         """The distinct events, versions interleaved, some of them malformed; at most `records`."""
-        factory = EventFactory(self.seed, self.gamers_per_game, self.base_time, fields=self.fields)
-        names, versions, spoil = self._names(), cycle(self.version_numbers), self._random("bad")
+        factory = EventFactory(self)
+        names, versions, spoil = self._names(), cycle(self.version_numbers), self.random("bad")
         return [
             SimulatedRecord(
                 factory.make(next(names), next(versions)),
@@ -142,7 +231,7 @@ class BulkSimulation(_Arguments):
 
     def _names(self) -> Iterator[str]:
         """The game of each event, the same for a round of versions, so that every game gets every version."""
-        names, draw = self.game_names, self._random("hot")
+        names, draw = self.game_names, self.random("hot")
         others = cycle(names if self.hot_share is None else names[1:] or names)
         while True:
             hot = self.hot_share is not None and draw.random() < self.hot_share

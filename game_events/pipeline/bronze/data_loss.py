@@ -47,8 +47,7 @@ def loss_messages(gaps: tuple[Gap, ...]) -> list[str]:
 def went_meanwhile(pipeline: Pipeline, part: MicroBatch) -> bool:
     """Whether a micro-batch cannot be read as planned any more: its first records expired, or the topic was recreated.
 
-    Raises:
-        ConfigurationError, TransientError: the topic is gone, or the broker does not answer.
+    Raises as `Source.snapshot`: the topic is gone, or the broker does not answer.
     """
     if pipeline.source.changed(part) is not None:
         return True

@@ -34,7 +34,7 @@ from game_events.pipeline.bronze.offset_plan import (
     not_there_any_more,
     starting_point,
 )
-from game_events.pipeline.bronze.quarantine import announce, commit_undecodable, decided_on, is_under_way
+from game_events.pipeline.bronze.quarantine import announce, commit_undecodable, decided_on
 from game_events.pipeline.bronze.staging import stage_micro_batch
 from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.context import Pipeline
@@ -145,8 +145,9 @@ def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, pa
     failpoints.reach("bronze_staged")
     archive_schemas(pipeline, report, staged)
     failpoints.reach("schemas_archived")
-    begun = bronze.transaction_version(Txn.QUARANTINE_BEGUN)
-    if staged.quarantine or is_under_way(bronze):
+    begun, done = (bronze.transaction_version(app) for app in (Txn.QUARANTINE_BEGUN, Txn.QUARANTINE_DONE))
+    # If they differ, an announced micro-batch is not in bronze: its run crashed, is at work, or lost to a concurrent run.
+    if staged.quarantine or begun != done:
         begun = announce(pipeline, bronze, part, staged)
         failpoints.reach("quarantine_announced")
         held = commit_undecodable(pipeline, quarantine, part, staged)
@@ -159,7 +160,11 @@ def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, pa
     if isinstance(pipeline.source, KafkaSource) and pipeline.source.small_records:
         pipeline.small_batches.add(batch)
     report_batch(pipeline, report, bronze, planned, landed, staged)
-    _report(part, staged, report)
+    report.add_read(part.start, part.end, part.unit)
+    report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed))
+    report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
+    report.add_rejected(staged.reasons)
+    report.arrived(staged.arrivals)
 
 
 def _bronze_commit(
@@ -179,14 +184,6 @@ def _bronze_commit(
     info = batch_info(batch, rows, quarantined, read, part.gaps, staged.suppressed, plan.now.latest)
     found = commit_of(pipeline, bronze, staged, expected, advance, info)
     return replace(found, about=about_bronze(pipeline, bronze, staged.types))
-
-
-def _report(part: MicroBatch, staged: StageResult, report: RunReport) -> None:
-    report.add_read(part.start, part.end, part.unit)
-    report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed))
-    report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
-    report.add_rejected(staged.reasons)
-    report.arrived(staged.arrivals)
 
 
 def archive_schemas(pipeline: Pipeline, report: RunReport, staged: StageResult) -> None:

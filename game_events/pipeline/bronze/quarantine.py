@@ -55,11 +55,6 @@ def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) ->
     return {key: frozenset(offsets) for key, offsets in found.items()}
 
 
-def is_under_way(bronze: DeltaTable) -> bool:
-    """Whether an announced micro-batch is not in bronze: its run crashed, is at work, or lost to a concurrent run."""
-    return bronze.transaction_version(Txn.QUARANTINE_BEGUN) != bronze.transaction_version(Txn.QUARANTINE_DONE)
-
-
 def announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: StageResult) -> int:
     """Announce in bronze a commit to quarantine: micro-batches that were planned before cannot be committed any more.
 

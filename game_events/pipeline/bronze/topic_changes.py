@@ -46,7 +46,7 @@ class Changes:
 def changes(settings: Settings, handle: DeltaTable, now: SourceSnapshot, reached: Offsets) -> Changes:
     """Compare the source's topics with bronze's (`reached`: its next offsets); at most a small file is read."""
     read = {_topic_of(split) for split in reached}
-    new = {topic: splits for topic, splits in _by_topic(now).items() if topic not in read}
+    new = {topic: list(splits) for topic, splits in groupby(sorted(now.latest), _topic_of) if topic not in read}
     # Topics that are named and all there need no history: only with a pattern may a topic be deleted unnoticed.
     known = topics_known(handle) if new or settings.kafka_topic_pattern is not None else {}
     if known:
@@ -109,10 +109,6 @@ def topics_known(handle: DeltaTable) -> Mapping[str, Split]:
 
 def _topic_of(split: Split) -> tuple[str, str, str]:
     return split.topic, split.topic_id, split.kind
-
-
-def _by_topic(now: SourceSnapshot) -> Mapping[tuple[str, str, str], list[Split]]:
-    return {topic: list(splits) for topic, splits in groupby(sorted(now.latest), _topic_of)}
 
 
 def _wanted(settings: Settings, topic: str) -> bool:

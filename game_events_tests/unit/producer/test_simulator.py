@@ -12,10 +12,17 @@ from pydantic import ValidationError
 
 from game_events.config.producer import DEFAULT_GAMES
 from game_events.producer.encoding import encode_pool
-from game_events.producer.events import EPOCH, GameEvent, PoisonKind, from_microseconds, microseconds
 from game_events.producer.kafka_writer import BATCH
 from game_events.producer.manifest import ManifestBuilder
-from game_events.producer.simulator import BulkSimulation, Simulation
+from game_events.producer.simulator import (
+    EPOCH,
+    BulkSimulation,
+    GameEvent,
+    PoisonKind,
+    Simulation,
+    from_microseconds,
+    microseconds,
+)
 from game_events_tests.support.examples import examples
 from game_events_tests.support.producer import SCHEMA_IDS, VERSION_OF, assert_true, decode, encoder, values
 
