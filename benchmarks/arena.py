@@ -22,8 +22,8 @@ from game_events.config.groups.values import ENV_PREFIX
 from game_events.config.settings import Settings, load_settings
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
+from game_events.producer.simulator import BulkSimulation
 from game_events.spark.config import spark_config
 from game_events.stack import local_stack
 

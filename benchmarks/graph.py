@@ -14,7 +14,7 @@ from benchmarks.layers import kafka_to_nothing, whole_topic
 from benchmarks.memory import peak_of
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.schema_versions import BUILT_IN
+from game_events.producer.message_type import BUILT_IN
 
 OURS, SOURCE, BASELINE, PYTHON = "whole graph", "Kafka source alone", "baseline", "Python consumer"
 #: Games -> the baseline's time, and the source's rate, by the whole graph's.

@@ -17,8 +17,8 @@ from game_events.lakehouse.tables import Lakehouse, Table, table_id
 from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
+from game_events.producer.simulator import BulkSimulation
 
 #: Commits of a table without and with history, and how many of each are measured.
 FEW, MANY, MEASURED = 20, 10_000, 30

@@ -13,8 +13,8 @@ from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
+from game_events.producer.simulator import BulkSimulation
 
 RECORDS = 1_000
 #: First records that are made at a time: they are in memory.

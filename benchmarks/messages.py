@@ -18,7 +18,7 @@ from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.formats import make_decoder
 from game_events.decoding.protobuf.schema import ProtobufSchema
-from game_events.producer.schema_versions import FILE_NAME
+from game_events.producer.message_type import FILE_NAME
 
 FIRST_ID = 100
 MICROSECONDS = 1_000_000

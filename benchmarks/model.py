@@ -16,8 +16,8 @@ from benchmarks.arena import PARTITIONS, Arena, settings_for
 from benchmarks.figures import Figure, Target
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
+from game_events.producer.simulator import BulkSimulation
 
 #: Runs alike; the median counts.
 REPEATED = 3

@@ -15,8 +15,8 @@ from benchmarks.memory import tree_cpu_s
 from game_events.cli.local.class_archive import COMMAND, make_archive
 from game_events.cli.local.spark_server import WarmSpark
 from game_events.config.settings import Settings
-from game_events.producer.bulk import BulkSimulation
 from game_events.producer.produce import produce_bulk
+from game_events.producer.simulator import BulkSimulation
 
 TOPIC, RECORDS, GAMES = "bench_starts", 1_000, 7
 COLD, WARM, IDLE = (

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks.arena import PARTITIONS, settings_for
-from game_events.producer.bulk import QUEUE_LIMIT, BulkSimulation, encode_pool
-from game_events.producer.encoding import EventEncoder
+from game_events.producer.encoding import EventEncoder, encode_pool
 from game_events.producer.kafka_writer import KafkaWriter
 from game_events.producer.produce import register_versions
+from game_events.producer.simulator import BulkSimulation
 from game_events.schema_registry import registry_client
 from game_events.sources.kafka.client import ensure_topic
 
@@ -44,7 +44,7 @@ def main(folder: Path, topic: str, games: int, rate: int, seconds: float) -> Non
     with KafkaWriter(settings, linger_ms=5) as writer:
         while not stopped and time.monotonic() - began < seconds:
             chunk = next(chunks)
-            writer.write_batch(chunk, QUEUE_LIMIT)
+            writer.write_batch(chunk)
             sent += len(chunk)
             time.sleep(max(0.0, began + sent / rate - time.monotonic()))
     print(sent, flush=True)

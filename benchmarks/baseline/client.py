@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.arena import WARM_EVENTS, Arena
 from benchmarks.baseline.environment import environment
 from benchmarks.layers import whole_topic
-from game_events.producer.schema_versions import BUILT_IN, compile_text
+from game_events.producer.message_type import BUILT_IN, compile_text
 from game_events.sources.core.source import MicroBatch
 
 JOB = Path(__file__).parent / "job.py"

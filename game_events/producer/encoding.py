@@ -10,9 +10,9 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.schema_registry.serde import SchemaId
 from google.protobuf.message import DecodeError, Message
 
-from game_events.producer.events import US_PER_S, GameEvent, PoisonKind, SimulatedRecord
-from game_events.producer.message_type import MessageShape
-from game_events.producer.schema_versions import custom_columns
+from game_events.producer.kafka_writer import BatchMessage
+from game_events.producer.message_type import MessageShape, custom_columns
+from game_events.producer.simulator import US_PER_S, GameEvent, PoisonKind, SimulatedRecord
 
 #: The largest possible id of a registry (a Java int).
 UNKNOWN_SCHEMA_ID = 2**31 - 1
@@ -90,7 +90,7 @@ class EventEncoder:
     def _truncated(self, version: int, frame: bytes) -> bytes:
         """A frame with a payload that ends within a field."""
         cut = frame[:-CUT_BYTES]
-        head = len(prefix_schema_id_serializer(b"", None, _frame(1, self.shape.versions.index)))
+        head = len(_framer(1, self.shape.versions.index)(b"", None, None))
         if len(frame) >= head + CUT_BYTES:
             try:
                 self._classes[version].FromString(cut[head:])
@@ -100,11 +100,12 @@ class EventEncoder:
         return frame + UNFINISHED
 
 
-def _frame(schema_id: int, index: list[int]) -> SchemaId:
-    return SchemaId("PROTOBUF", schema_id, message_indexes=index)
+def encode_pool(pool: list[SimulatedRecord], encoder: EventEncoder) -> list[BatchMessage]:
+    """The pool as framed messages, key = gamer."""
+    return [{"key": record.event.gamer.encode(), "value": encoder.record(record)} for record in pool]
 
 
 def _framer(schema_id: int, index: list[int]) -> Callable[[bytes, Any, Any], bytes]:
     """The ``schema.id.serializer`` of one version."""
-    frame = _frame(schema_id, index)
+    frame = SchemaId("PROTOBUF", schema_id, message_indexes=index)
     return lambda payload, ctx, _: prefix_schema_id_serializer(payload, ctx, frame)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from game_events.config.producer import GAME_FIELDS, Fields
 from game_events.errors import DataError
-from game_events.producer.events import GameEvent, PoisonKind, SimulatedRecord, from_microseconds
+from game_events.producer.simulator import PoisonKind, SimulatedRecord, from_microseconds
 
 
 def _iso(moment: datetime) -> str:
@@ -141,13 +141,10 @@ class ManifestBuilder:
         """One record of the simulation that was sent `times` times."""
         if record.poison is not None:
             self._poison[record.poison] += times
-        else:
-            self._add_event(record.event, times)
-            self._duplicates += times - 1 + record.duplicate
-
-    def _add_event(self, event: GameEvent, times: int) -> None:
+            return
+        event, at = record.event, record.event.timestamp_us
+        self._duplicates += times - 1 + record.duplicate
         self._records[event.game][event.version] += times
-        at = event.timestamp_us
         known = self._truth[event.game].setdefault(event.gamer, [0, at, at])
         known[0] += times
         known[1] = min(known[1], at)

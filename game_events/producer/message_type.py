@@ -1,21 +1,33 @@
-"""The simulated message: its `.proto`, meaning of its fields, and generators of values."""
+"""The simulated message: the versions of its `.proto`, meaning of its fields, and generators of values.
 
+Version k is the base `.proto` text with k optional custom columns.
+"""
+
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from importlib.resources import as_file, files
 from pathlib import Path
 from random import Random
 from struct import pack, unpack
 from sys import float_info
 from typing import Self, cast
 
-from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_tools import protoc
 
 from game_events.config.producer import GAME_FIELDS, Fields, Generator
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
-from game_events.producer.schema_versions import BUILT_IN, ProtoVersions
 
+MAX_VERSION = 10
+FILE_NAME = "game_event.proto"
+CUSTOM = "col_custom_{}"
 _SINGLE_MAX: float = unpack("<f", b"\xff\xff\x7f\x7f")[0]
 #: Type of a number -> its name, the lowest and the highest value that it holds.
 _LIMITS: dict[int, tuple[str, float, float]] = {
@@ -42,6 +54,80 @@ _FITS = {
 }
 
 
+def custom_columns(version: int) -> tuple[str, ...]:
+    """Names of version k's custom columns: ``col_custom_0 .. col_custom_{k-1}``."""
+    if not 1 <= version <= MAX_VERSION:
+        raise ConfigurationError(f"schema version {version} does not exist: give 1 .. {MAX_VERSION}")
+    return tuple(CUSTOM.format(index) for index in range(version))
+
+
+class ProtoVersions:
+    """Versions 1 .. 10 of a message, which must be the last one in its `.proto` file."""
+
+    #: All custom columns.
+    custom = custom_columns(MAX_VERSION)
+
+    def __init__(self, base: str, file: str) -> None:
+        """`base`: text without custom columns, compiled later; `file`: its name, for errors."""
+        self._base, self._file = base, file
+        self._classes: dict[int, type[Message]] = {}
+
+    @cached_property
+    def _described(self) -> FileDescriptorProto:
+        """The file without custom columns."""
+        file = compile_text(self._base, self._file).file[-1]
+        if not file.message_type:
+            raise ConfigurationError(f"{self._file} has no message")
+        return file
+
+    @property
+    def message_name(self) -> str:
+        """Full name of the message."""
+        name = self._described.message_type[-1].name
+        return f"{self._described.package}.{name}" if self._described.package else name
+
+    @property
+    def index(self) -> list[int]:
+        """Message indexes in a record's frame."""
+        return [len(self._described.message_type) - 1]
+
+    def text(self, version: int) -> str:
+        """The registered `.proto` text; ConfigurationError: no such version, or it does not compile."""
+        columns = custom_columns(version)
+        numbers = [field.number for field in self._described.message_type[-1].field]
+        first = max(numbers, default=0) + 1
+        head, brace, tail = self._base.rpartition("}")
+        added = "".join(f"  optional string {name} = {first + i};\n" for i, name in enumerate(columns))
+        return f"{head}{added}{brace}{tail}"
+
+    def message_class(self, version: int) -> type[Message]:
+        """The Python class of a version, in its own descriptor pool as all versions have the same name; raises as `text`."""
+        if version not in self._classes:
+            pool = DescriptorPool()
+            for file in compile_text(self.text(version), self._file).file:
+                pool.Add(file)
+            found = pool.FindMessageTypeByName(self.message_name)
+            if CUSTOM.format(0) not in found.fields_by_name:
+                raise ConfigurationError(f"{self._file}: {self.message_name} must be the last thing in the file")
+            self._classes[version] = GetMessageClass(found)
+        return self._classes[version]
+
+
+#: The game event.
+BUILT_IN = ProtoVersions((files(__package__) / FILE_NAME).read_text("utf-8"), FILE_NAME)
+
+
+def compile_text(text: str, name: str = FILE_NAME) -> FileDescriptorSet:
+    """Descriptors of a text and its imports, dependencies first; ConfigurationError if it does not compile (see stderr)."""
+    with as_file(files("grpc_tools") / "_proto") as well_known, tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / name).write_text(text, "utf-8")
+        out = Path(folder) / "out.bin"
+        arguments = ["protoc", f"-I{folder}", f"-I{well_known}", "--include_imports", f"--descriptor_set_out={out}"]
+        if protoc.main([*arguments, name]) != 0:
+            raise ConfigurationError(f"{name} does not compile")
+        return FileDescriptorSet.FromString(out.read_bytes())
+
+
 @dataclass(frozen=True)
 class MessageShape:
     """A message by version, its fields for entity, key and time, and generators of the other fields."""
@@ -54,11 +140,7 @@ class MessageShape:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """The message of the settings; default: the built-in game event.
-
-        Raises:
-            ConfigurationError: the text does not compile, or fields of the settings are missing or of another type.
-        """
+        """The settings' message, default: the game event; ConfigurationError if it does not compile or fit the settings."""
         sample = settings.producer
         if sample.proto is None:
             return cls()
@@ -78,9 +160,8 @@ def _read(proto: Path) -> ProtoVersions:
 
 
 def _check(message: Descriptor, meant: tuple[str, str, str], proto: Path) -> None:
-    for setting, name, wanted in zip(
-        ("ENTITY_COLUMN", "KEY_COLUMN", "TIME_COLUMN"), meant, ("string", "string", "google.protobuf.Timestamp"), strict=True
-    ):
+    kinds = {"ENTITY_COLUMN": "string", "KEY_COLUMN": "string", "TIME_COLUMN": "google.protobuf.Timestamp"}
+    for (setting, wanted), name in zip(kinds.items(), meant, strict=True):
         field = message.fields_by_name.get(name)
         if field is None or field.is_repeated or _type(field) != wanted:
             raise ConfigurationError(
@@ -107,16 +188,11 @@ def _fields(message: Descriptor, meant: tuple[str, ...], wanted: Mapping[str, Ge
         if field.name in meant or field.name in ProtoVersions.custom:
             continue
         given = wanted.get(field.name)
-        usual = _usual(field)
-        if given is None and usual is None:
-            continue  # a list, map or message stays unset
-        if given is not None and not _fits(given, field):
-            raise ConfigurationError(
-                f"GAME_EVENTS_PRODUCER: {field.name} of {message.full_name} ({proto}) cannot hold values of kind {given.kind}"
-            )
-        if given is not None and (beyond := _beyond(given, field)) is not None:
-            raise ConfigurationError(f"GAME_EVENTS_PRODUCER: {field.name} of {message.full_name} ({proto}) {beyond}")
-        found.append((field.name, _stored(field, given or usual)))  # type: ignore[arg-type] # one of the two is there
+        if given is not None and (misfit := _misfit(given, field)) is not None:
+            raise ConfigurationError(f"GAME_EVENTS_PRODUCER: {field.name} of {message.full_name} ({proto}) {misfit}")
+        values = given or _usual(field)
+        if values is not None:  # a list, map or message stays unset
+            found.append((field.name, _stored(field, values)))
     return tuple(found)
 
 
@@ -136,7 +212,7 @@ def _usual(field: FieldDescriptor) -> Generator | None:
     if field.is_repeated or field.type in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_BYTES):
         return None
     if field.type == FieldDescriptor.TYPE_ENUM:
-        return Generator(kind="choice", values=tuple(_numbers(field.enum_type)))
+        return Generator(kind="choice", values=tuple(set(_enum(field).values())))
     if field.type == FieldDescriptor.TYPE_STRING:
         return Generator(kind="text")
     if field.type == FieldDescriptor.TYPE_BOOL:
@@ -150,14 +226,16 @@ def _fits(given: Generator, field: FieldDescriptor) -> bool:
     if given.kind != "choice":
         return field.type in _FITS[given.kind]
     if field.type == FieldDescriptor.TYPE_ENUM:
-        return all(value in _numbers(field.enum_type) or value in _names(field.enum_type) for value in given.values)
+        return all(value in _enum(field) or value in _enum(field).values() for value in given.values)
     kinds: tuple[type, ...] = (str,) if field.type == FieldDescriptor.TYPE_STRING else ()
     kinds = (int,) if field.type in _INTEGERS else (int, float) if field.type in _NUMBERS else kinds
     return all(isinstance(value, kinds) for value in given.values)
 
 
-def _beyond(given: Generator, field: FieldDescriptor) -> str | None:
-    """Error for numbers outside the field's type; None: all fit."""
+def _misfit(given: Generator, field: FieldDescriptor) -> str | None:
+    """Error for values that are not of the field's type, or numbers outside it; None: all fit."""
+    if not _fits(given, field):
+        return f"cannot hold values of kind {given.kind}"
     if field.type not in _LIMITS:
         return None
     name, lowest, highest = _LIMITS[field.type]
@@ -171,9 +249,5 @@ def _beyond(given: Generator, field: FieldDescriptor) -> str | None:
     return f"cannot hold values {wanted}: its type is {name}, from {lowest:g} to {highest:g}"
 
 
-def _numbers(enum: EnumDescriptor | None) -> set[int]:
-    return {value.number for value in enum.values} if enum is not None else set()
-
-
-def _names(enum: EnumDescriptor | None) -> set[str]:
-    return {value.name for value in enum.values} if enum is not None else set()
+def _enum(field: FieldDescriptor) -> dict[str, int]:
+    return {value.name: value.number for value in field.enum_type.values} if field.enum_type is not None else {}

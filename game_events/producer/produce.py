@@ -5,6 +5,7 @@ raises an error.
 """
 
 from collections.abc import Iterable
+from http import HTTPStatus
 
 import httpx2
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
@@ -12,29 +13,17 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.producer.bulk import QUEUE_LIMIT, TUNING, BulkSimulation, encode_pool
-from game_events.producer.encoding import EventEncoder
-from game_events.producer.kafka_writer import KafkaWriter, Pacer
+from game_events.producer.encoding import EventEncoder, encode_pool
+from game_events.producer.kafka_writer import BATCH_TUNING, KafkaWriter, Pacer
 from game_events.producer.manifest import Manifest, ManifestBuilder
 from game_events.producer.message_type import MessageShape
-from game_events.producer.simulator import Simulation
-from game_events.schema_registry import registry_client
+from game_events.producer.simulator import BulkSimulation, Simulation
+from game_events.schema_registry import FORBIDDEN, registry_client
 from game_events.sources.kafka.client import ensure_topic
 from game_events.sources.kafka.source import subject_of
 
-REFUSED_LOGIN = (401, 403)
-#: Statuses for which a retry may help, unlike other 4xx.
-BUSY = 429
-SERVER_ERROR = 500
 
-
-def produce(
-    settings: Settings,
-    simulation: Simulation,
-    *,
-    partitions: int = 4,
-    rate: float | None = None,
-) -> Manifest:
+def produce(settings: Settings, simulation: Simulation, *, partitions: int = 4, rate: float | None = None) -> Manifest:
     """Send one wave of simulated events, with the fields of the settings' message.
 
     `partitions`: of a new topic; `rate`: records per second, None: as fast as possible.
@@ -63,9 +52,9 @@ def produce_bulk(settings: Settings, simulation: BulkSimulation, *, partitions: 
     simulation = simulation.model_copy(update={"fields": encoder.shape.fields})
     pool = simulation.pool()
     messages = encode_pool(pool, encoder)
-    with KafkaWriter(settings, **TUNING) as writer:
+    with KafkaWriter(settings, **BATCH_TUNING) as writer:
         for batch in simulation.batches(messages):
-            writer.write_batch(batch, QUEUE_LIMIT)
+            writer.write_batch(batch)
     truth = ManifestBuilder(simulation.fields)
     for record, times in zip(pool, simulation.times_sent(len(pool)), strict=True):
         truth.add(record, times)
@@ -99,12 +88,12 @@ def _register(client: SchemaRegistryClient, settings: Settings, subject: str, ve
         return client.register_schema(subject, Schema(text, "PROTOBUF"))
     except SchemaRegistryError as error:
         status = error.http_status_code
-        if status in REFUSED_LOGIN:
+        if status in FORBIDDEN:
             raise ConfigurationError(
                 f"{what}: login refused (HTTP {status}): check GAME_EVENTS_SCHEMA_REGISTRY_USER and "
                 "GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD"
             ) from None
-        if status == BUSY or status >= SERVER_ERROR:
+        if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # a retry may help
             raise TransientError(f"{what}: {error}") from error
         raise ConfigurationError(f"{what}: not accepted ({error}): check the address and the compatibility level") from error
     except (httpx2.HTTPError, OSError, ValueError) as error:

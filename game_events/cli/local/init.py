@@ -12,7 +12,7 @@ from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
 from game_events.cli.local.examples import SETTINGS_FILE
 from game_events.errors import ConfigurationError
-from game_events.producer.schema_versions import ProtoVersions
+from game_events.producer.message_type import ProtoVersions
 
 #: Fields that the scaffold's message has besides the three that are named.
 _OTHER_FIELDS = ("value", "kind")

@@ -13,10 +13,9 @@ from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError
-from game_events.producer.bulk import BulkSimulation
 from game_events.producer.manifest import Manifest
 from game_events.producer.produce import produce, produce_bulk
-from game_events.producer.simulator import Simulation
+from game_events.producer.simulator import BulkSimulation, Simulation
 
 #: Parameters that only one of the two ways to send knows.
 _ONE_BY_ONE = ("records", "rate", "late_share", "duplicate_share", "poison_share", "interleaving")

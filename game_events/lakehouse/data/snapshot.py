@@ -64,6 +64,14 @@ def _actions(handle: DeltaTable, column: str | None, above: int | None) -> pa.Ta
     return actions
 
 
+def may_hold(actions: pa.Table, column: str, low: object, high: object) -> pa.Array | pa.ChunkedArray:
+    """Mask of the files (`add_actions`, flattened) that may hold a value from `low` to `high`, by their statistics."""
+    if f"max.{column}" not in actions.column_names:
+        return pa.repeat(True, actions.num_rows)
+    outside = pc.or_kleene(pc.greater(actions[f"min.{column}"], high), pc.less(actions[f"max.{column}"], low))
+    return pc.invert(pc.fill_null(outside, False))
+
+
 def row_count(handle: DeltaTable | None) -> int:
     """Rows of a version, from its log alone; 0 without a table."""
     if handle is None:

@@ -24,11 +24,7 @@ SHOWN = 8
 def refuse_unless_recorded(
     settings: Settings, gaps: tuple[Gap, ...], now: SourceSnapshot | None, what: str = "records are gone"
 ) -> None:
-    """Stop before records are skipped, unless the setting allows it.
-
-    Raises:
-        DataError: names what is lost, and the setting.
-    """
+    """Stop before records are skipped, unless the setting allows it: DataError names what is lost, and the setting."""
     if settings.on_data_loss == "record_gap":
         return
     named = "; ".join(str(gap) for gap in gaps[:SHOWN]) + (f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else "")
@@ -51,8 +47,7 @@ def loss_messages(gaps: tuple[Gap, ...]) -> list[str]:
 def went_meanwhile(pipeline: Pipeline, part: MicroBatch) -> bool:
     """Whether a micro-batch cannot be read as planned any more: its first records expired, or the topic was recreated.
 
-    Raises:
-        ConfigurationError, TransientError: the topic is gone, or the broker does not answer.
+    Raises as `Source.snapshot`: the topic is gone, or the broker does not answer.
     """
     if pipeline.source.changed(part) is not None:
         return True

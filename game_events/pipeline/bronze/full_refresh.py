@@ -23,18 +23,16 @@ from game_events.lakehouse.commits.transactions import Txn, counter, txns
 from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.data.table_writer import FileStage
-from game_events.lakehouse.event_columns import HEADERS, bronze_schema, column_map
+from game_events.lakehouse.event_columns import HEADERS, column_map
 from game_events.lakehouse.event_expressions import travelling
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.full_refresh_guard import Expired, count_expired, refuse_unless_allowed, source_to_read
-from game_events.pipeline.bronze.load import archive_schemas
+from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch
+from game_events.pipeline.bronze.offset_plan import epochs_noted, epochs_unknown
 from game_events.pipeline.bronze.staging import stage_micro_batch
-from game_events.pipeline.bronze.truncated_log import epochs_noted, epochs_unknown
-from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.full_refresh import finish_reset, is_finished, sweep
-from game_events.pipeline.quarantine.refresh_list import ResetList, forget, keep
+from game_events.pipeline.quarantine.full_refresh import ResetList, finish_reset, forget, is_finished, keep, sweep
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
@@ -44,18 +42,6 @@ from game_events.pipeline.state.offsets import identity
 from game_events.pipeline.state.row_conditions import not_read
 from game_events.sources.core.micro_batch import plan_micro_batch
 from game_events.sources.core.source import FILES, Offsets, SourceSnapshot
-
-
-@dataclass
-class _Staged:
-    """All micro-batches together: files and counts, never rows."""
-
-    columns: ColumnMap
-    found: StageResult = field(default_factory=StageResult)
-    start: Offsets = field(default_factory=dict)
-    end: Offsets = field(default_factory=dict)
-    #: rows among those of `found.bronze` that were not read again
-    kept: int = 0
 
 
 def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
@@ -76,130 +62,131 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
         return  # the first run reads the whole topic anyway
     if quarantine is not None and not (is_noted(bronze, quarantine) and is_finished(bronze, quarantine)):
         raise ConflictError(f"{pipeline.bronze.name}: a concurrent run is at work on it. Nothing was changed: run again")
-    now = source_to_read(pipeline)
-    # All micro-batches are one batch, as they are one commit.
-    batch = counter(bronze, Txn.BATCH) + 1
-    # Names the list of quarantine's files: each of two concurrent full refreshes has its own list.
-    ticket = max(counter(bronze, Txn.FULL_REFRESH) + 1, time.time_ns() // 1000)
-    staged = _Staged(column_map(bronze))
+    work = _FullRefresh(pipeline, bronze, source_to_read(pipeline), column_map(bronze))
     try:
-        expired = _stage(pipeline, bronze, now, batch, ticket, staged)
-        archive_schemas(pipeline, report, {*staged.found.types, *staged.found.undecoded})
+        work.stage()
+        archive_schemas(pipeline, report, work.found)
+        planned = work.planned()
     except Exception:
-        _drop(pipeline, staged, ticket)
+        work.drop()
         raise
     failpoints.reach("reset_staged")
-    landed = _commit_or_drop(pipeline, bronze, staged, batch, ticket, now, expired.undecodable_staying)
+    landed = work.commit_or_drop(planned)
     failpoints.reach("reset_committed")
     finish_reset(pipeline, report)
     sweep(pipeline)
-    _record(pipeline, bronze, staged, batch, landed, expired, report)
-    report.add_read(staged.start, staged.end, now.unit)
+    report_batch(pipeline, report, bronze, planned, landed, work.found)
+    work.report_lost(report)
+    report.add_read(work.start, work.end, work.now.unit)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
 
 
-def _stage(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, batch: int, ticket: int, staged: _Staged) -> Expired:
-    """Write all files, and the list of those of quarantine."""
-    _stage_all(pipeline, bronze, now, batch, staged)
-    expired = count_expired(pipeline, now, staged.found.origins)
-    if expired.staying:
-        refuse_restored(pipeline.bronze, bronze, "name all topics that bronze was read from in the settings")
-        _keep_others(pipeline, bronze, now, batch, staged)
-    listed = ResetList(batch, staged.end, staged.found.quarantine, frozenset(staged.found.origins))
-    keep(pipeline.quarantine, ticket, listed)
-    return expired
+@dataclass
+class _FullRefresh:
+    """A full refresh under way: what it is planned from, and all micro-batches together: files and counts, never rows.
 
+    Attributes:
+        bronze, now: the version of bronze, and the source.
+        columns: of the new rows; fields keep their columns.
+        found: the new files.
+        start, end: split -> [start, end) read.
+        kept: rows among those of `found.bronze` that were not read again.
+        expired: rows that are lost or stay.
+    """
 
-def _commit_or_drop(
-    pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int, now: SourceSnapshot, undecodable_kept: int
-) -> Landed:
-    try:
-        return _commit(pipeline, bronze, staged, batch, ticket, now, undecodable_kept)
-    except DataError:
-        _drop(pipeline, staged, ticket)
-        raise
-    except ConflictError as error:  # after any other failure the outcome may be unknown: then the files are needed
-        _drop(pipeline, staged, ticket)
-        raise ConflictError(f"{error}. Nothing was changed: run again while no other run is at work") from None
+    pipeline: Pipeline
+    bronze: DeltaTable
+    now: SourceSnapshot
+    columns: ColumnMap
+    found: StageResult = field(default_factory=StageResult)
+    start: Offsets = field(default_factory=dict)
+    end: Offsets = field(default_factory=dict)
+    kept: int = 0
+    expired: Expired = field(default_factory=Expired)
 
+    def __post_init__(self) -> None:
+        # All micro-batches are one batch, as they are one commit.
+        self.batch = counter(self.bronze, Txn.BATCH) + 1
+        # Names the list of quarantine's files: each of two concurrent full refreshes has its own list.
+        self.ticket = max(counter(self.bronze, Txn.FULL_REFRESH) + 1, time.time_ns() // 1000)
 
-def _stage_all(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, batch: int, staged: _Staged) -> None:
-    """Decode and write the whole source, in micro-batches; fields keep their columns."""
-    staged.start, staged.end = dict(now.earliest), dict(now.earliest)
-    for subject in pipeline.source.subjects(now.latest):
-        pipeline.catalog.ids_of(subject)
-    while part := plan_micro_batch(now, staged.end, now.latest, pipeline.source.batch_limit(staged.end)):
-        part = replace(part, gaps=(*part.gaps, *pipeline.files_gone(part)))  # counted as expired
-        pipeline.on_progress(f"full refresh: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} left")
-        found = stage_micro_batch(pipeline, bronze, staged.columns, part, batch, {})
-        staged.found.add(found)
-        staged.columns = pipeline.catalog.message_columns(staged.columns, found.types)
-        staged.end |= part.end
+    def stage(self) -> None:
+        """Write all files, and the list of those of quarantine."""
+        self._stage_source()
+        self.expired = count_expired(self.pipeline, self.now, self.found.origins)
+        if self.expired.bronze.staying:
+            refuse_restored(self.pipeline.bronze, self.bronze, "name all topics that bronze was read from in the settings")
+            self._keep_others()
+        listed = ResetList(self.batch, self.end, self.found.quarantine, frozenset(self.found.origins))
+        keep(self.pipeline.quarantine, self.ticket, listed)
 
+    def _stage_source(self) -> None:
+        """Decode and write the whole source, in micro-batches."""
+        pipeline, now = self.pipeline, self.now
+        self.start, self.end = dict(now.earliest), dict(now.earliest)
+        for subject in pipeline.source.subjects(now.latest):
+            pipeline.catalog.ids_of(subject)
+        while part := plan_micro_batch(now, self.end, now.latest, pipeline.source.batch_limit(self.end)):
+            part = replace(part, gaps=(*part.gaps, *pipeline.files_gone(part)))  # counted as expired
+            pipeline.on_progress(f"full refresh: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} left")
+            found = stage_micro_batch(pipeline, self.bronze, self.columns, part, self.batch, {})
+            self.found.add(found)
+            self.columns = pipeline.catalog.message_columns(self.columns, found.types)
+            self.end |= part.end
 
-def _keep_others(pipeline: Pipeline, bronze: DeltaTable, now: SourceSnapshot, batch: int, staged: _Staged) -> None:
-    """Copy rows of topics that are not read as rows of the new batch: later layers take them again with it."""
-    schema = pa.schema(bronze.schema())
-    others = not_read({*now.latest, *staged.found.origins})
-    rows = read_table(pipeline.spark, bronze).where(others)
-    rows = rows.withColumn("_batch", F.lit(batch).cast("long")).select(travelling(schema.names))
-    files = FileStage(pipeline.bronze, schema, HEADERS).write(rows)
-    staged.found.bronze += files
-    staged.kept = sum(f.rows for f in files)
+    def _keep_others(self) -> None:
+        """Copy rows of topics that are not read as rows of the new batch: later layers take them again with it."""
+        schema = pa.schema(self.bronze.schema())
+        rows = read_table(self.pipeline.spark, self.bronze).where(not_read({*self.now.latest, *self.found.origins}))
+        rows = rows.withColumn("_batch", F.lit(self.batch).cast("long")).select(travelling(schema.names))
+        files = FileStage(self.pipeline.bronze, schema, HEADERS).write(rows)
+        self.found.bronze += files
+        self.kept = sum(f.rows for f in files)
 
+    def planned(self) -> Commit:
+        """The commit, which replaces bronze's files."""
+        pipeline, bronze, found, batch = self.pipeline, self.bronze, self.found, self.batch
+        # A run that reads an archive's topics continues at the archive's end, even if bronze had more: those rows are removed.
+        to = self.end | ends_of_origins(found.origins)
+        undecodable_kept = self.expired.quarantine.staying
+        # With rows from elsewhere, which the archive may get later.
+        archive = {Txn.ARCHIVE: 0} if self.kept or undecodable_kept else archive_noted(bronze, pipeline.source)
+        compared = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES, *(p.app for p in to))
+        rows, undecodable = (sum(f.rows for f in files) for files in (found.bronze, found.quarantine))
+        read = {p: (self.start[p], end) for p, end in self.end.items()}
+        info = batch_info(batch, rows, undecodable, read, (), found.suppressed) | kept_info(self.kept)
+        info |= {"full_refresh": "rows of batches before this one are gone"}
+        advance = {p.app: at for p, at in to.items()} | identity(to) | archive
+        advance |= epochs_unknown(split for split in to if split not in self.end) | epochs_noted(self.now, self.end)
+        advance |= {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept}
+        advance |= {Txn.BATCH: batch, Txn.INCARNATION: batch, Txn.FULL_REFRESH: self.ticket}
+        plan = commit_of(pipeline, bronze, found, txns(bronze, compared), advance, info, self.columns)
+        return replace(plan, replace=True, seen=bronze.version() if self.kept else None)
 
-def _commit(
-    pipeline: Pipeline, bronze: DeltaTable, staged: _Staged, batch: int, ticket: int, now: SourceSnapshot, undecodable_kept: int
-) -> Landed:
-    # A run that reads an archive's topics continues at the archive's end, even if bronze had more: those rows are removed.
-    to = staged.end | ends_of_origins(staged.found.origins)
-    # With rows from elsewhere, which the archive may get later.
-    archive = {Txn.ARCHIVE: 0} if staged.kept or undecodable_kept else archive_noted(bronze, pipeline.source)
-    compared = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES, *(p.app for p in to))
-    read = {p: (staged.start[p], end) for p, end in staged.end.items()}
-    rows, undecodable = sum(f.rows for f in staged.found.bronze), sum(f.rows for f in staged.found.quarantine)
-    note = batch_info(batch, rows, undecodable, read, (), staged.found.suppressed) | kept_info(staged.kept)
-    return commit(
-        Commit(
-            pipeline.bronze,
-            documented(pipeline, bronze_schema(staged.columns), staged.columns, staged.found.types),
-            staged.found.bronze,
-            expected=txns(bronze, compared),
-            advance={p.app: at for p, at in to.items()}
-            | identity(to)
-            | epochs_unknown(split for split in to if split not in staged.end)
-            | epochs_noted(now, staged.end)
-            | archive
-            | {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept}
-            | {Txn.BATCH: batch, Txn.INCARNATION: batch, Txn.FULL_REFRESH: ticket},
-            table_id=str(bronze.metadata().id),
-            seen=bronze.version() if staged.kept else None,
-            replace=True,
-            owns_map=True,
-            info=note | {"full_refresh": "rows of batches before this one are gone", "run_id": pipeline.run_id},
-        )
-    )
+    def commit_or_drop(self, plan: Commit) -> Landed:
+        """Commit; the files are deleted if that is known to have failed."""
+        try:
+            return commit(plan)
+        except DataError:
+            self.drop()
+            raise
+        except ConflictError as error:  # after any other failure the outcome may be unknown: then the files are needed
+            self.drop()
+            raise ConflictError(f"{error}. Nothing was changed: run again while no other run is at work") from None
 
+    def drop(self) -> None:
+        """Delete the files of a commit that is known to have failed."""
+        with suppress(OSError):
+            discard(self.pipeline.bronze, self.found.bronze)
+            forget(self.pipeline.quarantine, self.ticket, self.found.quarantine)
 
-def _drop(pipeline: Pipeline, staged: _Staged, ticket: int) -> None:
-    """Delete the files of a commit that is known to have failed."""
-    with suppress(OSError):
-        discard(pipeline.bronze, staged.found.bronze)
-        forget(pipeline.quarantine, ticket, staged.found.quarantine)
-
-
-def _record(
-    pipeline: Pipeline, before: DeltaTable, staged: _Staged, batch: int, landed: Landed, expired: Expired, report: RunReport
-) -> None:
-    schema = bronze_schema(staged.columns)
-    known = {f.name for f in before.schema().fields}
-    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch, known_columns=known)
-    other_types = pipeline.catalog.other_types(staged.found.undecoded)
-    report.add_batch(batch, (*staged.found.types, *staged.found.undecoded), other_types)
-    report.add_rejected(staged.found.reasons)
-    report.add(BronzeResult(suppressed=staged.found.suppressed, expired=expired.expired + expired.undecodable_expired))
-    holder = pipeline.settings.source_holder
-    gone = "is gone from there" if pipeline.settings.source == FILES else "has expired there"
-    if staged.kept:
-        report.warn(f"{staged.kept:,} rows of {pipeline.bronze.name} stay: of topics that are not read now")
-    report.warn(f"{pipeline.bronze.name} was replaced by what {holder} has; lost with it, as it {gone}: {expired}")
+    def report_lost(self, report: RunReport) -> None:
+        """Report what became of rows that are not in the new bronze."""
+        pipeline, expired = self.pipeline, self.expired
+        report.add_rejected(self.found.reasons)
+        report.add(BronzeResult(suppressed=self.found.suppressed, expired=expired.bronze.gone + expired.quarantine.gone))
+        name, holder = pipeline.bronze.name, pipeline.settings.source_holder
+        gone = "is gone from there" if pipeline.settings.source == FILES else "has expired there"
+        if self.kept:
+            report.warn(f"{self.kept:,} rows of {name} stay: of topics that are not read now")
+        report.warn(f"{name} was replaced by what {holder} has; lost with it, as it {gone}: {expired.named(pipeline)}")

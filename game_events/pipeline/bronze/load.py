@@ -6,7 +6,7 @@ it read, and fails unless these offsets are still the start of its micro-batch.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -14,10 +14,10 @@ from deltalake import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from game_events.decoding.batch_decoder import TypeKey
+from game_events.decoding.core.column_map import ColumnMap
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.retry import CONFLICT_ATTEMPTS
 from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema, column_map
@@ -25,11 +25,17 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.pipeline.bronze.data_loss import loss_messages, went_meanwhile
 from game_events.pipeline.bronze.decode_job import StageResult
-from game_events.pipeline.bronze.offset_plan import OffsetPlan
-from game_events.pipeline.bronze.quarantine import announce, commit_undecodable, decided_on, is_under_way
+from game_events.pipeline.bronze.offset_plan import (
+    OffsetPlan,
+    all_there_is,
+    epochs_noted,
+    epochs_unknown,
+    is_gone,
+    not_there_any_more,
+    starting_point,
+)
+from game_events.pipeline.bronze.quarantine import announce, commit_undecodable, decided_on
 from game_events.pipeline.bronze.staging import stage_micro_batch
-from game_events.pipeline.bronze.starting_offsets import all_there_is, is_gone, not_there_any_more, starting_point
-from game_events.pipeline.bronze.truncated_log import epochs_noted, epochs_unknown
 from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import finish_reset
@@ -43,6 +49,9 @@ from game_events.pipeline.suppression.driver import erasure_fence
 from game_events.sources.core.source import Gap, MicroBatch, Offsets, SourceSnapshot
 from game_events.sources.files.source import FileSource
 from game_events.sources.kafka.source import KafkaSource
+
+#: Bronze and, if it exists, quarantine, in versions that lack no row.
+Tables = tuple[DeltaTable, DeltaTable | None]
 
 
 def load_bronze(
@@ -69,13 +78,12 @@ def load_bronze(
         now = target if not report.batches and failures == 0 else pipeline.source.snapshot()
         plan = OffsetPlan.of(pipeline, tables[0], now, target.latest)
         target = replace(target, latest=plan.until)
-        if not _load_micro_batch(pipeline, *tables, plan, report, last_attempt=failures + 1 >= CONFLICT_ATTEMPTS):
+        if not _load_micro_batch(pipeline, tables, plan, report, last_attempt=failures + 1 >= CONFLICT_ATTEMPTS):
             failures += 1
         elif plan.micro_batch is None or (max_commits is not None and len(report.batches) >= max_commits):
             break
     report.add(BronzeResult(lag=plan.lag))
-    if pipeline.settings.consumer_group is not None:
-        _commit_group_offsets(pipeline, pipeline.settings.consumer_group, plan.reached | plan.ends, report)
+    _commit_group_offsets(pipeline, plan.reached | plan.ends, report)
     if isinstance(pipeline.source, FileSource):
         report.add_files(pipeline.source.counts)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
@@ -108,26 +116,14 @@ def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
         commit(plan)
 
 
-def _load_micro_batch(
-    pipeline: Pipeline,
-    bronze: DeltaTable,
-    quarantine: DeltaTable | None,
-    plan: OffsetPlan,
-    report: RunReport,
-    *,
-    last_attempt: bool,
-) -> bool:
-    """Stage and commit a micro-batch; False: it has to be planned again.
-
-    Raises:
-        ConflictError: concurrent runs won the last attempt.
-    """
+def _load_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, report: RunReport, *, last_attempt: bool) -> bool:
+    """Stage and commit a micro-batch; False: it has to be planned again. ConflictError if the last attempt was lost."""
     batch = plan.micro_batch
     if batch is None:
         return True
     pipeline.on_progress(f"bronze: {batch.records:,} {pipeline.things}, {sum(batch.lag.values()):,} left")
     try:
-        _commit_micro_batch(pipeline, bronze, quarantine, plan, batch, report)
+        _commit_micro_batch(pipeline, tables, plan, batch, report)
     except ConflictError:
         if last_attempt:
             raise
@@ -140,99 +136,99 @@ def _load_micro_batch(
     return True
 
 
-def _commit_micro_batch(
-    pipeline: Pipeline,
-    bronze: DeltaTable,
-    quarantine: DeltaTable | None,
-    plan: OffsetPlan,
-    part: MicroBatch,
-    report: RunReport,
-) -> None:
+def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, part: MicroBatch, report: RunReport) -> None:
     """Decode a micro-batch in the workers, then commit quarantine, then bronze: from the versions that were checked."""
+    bronze, quarantine = tables
     batch = counter(bronze, Txn.BATCH) + 1
     decided = decided_on(pipeline.quarantine, quarantine, part)
     staged = stage_micro_batch(pipeline, bronze, column_map(bronze), part, batch, decided)
     failpoints.reach("bronze_staged")
-    archive_schemas(pipeline, report, {*staged.types, *staged.undecoded})
+    archive_schemas(pipeline, report, staged)
     failpoints.reach("schemas_archived")
-    begun = bronze.transaction_version(Txn.QUARANTINE_BEGUN)
-    if staged.quarantine or is_under_way(bronze):
+    begun, done = (bronze.transaction_version(app) for app in (Txn.QUARANTINE_BEGUN, Txn.QUARANTINE_DONE))
+    # If they differ, an announced micro-batch is not in bronze: its run crashed, is at work, or lost to a concurrent run.
+    if staged.quarantine or begun != done:
         begun = announce(pipeline, bronze, part, staged)
         failpoints.reach("quarantine_announced")
         held = commit_undecodable(pipeline, quarantine, part, staged)
         if staged.quarantine:
             report.add_landed(Layer.QUARANTINE, pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
         failpoints.reach("quarantine_committed")
-    commit_plan = _bronze_commit(pipeline, bronze, plan, part, staged, batch, begun)
-    landed = commit(commit_plan)
+    planned = _bronze_commit(pipeline, bronze, plan, part, staged, begun)
+    landed = commit(planned)
     failpoints.reach("bronze_committed")
     if isinstance(pipeline.source, KafkaSource) and pipeline.source.small_records:
         pipeline.small_batches.add(batch)
-    known = {f.name for f in bronze.schema().fields}
-    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, commit_plan.schema, batch, known_columns=known)
-    _report(pipeline, part, staged, batch, report)
+    report_batch(pipeline, report, bronze, planned, landed, staged)
+    report.add_read(part.start, part.end, part.unit)
+    report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed))
+    report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
+    report.add_rejected(staged.reasons)
+    report.arrived(staged.arrivals)
 
 
 def _bronze_commit(
-    pipeline: Pipeline,
-    bronze: DeltaTable,
-    plan: OffsetPlan,
-    part: MicroBatch,
-    staged: StageResult,
-    batch: int,
-    begun: int | None,
+    pipeline: Pipeline, bronze: DeltaTable, plan: OffsetPlan, part: MicroBatch, staged: StageResult, begun: int | None
 ) -> Commit:
-    columns = pipeline.catalog.message_columns(column_map(bronze), staged.types)
-    after = after_origins(bronze, staged.origins) if staged.origins else {}
+    batch = counter(bronze, Txn.BATCH) + 1
+    after = after_origins(bronze, staged.origins)
     rows, quarantined = (sum(f.rows for f in files) for files in (staged.bronze, staged.quarantine))
     expected = {split.app: bronze.transaction_version(split.app) for split in (*plan.ends, *after)}
     expected |= {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun} | erasure_fence(bronze)
     advance = plan.advance() | archive_noted(bronze, pipeline.source)
-    if after:
-        advance |= {split.app: at for split, at in after.items()} | identity(after) | epochs_unknown(after)
+    advance |= {split.app: at for split, at in after.items()} | identity(after) | epochs_unknown(after)
     advance |= {Txn.BATCH: batch, Txn.QUARANTINE_BEGUN: begun or 0, Txn.QUARANTINE_DONE: begun or 0}
     if quarantined:
         advance[Txn.RECORDS_QUARANTINED] = counter(bronze, Txn.RECORDS_QUARANTINED) + quarantined
     read = {split: (part.start[split], end) for split, end in part.end.items()}
     info = batch_info(batch, rows, quarantined, read, part.gaps, staged.suppressed, plan.now.latest)
+    found = commit_of(pipeline, bronze, staged, expected, advance, info)
+    return replace(found, about=about_bronze(pipeline, bronze, staged.types))
+
+
+def archive_schemas(pipeline: Pipeline, report: RunReport, staged: StageResult) -> None:
+    """Keep the texts of the schemas that occurred, before the commit of their rows, and note those that are new."""
+    new = pipeline.catalog.archive(i for i, _ in (*staged.types, *staged.undecoded))
+    report.add(BronzeResult(new_schemas={schema_id: pipeline.catalog.version_of(schema_id) for schema_id in new}))
+
+
+def commit_of(
+    pipeline: Pipeline,
+    bronze: DeltaTable,
+    staged: StageResult,
+    expected: Mapping[str, int | None],
+    advance: Mapping[str, int],
+    info: Mapping[str, str],
+    columns: ColumnMap | None = None,
+) -> Commit:
+    """The commit of rows planned from a version of bronze; `columns`: None: its own and those of types that occurred."""
+    columns = columns or pipeline.catalog.message_columns(column_map(bronze), staged.types)
     return Commit(
         pipeline.bronze,
         documented(pipeline, bronze_schema(columns), columns, staged.types),
         staged.bronze,
-        expected=expected,
-        advance=advance,
+        expected,
+        advance,
         table_id=str(bronze.metadata().id),
         seen=bronze.version(),
         owns_map=True,
-        info=info | {"run_id": pipeline.run_id},
-        about=about_bronze(pipeline, bronze, staged.types),
+        info={**info, "run_id": pipeline.run_id},
     )
 
 
-def _report(pipeline: Pipeline, part: MicroBatch, staged: StageResult, batch: int, report: RunReport) -> None:
-    report.add_read(part.start, part.end, part.unit)
-    report.add(BronzeResult(gaps=part.gaps))
-    report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
-    other_types = pipeline.catalog.other_types(staged.undecoded)
-    report.add_batch(batch, (*staged.types, *staged.undecoded), other_types)
-    report.add_rejected(staged.reasons)
-    report.add(BronzeResult(suppressed=staged.suppressed))
-    report.arrived(staged.arrivals)
+def report_batch(
+    pipeline: Pipeline, report: RunReport, before: DeltaTable, planned: Commit, landed: Landed, staged: StageResult
+) -> None:
+    """Report a commit of decoded rows; `before`: the version of bronze that it was planned from."""
+    known, batch = {f.name for f in before.schema().fields}, planned.advance[Txn.BATCH]
+    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, planned.schema, batch, known_columns=known)
+    report.add_batch(batch, (*staged.types, *staged.undecoded), pipeline.catalog.other_types(staged.undecoded))
 
 
-def archive_schemas(pipeline: Pipeline, report: RunReport, types: Iterable[TypeKey]) -> None:
-    """Keep the texts of the schemas that occurred, and note those that are new."""
-    new = pipeline.catalog.archive(i for i, _ in types)
-    report.add(BronzeResult(new_schemas={schema_id: pipeline.catalog.version_of(schema_id) for schema_id in new}))
-
-
-def _commit_group_offsets(pipeline: Pipeline, group: str, offsets: Offsets, report: RunReport) -> None:
-    """Commit bronze's next offsets for a consumer group.
-
-    After bronze's commit, so the group is never ahead of it. If the broker refuses, the run continues.
-    """
-    source = pipeline.source
-    if not offsets or not isinstance(source, KafkaSource):
+def _commit_group_offsets(pipeline: Pipeline, offsets: Offsets, report: RunReport) -> None:
+    """Commit offsets for the consumer group, after bronze's commit: it is never ahead. If refused, the run continues."""
+    source, group = pipeline.source, pipeline.settings.consumer_group
+    if group is None or not offsets or not isinstance(source, KafkaSource):
         return
     try:
         source.commit_group_offsets(group, offsets)

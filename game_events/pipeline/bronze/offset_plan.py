@@ -1,19 +1,26 @@
-"""From which offsets to which bronze reads next."""
+"""From which offsets to which bronze reads, at its start and next; a log that lost its newest records is detected here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from deltalake import DeltaTable
 
+from game_events.errors import ConfigurationError, DataError
+from game_events.lakehouse.tables import QUARANTINE, game_of_silver
 from game_events.pipeline.bronze.data_loss import refuse_unless_recorded
 from game_events.pipeline.bronze.topic_changes import changes
-from game_events.pipeline.bronze.truncated_log import epochs_noted, refuse_cut_log
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.state.offsets import identity, next_offsets
 from game_events.sources.core.micro_batch import plan_micro_batch
-from game_events.sources.core.source import MicroBatch, Offsets, SourceSnapshot
+from game_events.sources.core.source import KAFKA, Gap, MicroBatch, Offsets, SourceSnapshot, Split
 from game_events.sources.kafka.source import KafkaSource
+
+#: Kafka's epochs are 32-bit integers.
+LAST_EPOCH = 2**31 - 1
+#: Offsets with a special meaning in the setting, as in Spark's Kafka source.
+FIRST, END = -2, -1
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class OffsetPlan:
             batch = batch or MicroBatch({}, {}, now.latest, (), now.earliest | reached | found.start, unit=now.unit)
             settled = {split: batch.reached[split] for split in found.settle if split not in batch.end}
             gaps = (*found.gaps, *batch.gaps)
-            batch = replace(batch, start=batch.start | settled, end=batch.end | settled, gaps=gaps, joined=found.joined)
+            batch = replace(batch, start=batch.start | settled, end=batch.end | settled, gaps=gaps, joined=tuple(found.joined))
         if batch is not None:
             batch = replace(batch, gaps=(*batch.gaps, *pipeline.files_gone(batch)))
         if batch is not None and batch.gaps:
@@ -85,3 +92,101 @@ class OffsetPlan:
         read = self.micro_batch.end if self.micro_batch is not None else {}
         offsets = {split.app: offset for split, offset in self.ends.items()}
         return offsets | identity(self.ends) | epochs_noted(self.now, read)
+
+
+def epochs_noted(now: SourceSnapshot, splits: Iterable[Split]) -> dict[str, int]:
+    """`txn` -> epoch that a commit of bronze sets, for the partitions that it reads."""
+    return {split.epoch_app: now.epochs[split] for split in splits if split in now.epochs}
+
+
+def epochs_unknown(splits: Iterable[Split]) -> dict[str, int]:
+    """`txn` -> the highest epoch, for records from an archive: no check until a micro-batch from the broker sets another."""
+    return {split.epoch_app: LAST_EPOCH for split in splits}
+
+
+def refuse_cut_log(source: KafkaSource, bronze: DeltaTable, now: SourceSnapshot, reached: Offsets) -> None:
+    """Stop before records are skipped that have offsets of lost ones, where the broker keeps and returns epochs.
+
+    An unclean election, or a broker that was restored from a copy, cuts a partition's log; producers then give the same offsets
+    to other records, which offsets do not show once the log has grown past bronze's. Each record keeps the epoch of the leader
+    that wrote it, and epochs only grow. Bronze stores, for each partition, the leader's epoch when a micro-batch was planned:
+    no record before its end can have a later one. Only if the leader has changed since, the broker is asked for the epoch of
+    the last record before bronze's offset.
+
+    Raises:
+        DataError: a partition's log was cut below bronze's offset, and is longer by now.
+        ConfigurationError, TransientError: the broker refuses or does not answer.
+    """
+    known = {split: bronze.transaction_version(split.epoch_app) for split in reached if split in now.epochs}
+    changed = {split: reached[split] for split, epoch in known.items() if epoch is not None and now.epochs[split] > epoch}
+    if not changed:
+        return
+    later = {split: epoch for split, epoch in source.epochs_before(now, changed).items() if epoch > int(known[split] or 0)}
+    if later:
+        named = "; ".join(
+            f"{split}: bronze is at {changed[split]} and has read up to leader epoch {known[split]}, "
+            f"the record before it is of epoch {epoch}"
+            for split, epoch in sorted(later.items())
+        )
+        raise DataError(
+            f"{named}. So the broker has lost records that bronze has (an unclean election, or a restored copy), and others "
+            "have their offsets, which bronze has passed. Nothing was read. Restore the broker's data; or delete and recreate "
+            "the topic; or replace bronze by what is there now (`game-events run --full-refresh bronze`)"
+        )
+
+
+def starting_point(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
+    """Split -> first offset of a new bronze, by the settings; ConfigurationError if they name one that does not exist."""
+    wanted = pipeline.settings.starting_offsets
+    if pipeline.settings.starting_timestamp is not None or wanted == "earliest":
+        return all_there_is(pipeline, now)
+    return dict(now.latest) if wanted == "latest" else _named(wanted, now)
+
+
+def all_there_is(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
+    """Split -> first existing offset, of records that are not older than the starting time if one is set."""
+    when = pipeline.settings.starting_timestamp
+    if when is None:
+        return dict(now.earliest)
+    found = pipeline.source.offsets_at(now.latest, when)
+    # Records may arrive between the two requests: a split without one since the starting time begins at its old end.
+    return {p: min(max(found.get(p, end), now.earliest[p]), end) for p, end in now.latest.items()}
+
+
+def _named(wanted: Mapping[str, Mapping[int, int]], now: SourceSnapshot) -> Offsets:
+    """Offsets named one by one; other partitions start at their first offset."""
+    start = dict(now.earliest)
+    splits = {(split.topic, split.partition): split for split in now.latest}
+    for topic, offsets in wanted.items():
+        for partition, offset in offsets.items():
+            split = splits.get((topic, partition))
+            if split is None:
+                raise ConfigurationError(
+                    f"GAME_EVENTS_STARTING_OFFSETS names {topic}[{partition}], which is not among what is read: "
+                    f"{', '.join(map(str, sorted(now.latest)))}"
+                )
+            if offset > now.latest[split]:
+                raise ConfigurationError(f"GAME_EVENTS_STARTING_OFFSETS: {split} ends at {now.latest[split]}, before {offset}")
+            start[split] = {FIRST: now.earliest[split], END: now.latest[split]}.get(offset, offset)
+    return start
+
+
+def is_gone(pipeline: Pipeline) -> bool:
+    """Whether bronze was deleted: tables that are made from it exist. One listing."""
+    return any(name == QUARANTINE or game_of_silver(name) is not None for name in pipeline.lakehouse.names())
+
+
+def not_there_any_more(pipeline: Pipeline, now: SourceSnapshot) -> tuple[Gap, ...]:
+    """Gaps for records that a deleted bronze may have had and that have expired in Kafka.
+
+    With a starting time, expired records cannot be distinguished from skipped ones, so no gap is reported. DataError: there is
+    a gap, and the setting does not allow to skip it.
+    """
+    if pipeline.settings.starting_timestamp is not None:
+        return ()
+    first = {split: at for split, at in sorted(now.earliest.items()) if at and split.kind == KAFKA}
+    gaps = tuple(Gap(split.topic, split.topic_id, split.partition, 0, at) for split, at in first.items())
+    if gaps:
+        what = f"{pipeline.bronze.name} is gone (put the table back, if there is a copy), and so are records"
+        refuse_unless_recorded(pipeline.settings, gaps, None, what)
+    return gaps

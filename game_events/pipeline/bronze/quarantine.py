@@ -55,19 +55,11 @@ def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) ->
     return {key: frozenset(offsets) for key, offsets in found.items()}
 
 
-def is_under_way(bronze: DeltaTable) -> bool:
-    """Whether an announced micro-batch is not in bronze: its run crashed, is at work, or lost to a concurrent run."""
-    return bronze.transaction_version(Txn.QUARANTINE_BEGUN) != bronze.transaction_version(Txn.QUARANTINE_DONE)
-
-
 def announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: StageResult) -> int:
     """Announce in bronze a commit to quarantine: micro-batches that were planned before cannot be committed any more.
 
-    Returns:
-        the announcement's number, which the micro-batch's commit to bronze compares.
-
-    Raises:
-        ConflictError: a concurrent run was first, or an erasure ran since `bronze` was opened; the files are deleted.
+    Returns the announcement's number, which the micro-batch's commit to bronze compares. ConflictError: a concurrent run was
+    first, or an erasure ran since `bronze` was opened; the files are deleted.
     """
     before = txns(bronze, (Txn.BATCH, Txn.QUARANTINE_BEGUN, *(p.app for p in part.end)))
     number = counter(bronze, Txn.QUARANTINE_BEGUN) + 1

@@ -20,7 +20,7 @@ from game_events.sources.core.source import FILES, TABLE, Gap, Offsets, SourceSn
 HISTORY = (1, 8, 100)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Changes:
     """Changes of the topics since bronze's last micro-batch.
 
@@ -32,10 +32,10 @@ class Changes:
             not name any more have none: they can be named again.
     """
 
-    joined: tuple[str, ...] = ()
+    joined: list[str] = field(default_factory=list)
     start: Offsets = field(default_factory=dict)
-    settle: tuple[Split, ...] = ()
-    gaps: tuple[Gap, ...] = ()
+    settle: list[Split] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
 
     @property
     def anything(self) -> bool:
@@ -44,37 +44,31 @@ class Changes:
 
 
 def changes(settings: Settings, handle: DeltaTable, now: SourceSnapshot, reached: Offsets) -> Changes:
-    """Compare the source's topics with those that bronze knows; at most a small file is read.
-
-    `reached`: split -> next offset, by bronze's transactions.
-    """
+    """Compare the source's topics with bronze's (`reached`: its next offsets); at most a small file is read."""
     read = {_topic_of(split) for split in reached}
-    new = {topic: splits for topic, splits in _by_topic(now).items() if topic not in read}
+    new = {topic: list(splits) for topic, splits in groupby(sorted(now.latest), _topic_of) if topic not in read}
     # Topics that are named and all there need no history: only with a pattern may a topic be deleted unnoticed.
     known = topics_known(handle) if new or settings.kafka_topic_pattern is not None else {}
     if known:
         _refuse_another_source(known, now)
     # An added partition is read from 0; a newly assigned one, or one of a new topic, from its first offset.
     added = now.latest.keys() - reached.keys() if settings.kafka_assign else set()
-    start = {split: now.earliest[split] for split in added if _topic_of(split) in read}
-    joined: list[str] = []
-    settle: list[Split] = []
-    gaps: list[Gap] = []
+    found = Changes(start={split: now.earliest[split] for split in added if _topic_of(split) in read})
     for (topic, topic_id, kind), splits in new.items():
         before = topic_id_read(handle, topic, kind)
         if before == topic_id:
             continue
-        settle += splits
+        found.settle += splits
         if before is None:
-            joined.append(topic)
-            start |= {split: now.earliest[split] for split in splits}
+            found.joined.append(topic)
+            found.start |= {split: now.earliest[split] for split in splits}
         elif not known or (topic in known and known[topic].topic_id == before):
-            gaps += _rest(handle, topic, before, splits)
+            found.gaps += _rest(handle, topic, before, splits)
     there = {split.topic for split in now.latest}
     for topic, split in sorted(known.items()):
         if topic not in there and _wanted(settings, topic):
-            gaps += _rest(handle, topic, split.topic_id)
-    return Changes(tuple(joined), start, tuple(settle), tuple(gaps))
+            found.gaps += _rest(handle, topic, split.topic_id)
+    return found
 
 
 def _refuse_another_source(known: Mapping[str, Split], now: SourceSnapshot) -> None:
@@ -115,10 +109,6 @@ def topics_known(handle: DeltaTable) -> Mapping[str, Split]:
 
 def _topic_of(split: Split) -> tuple[str, str, str]:
     return split.topic, split.topic_id, split.kind
-
-
-def _by_topic(now: SourceSnapshot) -> Mapping[tuple[str, str, str], list[Split]]:
-    return {topic: list(splits) for topic, splits in groupby(sorted(now.latest), _topic_of)}
 
 
 def _wanted(settings: Settings, topic: str) -> bool:

@@ -20,7 +20,7 @@ from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.maintenance.unreferenced_files import delete_files
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, game_of_silver, has_persons, is_person, paths
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, scan_files
+from game_events.pipeline.erasure.scan import ScannedFile, scan_files
 from game_events.pipeline.erasure.subjects import DataSubjects
 from game_events.pipeline.reporting.steps import Erasure
 
@@ -72,10 +72,9 @@ def replaced_files(table: Table, handle: DeltaTable) -> list[str]:
 
 def _search(pipeline: Pipeline, subjects: DataSubjects, handles: Mapping[str, DeltaTable]) -> list[ScannedFile]:
     """Old files with matches, and unreadable ones."""
-    tables = {name: pipeline.lakehouse.table(name) for name in handles}
-    files = [(name, path) for name, handle in handles.items() for path in old_files(tables[name], handle)]
-    task = EraseTask(tables, subjects, rewrite=False, old=True)
-    return [found for found in scan_files(pipeline, task, files) if found.matches or found.unreadable]
+    table = pipeline.lakehouse.table
+    files = [(name, path) for name, handle in handles.items() for path in old_files(table(name), handle)]
+    return [found for found in scan_files(pipeline, subjects, files, old=True) if found.matches or found.unreadable]
 
 
 def _remove(pipeline: Pipeline, result: Erasure, handles: Mapping[str, DeltaTable], hits: Sequence[ScannedFile]) -> None:

@@ -35,8 +35,7 @@ def resume(pipeline: Pipeline, report: RunReport, *, dry_run: bool = False) -> D
     records for `remove_old_files`.
 
     Raises:
-        DataError: no erasure is unfinished; or as `forget`.
-        ConfigurationError, ConflictError: as `forget`.
+        DataError: no erasure is unfinished; and as `forget`.
     """
     key = required_key(pipeline.settings)
     listed = read_suppressed(pipeline.lakehouse)

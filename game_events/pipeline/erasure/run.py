@@ -17,7 +17,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures, oldest_batch
 from game_events.lakehouse.commits.retry import retry_on_conflict
-from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.lakehouse.commits.transactions import Txn, counter, txns
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.suppressed import HASH_CHARS, add_suppressed, finish_suppressed, read_suppressed
@@ -48,8 +48,8 @@ from game_events.pipeline.suppression.driver import hashes_of, required_key
 
 #: Scans of the tables, for files that concurrent writers added or rewrote.
 PASSES = 30
-#: System tables, which have no rows of data subjects.
-_SYSTEM = (SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED)
+#: Tables that are erased from otherwise, and system tables, which have no rows of data subjects.
+_NOT_OTHERS = {BRONZE, QUARANTINE, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED}
 
 
 def forget(
@@ -134,9 +134,7 @@ def _repeat(state: ErasureState, erase: Callable[[ErasureState], bool]) -> None:
 
 def _require_id_column(pipeline: Pipeline, bronze: DeltaTable) -> None:
     """Refuse a wrong setting, with which no row would be found."""
-    if not counter(bronze, Txn.BATCH) or not has_decoded_columns(bronze):
-        return
-    if not has_persons(bronze, pipeline.settings.key_column):
+    if counter(bronze, Txn.BATCH) and has_decoded_columns(bronze) and not has_persons(bronze, pipeline.settings.key_column):
         raise ConfigurationError(
             f"bronze has no column {pipeline.settings.key_column!r}: set GAME_EVENTS_KEY_COLUMN to the data subject's column"
         )
@@ -148,10 +146,9 @@ def _fence(pipeline: Pipeline) -> None:
     bronze = pipeline.bronze.open()
     if bronze is None:
         return
-    batch = bronze.transaction_version(Txn.BATCH)
     # The unchanged batch too: Delta rejects one of two concurrent commits that name the same transaction.
-    expected: dict[str, int | None] = {Txn.BATCH: batch}
-    advance: dict[str, int] = {Txn.BATCH: int(batch or 0)}
+    expected = txns(bronze, [Txn.BATCH])
+    advance = {app: int(batch or 0) for app, batch in expected.items()}
     commit(without(pipeline.bronze, bronze, [], pipeline.run_id, expected=expected, advance=advance))
 
 
@@ -173,15 +170,13 @@ def _refresh_gold(state: ErasureState) -> None:
 def _erase_others(state: ErasureState) -> bool:
     """Erase from every other table with the key column: gold, and tables that are not declared any more."""
     pipeline = state.pipeline
-    skipped = {*_SYSTEM, BRONZE, QUARANTINE}
-    names = [name for name in pipeline.lakehouse.names() if name not in skipped and game_of_silver(name) is None]
+    names = [name for name in pipeline.lakehouse.names() if name not in _NOT_OTHERS and game_of_silver(name) is None]
     opened = {name: pipeline.lakehouse.table(name).open() for name in names}
     tables = {name: h for name, h in opened.items() if h is not None and has_persons(h, pipeline.settings.key_column)}
     hits = state.scan(tables)
     for name, found in hits.items():
-        commits = tables[name].transaction_version(Txn.COMMITS)
-        advance: dict[str, int] = {Txn.COMMITS: commits + 1} if commits is not None else {}
-        expected: dict[str, int | None] = {Txn.COMMITS: commits}
+        expected = txns(tables[name], [Txn.COMMITS])
+        advance = {app: commits + 1 for app, commits in expected.items() if commits is not None}
         # After a conflict with a refresh of the table it is scanned again.
         with suppress(ConflictError):
             if not state.result.dry_run:

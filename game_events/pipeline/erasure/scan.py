@@ -89,11 +89,7 @@ class EraseTask(WorkerJob[ScannedFiles]):
         return ScannedFiles([self.scan(table, path) for table, path in named(batches)])
 
     def scan(self, name: str, path: str) -> ScannedFile:
-        """Scan one file, with one row group in memory at a time.
-
-        Raises:
-            FileNotFoundError, pa.ArrowInvalid: the file is deleted or incomplete, and not `old`.
-        """
+        """Scan one file, one row group in memory at a time; FileNotFoundError or pa.ArrowInvalid only if it is not `old`."""
         try:
             return self._scan(name, path)
         except (FileNotFoundError, pa.ArrowInvalid) as error:
@@ -175,8 +171,12 @@ def _without(
     return writer.close()
 
 
-def scan_files(pipeline: Pipeline, task: EraseTask, files: Sequence[tuple[str, str]]) -> list[ScannedFile]:
-    """Scan files, given as (table, path)."""
+def scan_files(
+    pipeline: Pipeline, subjects: DataSubjects, files: Sequence[tuple[str, str]], *, rewrite: bool = False, old: bool = False
+) -> list[ScannedFile]:
+    """Scan files, given as (table, path); `rewrite`, `old`: as in `EraseTask`."""
+    tables = {name: pipeline.lakehouse.table(name) for name, _ in files}
+    task = EraseTask(tables, subjects, rewrite, old)
     return [file for found in run_task(pipeline, task, files) for file in found.files]
 
 

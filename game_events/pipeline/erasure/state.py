@@ -8,7 +8,6 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.system_tables.suppressed import Record
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.old_files import replaced_files
@@ -43,9 +42,8 @@ class ErasureState:
     def scan(self, tables: Mapping[str, DeltaTable]) -> dict[str, list[ScannedFile]]:
         """Scan the files that are not known to be clean; returns table -> files with matches."""
         files = [(name, path) for name, handle in tables.items() for path in paths(handle) if path not in self.clean[name]]
-        places = {name: self.pipeline.lakehouse.table(name) for name in tables}
         hits: dict[str, list[ScannedFile]] = {}
-        for found in scan_files(self.pipeline, EraseTask(places, self.subjects, not self.result.dry_run), files):
+        for found in scan_files(self.pipeline, self.subjects, files, rewrite=not self.result.dry_run):
             if found.table in (BRONZE, QUARANTINE):
                 self.unsearchable[found.table, found.path] = found.unsearchable
             if found.matches:
@@ -61,14 +59,6 @@ class ErasureState:
             self.subjects = subjects
             for name in [n for n in self.clean if n != BRONZE]:
                 del self.clean[name]
-
-    def undecodable(self, hits: Iterable[ScannedFile]) -> set[Record]:
-        """Records of quarantine without a row of bronze, found by their undecoded columns."""
-        return _coordinates(f.records for f in hits) - _coordinates([self.subjects.records])
-
-    def undecoded(self, hits: Iterable[ScannedFile]) -> set[Record]:
-        """Records of bronze of a message type that is not decoded, found by their undecoded columns."""
-        return _coordinates(f.by_bytes for f in hits)
 
     def unsearchable_of(self, table: str) -> int:
         """Rows of a table that cannot be attributed to a data subject."""
@@ -97,19 +87,13 @@ class ErasureState:
             discard(self.pipeline.lakehouse.table(name), [file for f in found for file in f.files])
 
 
-def _coordinates(found: Iterable[pa.Table]) -> set[Record]:
-    columns = ["_kafka_topic_id", "_kafka_partition", "_kafka_offset"]
-    known = pa.concat_tables([RECORDS.empty_table(), *found]).select(columns).drop_null()
-    return set(zip(*(known.column(name).to_pylist() for name in columns), strict=True))
-
-
 def find_erased_rows(state: ErasureState, bronze: DeltaTable) -> None:
     """Find the rows that an interrupted attempt has erased, in the files that it replaced."""
-    pipeline, tables = state.pipeline, {n: state.pipeline.lakehouse.table(n) for n in (BRONZE, QUARANTINE)}
+    pipeline = state.pipeline
 
     def scan(name: str, files: Iterable[str]) -> list[ScannedFile]:
-        task = EraseTask(tables, state.subjects, rewrite=False, old=True)
-        return [found for found in scan_files(pipeline, task, [(name, path) for path in files]) if found.rows]
+        found = scan_files(pipeline, state.subjects, [(name, path) for path in files], old=True)
+        return [file for file in found if file.rows]
 
     # Current files too: their rows lead to those that are erased from quarantine only.
     state.add_records(scan(BRONZE, (*replaced_files(pipeline.bronze, bronze), *paths(bronze))))

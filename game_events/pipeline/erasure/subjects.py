@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from game_events.lakehouse.event_columns import COORDINATES
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_FAILED_CHUNKS, is_person
 from game_events.pipeline.suppression.worker import as_texts
@@ -42,7 +43,7 @@ RECORDS = pa.schema(
 )
 #: A replayed record has another batch in quarantine than in bronze. Silver has the topic's name, but not its id, which is
 #: unique for a name within a batch.
-_IN_QUARANTINE = ["_kafka_topic_id", "_kafka_partition", "_kafka_offset"]
+_IN_QUARANTINE = list(COORDINATES)
 _IN_SILVER = ["_kafka_topic", "_kafka_partition", "_kafka_offset", "_batch"]
 
 
@@ -72,21 +73,18 @@ class DataSubjects:
     @cached_property
     def traces(self) -> re.Pattern[bytes] | None:
         """Pattern of an id as a whole text within bytes: after its length (protobuf, Avro), or in quotes (JSON)."""
-        found = []
-        for text in self.ids:
-            raw = text.encode(errors="surrogatepass")
-            if len(raw) >= MIN_SEARCHED_BYTES:
-                heads = {_varint(len(raw)), _varint(2 * len(raw))}
-                found += [re.escape(head + raw) for head in sorted(heads)]
-                found.append(re.escape(b'"' + raw + b'"'))
-        return re.compile(b"|".join(found), re.DOTALL) if found else None
+        found = [head + raw for raw in self._searched for head in (_varint(len(raw)), _varint(2 * len(raw)))]
+        return _any_of(found + [b'"' + raw + b'"' for raw in self._searched])
 
     @cached_property
     def names(self) -> re.Pattern[bytes] | None:
         """Pattern of an id anywhere in a text."""
+        return _any_of(self._searched)
+
+    @cached_property
+    def _searched(self) -> list[bytes]:
         raws = [text.encode(errors="surrogatepass") for text in self.ids]
-        found = [re.escape(raw) for raw in raws if len(raw) >= MIN_SEARCHED_BYTES]
-        return re.compile(b"|".join(found)) if found else None
+        return [raw for raw in raws if len(raw) >= MIN_SEARCHED_BYTES]
 
     def columns(self, table: str, names: Sequence[str]) -> list[str]:
         """The columns of a file that are needed to find rows."""
@@ -161,6 +159,10 @@ class DataSubjects:
             decodes = np.where(noted, pc.is_valid(rows.column("replayed_table")).to_numpy(), decodes)
         old = pc.fill_null(pc.less(rows.column("_batch"), self.oldest_batch), False).to_numpy()
         return np.asarray(~decodes | old, dtype=bool)
+
+
+def _any_of(texts: Sequence[bytes]) -> re.Pattern[bytes] | None:
+    return re.compile(b"|".join(map(re.escape, texts))) if texts else None
 
 
 def _varint(number: int) -> bytes:

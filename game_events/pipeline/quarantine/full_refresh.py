@@ -5,9 +5,13 @@ the table that is named by the refresh's ticket; no reader sees them. Bronze's c
 finds a ticket in bronze that quarantine does not have finishes the refresh from the list, before anything else.
 """
 
+import json
+import re
 import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-import pyarrow.compute as pc
+import pyarrow.fs as pafs
 from deltalake import DeltaTable, Schema
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -22,20 +26,38 @@ from game_events.lakehouse.commits.incarnations import incarnation
 from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
+from game_events.lakehouse.data.snapshot import may_hold
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
-from game_events.lakehouse.data.staging import StagedFile
+from game_events.lakehouse.data.staging import StagedFile, discard, file_system
 from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.event_columns import HEADERS, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.event_expressions import travelling
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import add_actions, paths, table_id, version_of
+from game_events.lakehouse.tables import Table, add_actions, paths, table_id, version_of
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.refresh_list import ResetList, forget, lists, read_list
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.row_conditions import not_read, since
-from game_events.sources.core.source import KAFKA
+from game_events.sources.core.source import KAFKA, Split
 
 ATTEMPTS = 20
+_LIST = re.compile(r"_reset-(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class ResetList:
+    """New content of quarantine when bronze is replaced.
+
+    Attributes:
+        batch: batch of bronze's commit.
+        ends: split -> offset after its last decided record.
+        files: the new rows, not committed.
+        origins: splits of the records of files, an archive's too; None: the list is of a version that did not have them.
+    """
+
+    batch: int
+    ends: Mapping[Split, int]
+    files: list[StagedFile]
+    origins: frozenset[Split] | None = frozenset()
 
 
 def is_finished(bronze: DeltaTable, quarantine: DeltaTable | None) -> bool:
@@ -115,7 +137,9 @@ def _finish(
     if listed is not None:
         if quarantine is not None:
             quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
-            rewritten = frozenset(_may_hold(quarantine, Layer.BRONZE))
+            actions = add_actions(quarantine, flatten=True)
+            held = actions.filter(may_hold(actions, "layer", Layer.BRONZE, Layer.BRONZE))
+            rewritten = frozenset(map(str, held.column("path").to_pylist()))
         files = _stage(pipeline, listed, rewritten) if listed.files or rewritten else []
         expected |= txns(quarantine, (split.app for split in listed.ends))
         # Rows after the end stay: a concurrent run may have decided on them already.
@@ -151,15 +175,6 @@ def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> 
     return FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS).write(moved)
 
 
-def _may_hold(handle: DeltaTable, layer: str) -> list[str]:
-    """Paths of the files that may hold rows of a layer, by their statistics."""
-    actions = add_actions(handle, flatten=True)
-    if "min.layer" in actions.column_names:
-        outside = pc.or_kleene(pc.greater(actions["min.layer"], layer), pc.less(actions["max.layer"], layer))
-        actions = actions.filter(pc.invert(pc.fill_null(outside, False)))
-    return [str(path) for path in actions.column("path").to_pylist()]
-
-
 def _app(bronze: DeltaTable) -> str:
     return Txn.FULL_REFRESH.of(bronze.metadata().id)
 
@@ -171,3 +186,61 @@ def _later(listed: ResetList) -> Column:
         others = F.lit(False) if listed.origins is None else not_read({*listed.ends, *listed.origins})
         return (F.col("_batch") > listed.batch) | others
     return since(listed.ends) | not_read(listed.ends)
+
+
+def lists(table: Table, last: int | None = None) -> Iterator[tuple[int, ResetList]]:
+    """(Ticket, list) of each list that there is, up to a last ticket: later ones may be half written."""
+    system, prefix = file_system(table)
+    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=False, allow_not_found=True))
+    for ticket in [int(match[1]) for info in found if (match := _LIST.fullmatch(info.base_name))]:
+        listed = read_list(table, ticket) if last is None or ticket <= last else None
+        if listed is not None:
+            yield ticket, listed
+
+
+def keep(table: Table, ticket: int, listed: ResetList) -> None:
+    """Write a list."""
+    table.require_writable()
+    system, prefix = file_system(table)
+    body = {
+        "batch": listed.batch,
+        "ends": [[*split, end] for split, end in sorted(listed.ends.items())],
+        "files": [f.to_json() for f in listed.files],
+        "origins": sorted(listed.origins or ()),
+    }
+    written = json.dumps(body).encode()
+    # With a buffer for all of it: delta-rs's streams to object stores refuse what Arrow passes on without copying it.
+    with system.open_output_stream(prefix + _name(ticket), buffer_size=len(written) + 1) as sink:
+        sink.write(written)
+
+
+def forget(table: Table, ticket: int, files: list[StagedFile]) -> None:
+    """Delete the list of a finished or abandoned full refresh and its files; a committed refresh has copied them."""
+    table.require_writable()
+    system, prefix = file_system(table)
+    discard(table, files)
+    try:
+        system.delete_file(prefix + _name(ticket))
+    except FileNotFoundError:
+        return
+
+
+def read_list(table: Table, ticket: int) -> ResetList | None:
+    """The list of a ticket; None if there is none."""
+    system, prefix = file_system(table)
+    try:
+        with system.open_input_file(prefix + _name(ticket)) as source:
+            body = json.loads(source.read())
+    except FileNotFoundError:
+        return None
+    if "apps" in body:  # of a version with one topic only
+        topics = {p: app.split(":")[1:3] for p, app in body["apps"].items()}
+        body |= {"batch": 0, "ends": [[*topics[p], int(p), end] for p, end in body["ends"].items()]}
+    ends = {Split(*split): int(end) for *split, end in body["ends"]}
+    origins = frozenset(Split(*split) for split in body["origins"]) if "origins" in body else None
+    return ResetList(int(body["batch"]), ends, [StagedFile.from_json(text) for text in body["files"]], origins)
+
+
+def _name(ticket: int) -> str:
+    # Readers and vacuum skip files with a leading underscore.
+    return f"_reset-{ticket}.json"

@@ -38,12 +38,8 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
             f"or set {SETTING}=record_gap to go on without these records"
         )
     report.warn(f"{pipeline.quarantine.name} is gone, and with it the {rows:,} records that it was given")
-    _note_loss(pipeline, bronze, rows)
-    return pipeline.bronze.open() or bronze, None
-
-
-def _note_loss(pipeline: Pipeline, bronze: DeltaTable, rows: int) -> None:
-    """Record in bronze that a run went on without these records, so that the loss is reported once."""
+    # Recorded in bronze, so that the loss is reported once.
     with suppress(ConflictError):  # another process recorded it, or the next check does
         info, app = {"quarantine_gone": f"{rows} records"}, Txn.RECORDS_QUARANTINED
         commit(without_rows(pipeline.bronze, bronze, info, expected={app: rows}, advance={app: 0}))
+    return pipeline.bronze.open() or bronze, None

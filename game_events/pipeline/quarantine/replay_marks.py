@@ -8,7 +8,7 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.retry import retry_on_conflict
-from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.lakehouse.commits.transactions import Txn, counter, txns
 from game_events.lakehouse.data.snapshot import files_with
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
 from game_events.lakehouse.data.staging import StagedFile
@@ -38,17 +38,8 @@ def note_replay(pipeline: Pipeline) -> None:
     if bronze is None or quarantine is None or is_noted(bronze, quarantine):
         return
     quarantine = refuse_restored(pipeline.quarantine, quarantine)
-    _note(pipeline, bronze, quarantine)
-
-
-def _noted_app(bronze: DeltaTable) -> str:
-    return Txn.REPLAY.of(bronze.metadata().id)
-
-
-def _note(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> None:
-    app = _noted_app(bronze)
-    seen = quarantine.version()
-    batch, noted = counter(bronze, Txn.REPLAY), quarantine.transaction_version(app)
+    app, batch, seen = _noted_app(bronze), counter(bronze, Txn.REPLAY), quarantine.version()
+    expected = txns(quarantine, [app])
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
     files, rewritten = _stage(pipeline, bronze, quarantine, batch)
     commit(
@@ -56,7 +47,7 @@ def _note(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> Non
             pipeline.quarantine,
             QUARANTINE_COLUMNS,
             files,
-            expected={app: noted},
+            expected,
             advance={app: batch},
             table_id=str(quarantine.metadata().id),
             seen=seen,
@@ -64,6 +55,10 @@ def _note(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> Non
             info={"replayed_batch": str(batch)},
         )
     )
+
+
+def _noted_app(bronze: DeltaTable) -> str:
+    return Txn.REPLAY.of(bronze.metadata().id)
 
 
 def _stage(

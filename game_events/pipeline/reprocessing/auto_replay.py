@@ -10,11 +10,11 @@ from deltalake import DeltaTable
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.errors import ConflictError, TransientError
-from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.commit import commit, without_rows
 from game_events.lakehouse.commits.restore_check import refuse_restored
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS, SCHEMA_COLUMNS
+from game_events.lakehouse.commits.transactions import Txn, txn, txns
+from game_events.lakehouse.data.snapshot import may_hold, read_arrow
+from game_events.lakehouse.event_columns import SCHEMA_COLUMNS
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import add_actions
 from game_events.pipeline.context import Pipeline
@@ -37,7 +37,7 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
         return
     ids, elsewhere = _due(pipeline, quarantine, str(bronze.metadata().id))
     try:
-        untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != _left(quarantine, i))
+        untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != txn(quarantine, Txn.REPLAY_LEFT.of(i)))
         known = frozenset(i for i in untried if pipeline.catalog.knows(i))
     except TransientError:
         log.info("registry_down=true unknown_ids=%d asked_again=next_run", len(ids))
@@ -47,10 +47,6 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
         _note_left(pipeline, known, sum(ids[i] for i in known) - done.rows)
     if elsewhere:
         replay(pipeline, report, ReplaySelection())
-
-
-def _left(quarantine: DeltaTable, schema_id: SchemaId) -> int | None:
-    return quarantine.transaction_version(Txn.REPLAY_LEFT.of(schema_id))
 
 
 def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) -> None:
@@ -63,19 +59,9 @@ def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) ->
     left = {i: ids[i] for i in known if ids[i]}
     if sum(left.values()) != expected:
         return  # a concurrent run has added rows that were not tried
-    apps = {i: Txn.REPLAY_LEFT.of(i) for i in left}
+    advance = {Txn.REPLAY_LEFT.of(i): rows for i, rows in left.items()}
     with suppress(ConflictError):  # a concurrent run noted it, or the next run will
-        commit(
-            Commit(
-                pipeline.quarantine,
-                QUARANTINE_COLUMNS,
-                [],
-                expected={app: _left(quarantine, i) for i, app in apps.items()},
-                advance={app: left[i] for i, app in apps.items()},
-                table_id=str(quarantine.metadata().id),
-                seen=quarantine.version(),
-            )
-        )
+        commit(without_rows(pipeline.quarantine, quarantine, {}, txns(quarantine, advance), advance))
 
 
 def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Counter[SchemaId], bool]:
@@ -83,37 +69,26 @@ def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Co
     actions = add_actions(quarantine, flatten=True)
     if "max.reason" not in actions.column_names:
         return Counter(), False
-    waits = pc.or_kleene(pc.is_null(actions["max.reason"]), pc.greater_equal(actions["max.reason"], Reason.UNKNOWN_SCHEMA))
-    # Rules have lower-case names, which sort after every reason of undecodable rows.
-    above = pc.greater(actions["min.reason"], Reason.UNKNOWN_SCHEMA)
-    waits = pc.and_kleene(waits, pc.invert(pc.fill_null(above, False)))
+    waits = may_hold(actions, "reason", Reason.UNKNOWN_SCHEMA, Reason.UNKNOWN_SCHEMA)
     elsewhere = False
     if "null_count.replayed_batch" in actions.column_names:
-        open_rows = pc.not_equal(pc.fill_null(actions["null_count.replayed_batch"], -1), 0)
-        waits = pc.and_kleene(waits, open_rows)
+        waits = pc.and_(waits, pc.not_equal(pc.fill_null(actions["null_count.replayed_batch"], -1), 0))
     if "max.replayed_table" in actions.column_names:
         other = [pc.not_equal(actions[f"{end}.replayed_table"], bronze_id) for end in ("min", "max")]
         decodable = pc.fill_null(pc.equal(actions["min.layer"], Layer.SILVER), False)
         may = pc.and_(pc.fill_null(pc.or_kleene(*other), False), pc.invert(decodable))
-        elsewhere = _to_another_bronze(pipeline, quarantine, bronze_id, actions.filter(may).column("path").to_pylist())
-    chosen = actions.filter(pc.fill_null(waits, True)).column("path").to_pylist()
+        # Among released rows of silver.
+        candidates = actions.filter(may).column("path").to_pylist()
+        rows = read_arrow(pipeline.quarantine, quarantine, ["layer", "replayed_table"], candidates)
+        of_bronze = pc.and_(pc.equal(rows["layer"], Layer.BRONZE), pc.not_equal(rows["replayed_table"], bronze_id))
+        elsewhere = bool(pc.any(of_bronze).as_py())
+    chosen = actions.filter(waits).column("path").to_pylist()
+    found = read_arrow(pipeline.quarantine, quarantine, ["reason", *SCHEMA_COLUMNS, "replayed_batch"], chosen)
+    unknown = found.filter(pc.equal(found["reason"], Reason.UNKNOWN_SCHEMA))
+    if "replayed_batch" in unknown.column_names:
+        unknown = unknown.filter(pc.is_null(unknown["replayed_batch"]))
     ids: Counter[SchemaId] = Counter()
-    if chosen:
-        columns = ["reason", *SCHEMA_COLUMNS, "replayed_batch"]
-        found = read_arrow(pipeline.quarantine, quarantine, columns, chosen)
-        unknown = found.filter(pc.equal(found["reason"], Reason.UNKNOWN_SCHEMA))
-        if "replayed_batch" in unknown.column_names:
-            unknown = unknown.filter(pc.is_null(unknown["replayed_batch"]))
-        for name in set(SCHEMA_COLUMNS) & set(unknown.column_names):
-            counted = pc.value_counts(unknown[name].drop_null())
-            ids.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
+    for name in set(SCHEMA_COLUMNS) & set(unknown.column_names):
+        counted = pc.value_counts(unknown[name].drop_null())
+        ids.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
     return ids, elsewhere
-
-
-def _to_another_bronze(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str, candidates: list[str]) -> bool:
-    """Whether files have rows that were replayed to another bronze, among released rows of silver."""
-    if not candidates:
-        return False
-    rows = read_arrow(pipeline.quarantine, quarantine, ["layer", "replayed_table"], candidates)
-    other = pc.fill_null(pc.not_equal(rows["replayed_table"], bronze_id), False)
-    return bool(pc.any(pc.and_(pc.fill_null(pc.equal(rows["layer"], Layer.BRONZE), False), other)).as_py())

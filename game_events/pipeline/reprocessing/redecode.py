@@ -7,7 +7,7 @@ more, or has no raw value, keeps its columns and is counted; a row of a message 
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -16,18 +16,18 @@ from game_events.decoding.batch_decoder import DecodePlan
 from game_events.decoding.core.reasons import Reason
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, Landed, commit
+from game_events.lakehouse.commits.commit import Landed, commit
 from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.data.snapshot import row_count
 from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, bronze_schema, column_map
+from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, column_map
 from game_events.lakehouse.event_expressions import schema_ids, travelling
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
+from game_events.pipeline.bronze.load import commit_of
 from game_events.pipeline.bronze.stored_worker import StoredTask
-from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
 from game_events.pipeline.quarantine.intact import intact_tables
@@ -52,9 +52,7 @@ class Redecoded:
 
 
 def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
-    """Decode every row of bronze again with the schemas known now. One Spark job over the whole table.
-
-    Silver and gold stay as they are; a full refresh of silver adds the new columns.
+    """Decode every row of bronze again with the schemas known now, by one Spark job; silver and gold stay as they are.
 
     Raises:
         ConflictError: a concurrent run committed to bronze: nothing has changed, run it again.
@@ -69,7 +67,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
     staged = _stage(pipeline, handle)
     failpoints.reach("redecode_staged")
-    info = {"redecode": "all decoded columns rebuilt from raw values", "run_id": pipeline.run_id}
+    info = {"redecode": "all decoded columns rebuilt from raw values"}
     if staged.suppressed:
         info[ERASED_BY_BATCH] = _erase(pipeline, report, staged)
     landed, schema = _commit(pipeline, handle, staged, info)
@@ -99,23 +97,13 @@ def _stage(pipeline: Pipeline, handle: DeltaTable) -> StageResult:
 
 def _commit(pipeline: Pipeline, handle: DeltaTable, staged: StageResult, info: dict[str, str]) -> tuple[Landed, pa.Schema]:
     """Replace bronze's files by the staged ones."""
-    columns = pipeline.catalog.message_columns(column_map(handle), staged.types)
-    schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
     batch, count = counter(handle, Txn.BATCH), handle.transaction_version(Txn.REDECODE)
-    plan = Commit(
-        pipeline.bronze,
-        schema,
-        staged.bronze,
-        expected={Txn.BATCH: batch, Txn.REDECODE: count} | erasure_fence(handle),
-        # The unchanged batch, too: of two concurrent commits with the same `txn`, Delta lets only one succeed.
-        advance={Txn.REDECODE: (count or 0) + 1, Txn.BATCH: batch},
-        table_id=str(handle.metadata().id),
-        replace=True,
-        owns_map=True,
-        info=info,
-    )
+    expected = erasure_fence(handle) | {Txn.BATCH: batch, Txn.REDECODE: count}
+    # The unchanged batch, too: of two concurrent commits with the same `txn`, Delta lets only one succeed.
+    advance: dict[str, int] = {Txn.REDECODE: (count or 0) + 1, Txn.BATCH: batch}
+    plan = replace(commit_of(pipeline, handle, staged, expected, advance, info), replace=True, seen=None)
     try:
-        return commit(plan), schema
+        return commit(plan), plan.schema
     except ConflictError as error:
         raise ConflictError(
             f"{error}. Nothing was changed: run `game-events redecode` again while no run is under way"

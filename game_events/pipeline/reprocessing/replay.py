@@ -9,10 +9,9 @@ replay is without its marks.
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame
@@ -22,26 +21,19 @@ from game_events.decoding.batch_decoder import DecodePlan, TypeKey
 from game_events.decoding.core.reasons import NO_RECORD
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.retry import retry_on_conflict
-from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.lakehouse.commits.transactions import Txn, counter, txns
+from game_events.lakehouse.data.snapshot import may_hold
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
-from game_events.lakehouse.event_columns import (
-    COORDINATES,
-    FIRST_MESSAGE,
-    OWN_COLUMNS,
-    QUARANTINE_COLUMNS,
-    bronze_schema,
-    column_map,
-)
+from game_events.lakehouse.event_columns import COORDINATES, FIRST_MESSAGE, OWN_COLUMNS, QUARANTINE_COLUMNS, column_map
 from game_events.lakehouse.event_expressions import of_schemas, travelling
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import add_actions
 from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
-from game_events.pipeline.bronze.load import archive_schemas
+from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch
 from game_events.pipeline.bronze.stored_worker import StoredTask
-from game_events.pipeline.column_comments import documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
 from game_events.pipeline.quarantine.full_refresh import finish_reset, is_finished
@@ -103,28 +95,13 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
 
 def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: StageResult, batch: int) -> int:
     """Append the staged rows to bronze, and report them; returns their number."""
-    types = {*staged.types, *staged.undecoded}
-    archive_schemas(pipeline, report, types)
-    columns = pipeline.catalog.message_columns(column_map(bronze), staged.types)
-    schema = documented(pipeline, bronze_schema(columns), columns, staged.types)
-    last = bronze.transaction_version(Txn.REPLAY)
-    rows = batch_info(batch, sum(f.rows for f in staged.bronze))
-    plan = Commit(
-        pipeline.bronze,
-        schema,
-        staged.bronze,
-        expected={Txn.BATCH: batch - 1, Txn.REPLAY: last} | erasure_fence(bronze),
-        advance={Txn.BATCH: batch, Txn.REPLAY: batch},
-        table_id=str(bronze.metadata().id),
-        seen=bronze.version(),
-        owns_map=True,
-        info={**rows, "replay_of": pipeline.quarantine.name, "run_id": pipeline.run_id},
-    )
+    archive_schemas(pipeline, report, staged)
+    expected = txns(bronze, [Txn.REPLAY]) | {Txn.BATCH: batch - 1} | erasure_fence(bronze)
+    info = batch_info(batch, sum(f.rows for f in staged.bronze)) | {"replay_of": pipeline.quarantine.name}
+    plan = commit_of(pipeline, bronze, staged, expected, {Txn.BATCH: batch, Txn.REPLAY: batch}, info)
     landed = commit(plan)
     failpoints.reach("replay_committed")
-    known = {f.name for f in bronze.schema().fields}
-    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, batch, known_columns=known)
-    report.add_batch(batch, types, pipeline.catalog.other_types(staged.undecoded))
+    report_batch(pipeline, report, bronze, plan, landed, staged)
     return landed.rows
 
 
@@ -161,7 +138,12 @@ def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, r
     """Rows of quarantine that bronze lacks; only an early version of this project has left rows that are in both."""
     offset = F.col("_kafka_offset")
     ranges = waiting.groupBy("_kafka_partition").agg(F.min(offset).alias("first"), F.max(offset).alias("last")).collect()
-    files = _may_hold(bronze, [(found["_kafka_partition"], found["first"], found["last"]) for found in ranges])
+    actions = add_actions(bronze, flatten=True)
+    chosen = pa.repeat(False, actions.num_rows)
+    for partition, first, last in ranges:
+        of_partition = may_hold(actions, "_kafka_partition", partition, partition)
+        chosen = pc.or_(chosen, pc.and_(of_partition, may_hold(actions, "_kafka_offset", first, last)))
+    files = [f"{bronze.table_uri.rstrip('/')}/{path}" for path in actions.filter(chosen)["path"].to_pylist()]
     there = read_files(pipeline.spark, files, spark_schema(bronze.schema())).select(*COORDINATES)
     twice = waiting.join(there, list(COORDINATES), "left_semi").count() if files else 0
     if not twice:
@@ -171,27 +153,8 @@ def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, r
     return waiting.join(there, list(COORDINATES), "left_anti")
 
 
-def _may_hold(bronze: DeltaTable, ranges: Sequence[tuple[int, int, int]]) -> list[str]:
-    """URIs of the files that may hold records of (partition, first offset, last offset), by their statistics."""
-    actions = add_actions(bronze, flatten=True)
-    if "max._kafka_offset" not in actions.column_names:
-        return bronze.file_uris()
-    chosen = pc.is_null(actions["max._kafka_offset"])
-    for partition, first, last in ranges:
-        within = [("partition", partition, partition), ("offset", first, last)]
-        overlaps = [pc.greater_equal(actions[f"max._kafka_{name}"], low) for name, low, _ in within]
-        overlaps += [pc.less_equal(actions[f"min._kafka_{name}"], high) for name, _, high in within]
-        chosen = pc.or_(chosen, pc.fill_null(reduce(pc.and_, overlaps), True))
-    root = bronze.table_uri.rstrip("/")
-    return [f"{root}/{path}" for path in actions.filter(chosen)["path"].to_pylist()]
-
-
 def _settled_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, DeltaTable] | None:
-    """Bronze and quarantine after completion of interrupted work on both; None if one of them does not exist.
-
-    Raises:
-        ConflictError: a concurrent run has begun such work since.
-    """
+    """Bronze and quarantine, interrupted work on both completed; None without one; ConflictError if a run has begun more."""
     finish_reset(pipeline, report)
     note_replay(pipeline)
     bronze, quarantine = intact_tables(pipeline, report) or (None, None)

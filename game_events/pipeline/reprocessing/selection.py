@@ -42,11 +42,7 @@ class ReplaySelection:
 
 
 def replay_selection(reasons: Collection[str], schema_ids: Collection[str]) -> ReplaySelection:
-    """The selection for a user's input.
-
-    Raises:
-        ConfigurationError: a text is no reason, or neither a schema id nor a GUID; the message has the text.
-    """
+    """The selection for a user's input; ConfigurationError names a text that is no reason, schema id or GUID."""
     unknown = sorted(r for r in set(reasons) - set(Reason) if not re.fullmatch(RULE_NAME, r))
     if unknown:
         raise ConfigurationError(

@@ -14,8 +14,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import files_with
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.bronze.offset_plan import OffsetPlan
-from game_events.pipeline.bronze.starting_offsets import starting_point
+from game_events.pipeline.bronze.offset_plan import OffsetPlan, starting_point
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.routing import Routing
 from game_events.sources.core.source import Offsets

@@ -9,7 +9,7 @@ from game_events.decoding.batch_decoder import DecodePlan, TypeKey
 from game_events.decoding.compiler import first_decoders
 from game_events.decoding.core.column_map import ColumnMap, Field, field_key
 from game_events.decoding.core.kept_columns import Kept
-from game_events.decoding.core.protocols import CompiledSchema, EnumValues
+from game_events.decoding.core.protocols import CompiledSchema
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.wire_format import IndexPath, SchemaId, ordered
 from game_events.decoding.protobuf.schema import ProtobufSchema
@@ -61,8 +61,7 @@ class SchemaCatalog(SchemaStore):
     def look_up(self, keys: Collection[TypeKey], room: int) -> tuple[set[TypeKey], int]:
         """Ask the registry about the ids of types, the smallest first, until `room` ids are found to be unknown.
 
-        Returns:
-            the types with ids that it was asked about, or that need no request; the number of unknown ids found.
+        Returns the types with ids that it was asked about, or that need no request; and the number of unknown ids found.
         """
         unknown, looked_at, missed = self.unknown_ids(), set(), 0
         for schema_id in sorted({i for i, _ in keys}, key=ordered):
@@ -158,10 +157,6 @@ class SchemaCatalog(SchemaStore):
     def left_out(self, schema_id: SchemaId, nested: Container[str] = ()) -> int:
         """Number of message types of a schema that `messages` leaves out; DataError as `require`."""
         return max(0, len(self.require(schema_id).paths(nested)) - MAX_TYPES)
-
-    def enums(self, schema_id: SchemaId) -> Mapping[str, EnumValues]:
-        """Enums of a schema, by full name, with their values; DataError as `require`."""
-        return self.require(schema_id).enums()
 
     def names(self, schema_id: SchemaId) -> list[str]:
         """Full names of a schema's message types that are not nested; TransientError as `compiled`."""

@@ -5,7 +5,7 @@ From the lakehouse alone: the column map in bronze's metadata, the archived text
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from game_events.decoding.comments import clean, read_comments
 from game_events.decoding.compiler import compile_schema, first_decoders
@@ -47,17 +47,15 @@ def origins(lakehouse: Lakehouse) -> list[ColumnOrigin]:
     known = column_map(bronze) if bronze is not None else ColumnMap()
     versions = _versions(lakehouse)
     found: dict[tuple[str, str, str], ColumnOrigin] = {}
-    for schema_id, origin in _fields(lakehouse, known, versions):
+    for origin in _fields(lakehouse, known, versions):
         key = (origin.column, origin.message, origin.declared)
-        first = found.get(key)
-        at = first.first_schema if first is not None else schema_id
-        found[key] = ColumnOrigin(
-            origin.column, origin.message, origin.field, origin.declared, origin.comment, at, versions.get(str(at))
-        )
+        first = found.get(key, origin)
+        found[key] = replace(origin, first_schema=first.first_schema, first_version=first.first_version)
     return list(found.values())
 
 
-def _fields(lakehouse: Lakehouse, known: ColumnMap, versions: Mapping[str, int]) -> Iterator[tuple[SchemaId, ColumnOrigin]]:
+def _fields(lakehouse: Lakehouse, known: ColumnMap, versions: Mapping[str, int]) -> Iterator[ColumnOrigin]:
+    """The fields of each schema, with that schema as the first one."""
     archived = SchemaArchive(lakehouse).read()
     # By version first: a later version has the smaller id if another subject had the same text before.
     for schema_id in sorted(archived, key=lambda i: (versions.get(str(i), 0), ordered(i))):
@@ -76,7 +74,8 @@ def _fields(lakehouse: Lakehouse, known: ColumnMap, versions: Mapping[str, int])
             columns = known.with_message(decoder.message, fields)
             for item in field_columns({decoder.message: fields}, columns):
                 text = clean(comments.of(decoder.message, tuple(item.names.split("."))))
-                yield schema_id, ColumnOrigin(item.column, item.message, item.names, item.declared, text, schema_id, None)
+                version = versions.get(str(schema_id))
+                yield ColumnOrigin(item.column, item.message, item.names, item.declared, text, schema_id, version)
 
 
 def _versions(lakehouse: Lakehouse) -> dict[str, int]:

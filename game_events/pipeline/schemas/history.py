@@ -52,20 +52,17 @@ class SchemaHistory:
         return chosen[-1]
 
     def fields(self, version: SubjectVersion) -> list[FieldColumn]:
-        """Every field of a version with its column: of the top-level message types, and of nested ones that records were of.
-
-        Raises:
-            DataError: its schema does not compile.
-        """
-        messages = self._catalog.messages(version.schema_id, self.occurred())
+        """Fields with columns, of top-level message types and nested ones that occurred; DataError if it does not compile."""
         columns = self._columns()
+        messages = self._catalog.messages(version.schema_id, columns.messages)
         for message, fields in messages.items():
             columns = columns.with_message(message, fields)
         return field_columns(messages, columns)
 
     def left_out(self, *versions: SubjectVersion) -> str:
         """A sentence about the message types that `fields` and `changes` leave out; empty if there are none."""
-        counts = {v.version: self._catalog.left_out(v.schema_id, self.occurred()) for v in versions}
+        occurred = self.occurred()
+        counts = {v.version: self._catalog.left_out(v.schema_id, occurred) for v in versions}
         counted = [f"version {number}: {count:,}" for number, count in counts.items() if count]
         return f"only {MAX_TYPES:,} message types of a schema are compared; left out of {', '.join(counted)}" if counted else ""
 
@@ -74,15 +71,10 @@ class SchemaHistory:
         return self._columns().messages
 
     def changes(self, old: SubjectVersion, new: SubjectVersion) -> list[Change]:
-        """Changes from one version to another: of the fields in `fields`, and of the values of enums.
-
-        Raises:
-            DataError: one of the schemas does not compile.
-        """
-        catalog, nested = self._catalog, self.occurred()
-        before, after = (catalog.messages(version.schema_id, nested) for version in (old, new))
-        fields = compare(before, after, self._columns())
-        return fields + compare_enums(catalog.enums(old.schema_id), catalog.enums(new.schema_id))
+        """Changes of the fields in `fields`, and of the values of enums; DataError if a schema does not compile."""
+        catalog, columns, ids = self._catalog, self._columns(), (old.schema_id, new.schema_id)
+        before, after = (catalog.messages(schema_id, columns.messages) for schema_id in ids)
+        return compare(before, after, columns) + compare_enums(*(catalog.require(schema_id).enums() for schema_id in ids))
 
     @cached_property
     def _catalog(self) -> SchemaCatalog:

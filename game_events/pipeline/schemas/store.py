@@ -202,10 +202,8 @@ class SchemaStore:
     def archive(self, schema_ids: Iterable[SchemaId]) -> list[SchemaId]:
         """Add the texts of these ids to the archive, before the first row that needs them is committed; return the new ids."""
         used = [self._known[i] for i in sorted(set(schema_ids), key=ordered) if i in self._known]
-        new = [known for known in used if known.schema is not None and not known.archived]
-        if not new:
-            return []
-        added = self._archive.add([known.schema for known in new if known.schema is not None], self._registry.url)
-        for known in new:
-            known.archived = True
-        return list(added)
+        new = [known.schema for known in used if known.schema is not None and not known.archived]
+        added = list(self._archive.add(new, self._registry.url)) if new else []
+        for known in used:
+            known.archived |= known.schema is not None
+        return added

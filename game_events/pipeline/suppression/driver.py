@@ -19,11 +19,7 @@ KEY = "GAME_EVENTS_ERASURE_KEY"
 
 
 def erasure_key(settings: Settings) -> bytes | None:
-    """The key of the hashes; None if no setting has one.
-
-    Raises:
-        ConfigurationError: both settings have one, or the file cannot be read or is too short.
-    """
+    """The key of the hashes, None if no setting has one; ConfigurationError if both have one, or for an unusable file."""
     if settings.erasure_key is not None and settings.erasure_key_file is not None:
         raise ConfigurationError(f"{KEY} and {KEY}_FILE are both set: keep one of them")
     if settings.erasure_key is not None:

@@ -116,14 +116,11 @@ def as_texts(values: pa.Array | pa.ChunkedArray) -> pa.Array | None:
     """Ids as texts (numbers in decimal) or bytes, in one array; None: a type that is no id."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
-        if isinstance(values, pa.ChunkedArray):
-            values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
     kind = values.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return values
-    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_integer(kind):
-        return values.cast(pa.string())
-    if pa.types.is_decimal(kind) and kind.scale == 0:
+    number = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0)
+    if number or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return values.cast(pa.string())
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
         return values.cast(pa.binary())

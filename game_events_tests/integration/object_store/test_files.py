@@ -13,7 +13,7 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedFile, discard, file_system, staged
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.quarantine.refresh_list import ResetList, forget, keep, read_list
+from game_events.pipeline.quarantine.full_refresh import ResetList, forget, keep, read_list
 from game_events.sources.core.source import Split
 from game_events_tests.support.servers.object_store import ObjectStore
 

@@ -99,7 +99,7 @@ def without_services(patch: pytest.MonkeyPatch) -> None:
     """Slices are decoded by `stage_micro_batch` of this module, columns have no comments."""
     for module in (bronze, bronze_reset):
         patch.setattr(module, "stage_micro_batch", stage_micro_batch)
-        patch.setattr(module, "documented", lambda _pipeline, schema, *_: schema)
+    patch.setattr(bronze, "documented", lambda _pipeline, schema, *_: schema)
     patch.setattr(bronze, "about_bronze", lambda *_: None)
 
 

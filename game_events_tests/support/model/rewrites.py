@@ -22,7 +22,7 @@ from game_events.pipeline.bronze.load import bronze_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine import full_refresh as quarantine_reset
 from game_events.pipeline.quarantine import replay_marks as replay_notes
-from game_events.pipeline.quarantine.refresh_list import ResetList
+from game_events.pipeline.quarantine.full_refresh import ResetList
 from game_events.pipeline.reprocessing import replay
 from game_events_tests.support.model.bronze import write
 
@@ -32,7 +32,6 @@ Row = dict[str, Any]
 def without_spark(patch: pytest.MonkeyPatch) -> None:
     """Puts the functions of this module in the places of Spark's jobs."""
     patch.setattr(replay, "_stage", stage_replay)
-    patch.setattr(replay, "documented", lambda _pipeline, schema, *_: schema)
     patch.setattr(replay_notes, "_stage", stage_notes)
     patch.setattr(quarantine_reset, "_stage", stage_reset)
     patch.setattr(bronze_reset, "count_expired", lambda *_: Expired())

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.errors import DataError
-from game_events.producer.events import PoisonKind
 from game_events.producer.manifest import GamerTruth, Manifest, ManifestBuilder
-from game_events.producer.simulator import Simulation
+from game_events.producer.simulator import PoisonKind, Simulation
 from game_events_tests.support.examples import examples
 from game_events_tests.support.producer import SCHEMA_IDS, assert_true, decode, values
 

@@ -1,6 +1,7 @@
-"""Messages of other domains: what their settings may say, and that records come of it."""
+"""The versions' texts; messages of other domains: what their settings may say, and that records come of it."""
 
 import struct
+from pathlib import Path
 
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -9,11 +10,13 @@ from google.protobuf.message import DecodeError
 from game_events.cli.local.examples import CONFIG, examples, use_example
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
+from game_events.producer import message_type
 from game_events.producer.encoding import EventEncoder
-from game_events.producer.events import PoisonKind
 from game_events.producer.manifest import ManifestBuilder
-from game_events.producer.message_type import MessageShape
-from game_events.producer.simulator import Simulation
+from game_events.producer.message_type import BUILT_IN, MAX_VERSION, MessageShape, compile_text, custom_columns
+from game_events.producer.simulator import PoisonKind, Simulation
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -203,3 +206,35 @@ def test_the_examples_are_the_folders_of_the_checkout():
     assert set(examples()) == {"games", "iot"}
     with pytest.raises(ConfigurationError, match="there is no 'cars'; there are games, iot"):
         use_example("cars")
+
+
+def test_the_packaged_proto_is_the_readable_one():
+    packaged = Path(message_type.__file__).with_name("game_event.proto")
+    assert packaged.read_bytes() == (ROOT / "protos" / "game_event.proto").read_bytes()
+
+
+@pytest.mark.parametrize("version", range(1, MAX_VERSION + 1))
+def test_each_version_compiles_with_its_columns(version):
+    fields = BUILT_IN.message_class(version).DESCRIPTOR.fields
+    base = ["game_name", "gamer_id", "event_timestamp", "device_id"]
+    assert [field.name for field in fields] == base + [f"col_custom_{index}" for index in range(version)]
+    assert [field.number for field in fields] == list(range(1, 5 + version))
+    assert all(field.has_presence for field in fields[4:]), "an unset custom column must differ from an empty one"
+
+
+def test_a_version_only_appends_to_the_one_before():
+    for version in range(2, MAX_VERSION + 1):
+        before, now = BUILT_IN.text(version - 1).splitlines(), BUILT_IN.text(version).splitlines()
+        assert now[: len(before) - 1] == before[:-1]
+        assert len(now) == len(before) + 1
+
+
+@pytest.mark.parametrize("version", [0, -1, MAX_VERSION + 1])
+def test_other_versions_are_refused_by_name(version):
+    with pytest.raises(ConfigurationError, match=rf"version {version} does not exist"):
+        custom_columns(version)
+
+
+def test_a_bad_text_is_a_configuration_error():
+    with pytest.raises(ConfigurationError, match="does not compile"):
+        compile_text("message {")

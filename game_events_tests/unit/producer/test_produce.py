@@ -6,8 +6,8 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
+from game_events.producer.message_type import BUILT_IN
 from game_events.producer.produce import register_versions
-from game_events.producer.schema_versions import BUILT_IN
 from game_events.schema_registry import registry_client
 
 SETTINGS = Settings(schema_registry_url="mock://registration", kafka_topic="games")

@@ -18,7 +18,7 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.suppressed import add_suppressed, finish_suppressed
 from game_events.lakehouse.tables import QUARANTINE, UNIFIED
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.bronze.starting_offsets import is_gone, not_there_any_more
+from game_events.pipeline.bronze.offset_plan import is_gone, not_there_any_more
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.maintenance.incremental import COMMITS, IncrementalMaintenance
 from game_events.pipeline.maintenance.run import maintain

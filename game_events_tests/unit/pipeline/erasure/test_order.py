@@ -62,7 +62,7 @@ def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine
     now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(splits(TOPIC, ID, {0: 0}), splits(TOPIC, ID, {0: 2}))
     plan = OffsetPlan(now, {}, now.latest, part)
     with pytest.raises(ConflictError, match="a concurrent run moved erasures from None to 1"):
-        bronze_module._commit_micro_batch(pipeline, handle, None, plan, part, RunReport())
+        bronze_module._commit_micro_batch(pipeline, (handle, None), plan, part, RunReport())
     assert pipeline.quarantine.open() is None
     assert not list(Path(pipeline.lakehouse.root).rglob("*.parquet"))
 
@@ -84,7 +84,7 @@ def test_a_slice_without_undecodable_records_that_was_staged_before_bronze_chang
     monkeypatch.setattr(bronze_module, "stage_micro_batch", stage)
     now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(splits(TOPIC, ID, {0: 0}), splits(TOPIC, ID, {0: 2}))
     with pytest.raises(ConflictError, match=f"a concurrent run {says}"):
-        bronze_module._commit_micro_batch(pipeline, handle, None, OffsetPlan(now, {}, now.latest, part), part, RunReport())
+        bronze_module._commit_micro_batch(pipeline, (handle, None), OffsetPlan(now, {}, now.latest, part), part, RunReport())
     assert not list(Path(pipeline.lakehouse.root).rglob("*.parquet"))
 
 

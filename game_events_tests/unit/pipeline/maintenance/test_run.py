@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from game_events.lakehouse.data.staging import staged
 from game_events.pipeline.maintenance.run import maintain
-from game_events.pipeline.quarantine.refresh_list import ResetList, keep
+from game_events.pipeline.quarantine.full_refresh import ResetList, keep
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put

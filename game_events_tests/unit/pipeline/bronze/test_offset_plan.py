@@ -13,7 +13,7 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.event_columns import OWN_COLUMNS
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.bronze.truncated_log import epochs_unknown, refuse_cut_log
+from game_events.pipeline.bronze.offset_plan import epochs_unknown, refuse_cut_log
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.core.source import SourceSnapshot, Split
 from game_events.sources.kafka import source as kafka
