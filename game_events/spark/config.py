@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyspark
 from pyspark.sql import SparkSession
 
 from game_events.config.credentials import is_credential
@@ -21,7 +20,6 @@ from game_events.jvm.private_folders import process_temporary_folder
 from game_events.lakehouse.storage.options import is_s3, spark_options
 from game_events.spark.code_shipping import shares_python_environment
 
-SPARK_HOME = Path(pyspark.__file__).parent
 LOG_CONFIGURATION = Path(__file__).with_name("log4j2.properties")
 EXTRA_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 LOG_OPTION = f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()}"
@@ -73,14 +71,17 @@ _MAKES_SECRETS = re.compile(r"local(\[.*\])?|yarn|k8s://.*")
 @contextmanager
 def changed(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Settings of the session for the jobs of a block; then the former ones return."""
-    usual = {key: spark.conf.get(key) for key in wanted}
+    usual = {key: spark.conf.get(key, None) for key in wanted}
     for key, value in wanted.items():
         spark.conf.set(key, value)
     try:
         yield
     finally:
         for key, before in usual.items():
-            spark.conf.set(key, str(before))
+            if before is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, before)
 
 
 @contextmanager
@@ -180,7 +181,7 @@ def is_local(settings: Settings) -> bool:
 
 def java_options(settings: Settings, class_path: Sequence[Path], small_run: bool) -> tuple[str, ...]:
     """Options of the driver's JVM for a quick start, with these jars before PySpark's."""
-    shared = sharing_options(archive_of(class_path, SPARK_HOME)) if is_local(settings) else ()
+    shared = sharing_options(archive_of(class_path)) if is_local(settings) else ()
     return (*shared, *(SMALL_RUN if small_run else ()))
 
 

@@ -1,11 +1,13 @@
 """Delta Lake's own reader (delta-spark): independent of this project's, which reads the files that delta-rs lists."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+
+from game_events.spark.config import changed
 
 #: Session setting that names Delta's classes where its jar is there.
 EXTENSIONS_KEY = "spark.sql.extensions"
@@ -27,15 +29,6 @@ def read_versions(spark: SparkSession, versions: Mapping[str, tuple[str, int]]) 
     return reduce(DataFrame.unionByName, parts)
 
 
-@contextmanager
-def small_snapshots(spark: SparkSession) -> Iterator[None]:
+def small_snapshots(spark: SparkSession) -> AbstractContextManager[None]:
     """Delta's reader replays a log in one task instead of 50: of ten small tables in 3 s of processor time instead of 10."""
-    usual = spark.conf.get(SNAPSHOT_PARTITIONS_KEY, None)
-    spark.conf.set(SNAPSHOT_PARTITIONS_KEY, "1")
-    try:
-        yield
-    finally:
-        if usual is None:
-            spark.conf.unset(SNAPSHOT_PARTITIONS_KEY)
-        else:
-            spark.conf.set(SNAPSHOT_PARTITIONS_KEY, usual)
+    return changed(spark, {SNAPSHOT_PARTITIONS_KEY: "1"})

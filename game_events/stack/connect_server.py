@@ -5,8 +5,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import pyspark
-
+from game_events.jvm.class_archive import SPARK_HOME
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
 from game_events.jvm.private_folders import TemporaryFolder, private_folder, process_temporary_folder
 from game_events.stack import shared_workers_server
@@ -14,7 +13,6 @@ from game_events.stack.ports import HOST
 from game_events.stack.server_process import ServerProcess, spawn
 
 MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
-SPARK_HOME = Path(pyspark.__file__).parent
 #: A client's variables, which would make the server a client.
 CLIENT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 PLUGINS = "spark.plugins"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from game_events.config.settings_sources import STACK_STATE_FILE
+from game_events.config.settings import STACK_STATE_FILE
 from game_events.errors import ConfigurationError
 from game_events.jvm.private_folders import private_folder
 from game_events.stack.ports import Ports

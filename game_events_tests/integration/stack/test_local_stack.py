@@ -14,8 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
-from game_events.config.settings import Settings
-from game_events.config.settings_sources import STACK_STATE_FILE
+from game_events.config.settings import STACK_STATE_FILE, Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.stack import kafka_broker, local_stack, registry_server
 from game_events.stack.ports import free_ports, listens
