@@ -24,11 +24,9 @@ from pydantic_settings import (
 from yaml import YAMLError
 
 from game_events.config.groups.domain import DomainSettings
-from game_events.config.groups.export import ExportSettings
-from game_events.config.groups.limits import LimitSettings
-from game_events.config.groups.runs import RunSettings, SparkSettings
+from game_events.config.groups.runs import ExportSettings, RunSettings, SparkSettings
 from game_events.config.groups.source import SourceSettings
-from game_events.config.groups.tables import DiscoverySettings, StorageSettings, TableSettings
+from game_events.config.groups.tables import DiscoverySettings, LimitSettings, StorageSettings, TableSettings
 from game_events.config.groups.values import ENV_PREFIX
 from game_events.errors import ConfigurationError
 

@@ -1,5 +1,6 @@
 """A Spark Connect server from the installed PySpark: one JVM for many short-lived clients, on loopback only."""
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -82,11 +83,5 @@ def start(
 
 def _escaped(value: str) -> str:
     """A value in a Java properties file, ISO 8859-1 (`java.util.Properties.load`)."""
-    text = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-    text = "".join(c if " " <= c <= "~" else "".join(f"\\u{ord(u):04x}" for u in _utf16(c)) for c in text)
+    text = json.dumps(value)[1:-1].replace('\\"', '"')  # the same escapes, but quotes need none
     return "\\" + text if text.startswith(" ") else text
-
-
-def _utf16(character: str) -> str:
-    data = character.encode("utf-16-be")
-    return "".join(chr(int.from_bytes(data[i : i + 2], "big")) for i in range(0, len(data), 2))

@@ -7,7 +7,6 @@ Data outlive every call except ``down(delete_data=True)``.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
@@ -16,7 +15,7 @@ from game_events.jvm import jars
 from game_events.jvm.java import find_java
 from game_events.stack import kafka_broker, registry_server
 from game_events.stack.ports import HOST, choose_ports
-from game_events.stack.server_process import ServerProcess, find, last_lines, stop
+from game_events.stack.server_process import find, last_lines, stop
 from game_events.stack.stack_state import StackFiles, StackState
 
 #: Both are up after about 5 s; a loaded machine may take several times that.
@@ -26,37 +25,11 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Servers:
-    """The two processes; None: not there."""
-
-    kafka: ServerProcess | None = None
-    registry: ServerProcess | None = None
-
-    @classmethod
-    def running_of(cls, state: StackState | None) -> Self:
-        """Those of `state` that still run."""
-        if state is None:
-            return cls()
-        return cls(*(server if find(server) else None for server in (state.kafka, state.registry)))
-
-    def ports(self, last: dict[str, int]) -> dict[str, int]:
-        """Their ports by name; the controller, part of Kafka's process, has the one of `last`."""
-        ports = {}
-        if self.kafka is not None:
-            ports = {"kafka": self.kafka.port, "controller": last["controller"]}
-        if self.registry is not None:
-            ports["registry"] = self.registry.port
-        return ports
-
-
-@dataclass(frozen=True)
 class StackStatus:
     """What runs and what answers; `state` is None if no stack was started here."""
 
     state: StackState | None
-    kafka_running: bool
     kafka_healthy: bool
-    registry_running: bool
     registry_healthy: bool
 
     @property
@@ -84,22 +57,21 @@ def up(
     progress = on_progress or (lambda _line: None)
     files = StackFiles(state_dir)
     with files.locked(lambda: progress("waiting for another process that starts or stops this stack")):
-        old = files.read()
-        running = Servers.running_of(old)
-        last = old.ports.model_dump() if old else files.last_ports()
-        ports = choose_ports({"kafka": kafka_port, "registry": registry_port}, running.ports(last), last)
+        before = files.read()
+        last = before.ports.model_dump() if before else files.last_ports()
+        used = before.used_ports if before else {}
+        ports = choose_ports({"kafka": kafka_port, "registry": registry_port}, used, last)
         state = StackState(
             kafka_bootstrap_servers=f"{HOST}:{ports.kafka}",
             schema_registry_url=registry_server.url(ports.registry),
             ports=ports,
-            kafka=running.kafka,
-            registry=running.registry,
+            **(before.servers if before else {}),
         )
         try:
             state = _start_missing(state, files, progress)
             _wait_until_healthy(state, files)
         except BaseException:  # Ctrl-C as well: nothing stays behind that no file records
-            _undo(files, running)
+            _undo(files, before)
             raise
         return state
 
@@ -112,27 +84,23 @@ def down(state_dir: Path, *, delete_data: bool = False) -> bool:
     files = StackFiles(state_dir)
     if not files.folder.is_dir():
         return False
-    with files.locked(lambda: None):
-        running = Servers.running_of(files.read())
-        stop([running.kafka, running.registry])
+    with files.locked():
+        state = files.read()
+        running = list(state.servers.values()) if state else []
+        stop(running)
         files.remove_state()
         if delete_data:
             files.remove_data()
-    return running != Servers()
+    return bool(running)
 
 
 def status(state_dir: Path) -> StackStatus:
     """State of the stack of `state_dir`, without changing anything."""
     state = StackFiles(state_dir).read()
-    running = Servers.running_of(state)
-    kafka, registry = running.kafka, running.registry
-    return StackStatus(
-        state=state,
-        kafka_running=kafka is not None,
-        kafka_healthy=kafka is not None and kafka_broker.is_healthy(kafka.port),
-        registry_running=registry is not None,
-        registry_healthy=registry is not None and registry_server.is_healthy(registry.port),
-    )
+    servers = state.servers if state else {}
+    kafka_healthy = "kafka" in servers and kafka_broker.is_healthy(servers["kafka"].port)
+    registry_healthy = "registry" in servers and registry_server.is_healthy(servers["registry"].port)
+    return StackStatus(state, kafka_healthy, registry_healthy)
 
 
 def _start_missing(state: StackState, files: StackFiles, progress: Progress) -> StackState:
@@ -178,13 +146,14 @@ def _wait_until_healthy(state: StackState, files: StackFiles) -> None:
         ) from None
 
 
-def _undo(files: StackFiles, before: Servers) -> None:
+def _undo(files: StackFiles, before: StackState | None) -> None:
     """Stop what was started since `before`."""
     state = files.read()
     if state is None:
         return
-    stop([state.kafka if before.kafka is None else None, state.registry if before.registry is None else None])
-    if before == Servers():
-        files.remove_state()
+    kept = before.servers if before else {}
+    stop([server for name, server in state.servers.items() if name not in kept])
+    if kept:
+        files.write(state.model_copy(update={"kafka": kept.get("kafka"), "registry": kept.get("registry")}))
     else:
-        files.write(state.model_copy(update={"kafka": before.kafka, "registry": before.registry}))
+        files.remove_state()

@@ -12,11 +12,11 @@ from game_events.config.settings import STACK_STATE_FILE
 from game_events.errors import ConfigurationError
 from game_events.jvm.private_folders import private_folder
 from game_events.stack.ports import Ports
-from game_events.stack.server_process import ServerProcess
+from game_events.stack.server_process import ServerProcess, find
 
 
 class StackState(BaseModel):
-    """What ``stack.json`` holds: addresses, all listeners, and processes (None: not started yet)."""
+    """What ``stack.json`` holds: addresses, all listeners, and processes (None: not started yet, or ended)."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -26,6 +26,17 @@ class StackState(BaseModel):
     kafka: ServerProcess | None = None
     registry: ServerProcess | None = None
 
+    @property
+    def servers(self) -> dict[str, ServerProcess]:
+        """Its processes by name."""
+        return {name: server for name in ("kafka", "registry") if (server := getattr(self, name)) is not None}
+
+    @property
+    def used_ports(self) -> dict[str, int]:
+        """Ports of its processes by name; the controller is part of Kafka's."""
+        used = {name: server.port for name, server in self.servers.items()}
+        return used | ({"controller": self.ports.controller} if self.kafka else {})
+
 
 class StackFiles:
     """Files below ``state_dir/stack``, created at the first write."""
@@ -33,18 +44,17 @@ class StackFiles:
     def __init__(self, state_dir: Path) -> None:
         self._state_file = state_dir.resolve() / STACK_STATE_FILE
         self.folder = self._state_file.parent
-        self.data = self.folder / "data"
-        self.logs = self.folder / "logs"
-        self.kafka_log = self.logs / "kafka.log"
-        self.registry_log = self.logs / "registry.log"
+        self.kafka_log = self.folder / "logs" / "kafka.log"
+        self.registry_log = self.folder / "logs" / "registry.log"
         self._ports_file = self.folder / "ports.json"
 
     def read(self) -> StackState | None:
-        """The recorded state; None: missing or unreadable."""
+        """The recorded state, with those of its processes that still run; None: missing or unreadable."""
         try:
-            return StackState.model_validate_json(self._state_file.read_bytes())
+            state = StackState.model_validate_json(self._state_file.read_bytes())
         except (FileNotFoundError, NotADirectoryError, ValidationError):
             return None
+        return state.model_copy(update={name: None for name, server in state.servers.items() if find(server) is None})
 
     def write(self, state: StackState) -> None:
         """Record `state`; a reader sees the old or the new one."""
@@ -64,13 +74,13 @@ class StackFiles:
 
     def remove_data(self) -> None:
         """Remove all but the lock, which the caller holds."""
-        for folder in (self.data, self.logs):
-            if folder.exists():
-                shutil.rmtree(folder)
+        for name in ("data", "logs"):
+            if (self.folder / name).exists():
+                shutil.rmtree(self.folder / name)
         self._ports_file.unlink(missing_ok=True)
 
     @contextmanager
-    def locked(self, on_wait: Callable[[], None]) -> Iterator[None]:
+    def locked(self, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Hold the lock of this folder; `on_wait` is called if another process has it."""
         private_folder(self.folder)
         try:

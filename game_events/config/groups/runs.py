@@ -1,9 +1,9 @@
-"""Settings of runs: Spark, continuous mode, retries, alerts, the UI."""
+"""Settings of runs: Spark, continuous mode, retries, alerts, the UI, the export over HTTP."""
 
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings
 
 from game_events.config.groups.values import NameList, SecretUrl
@@ -106,3 +106,49 @@ class RunSettings(BaseSettings):
         if value is not None and not value.is_file():
             raise ValueError(f"{value} is not a file")
         return value
+
+
+class ExportSettings(BaseSettings):
+    """Target, size, rate, authentication and retries of calls."""
+
+    group: ClassVar[str] = "rest"
+
+    # --- export over HTTP (docs/rest-export.md)
+    rest_url: SecretUrl | None = Field(
+        None, description="where rows are POSTed; without it nothing is exported; may hold a token, never shown"
+    )
+    rest_source: Literal["silver", "gold"] = Field("silver", description="which rows are exported: of `silver` or of `gold`")
+    rest_rows_per_call: int = Field(100, ge=1, le=100_000, description="rows of one call at most")
+    rest_bytes_per_call: int = Field(
+        1_000_000, ge=1_000, description="bytes of one call's body at most, unless a single row has more"
+    )
+    rest_body: Literal["array", "object"] = Field(
+        "array", description="a JSON `array` of rows, or the row as an `object` (with one row per call)"
+    )
+    rest_tasks: int = Field(4, ge=1, le=1_000, description="Spark tasks that send at the same time")
+    rest_calls_per_task: int = Field(8, ge=1, le=1_000, description="concurrent calls of each task")
+    rest_calls_per_s: int = Field(0, ge=0, description="calls in any second, all tasks together; 0: no limit")
+    rest_calls_per_min: int = Field(0, ge=0, description="calls in any minute, all tasks together; 0: no limit")
+    rest_permit_host: str | None = Field(
+        None, description="name or address of this machine under which executors reach the rate limiter; only with a rate limit"
+    )
+    rest_bearer_token: SecretStr | None = Field(None, description="authentication by `Authorization: Bearer ...`")
+    rest_user: str | None = Field(None, description="user for basic authentication")
+    rest_password: SecretStr | None = Field(None, description="password for basic authentication")
+    rest_api_key: SecretStr | None = Field(None, description="authentication by the header `REST_API_KEY_HEADER`")
+    rest_api_key_header: str = Field(
+        "X-API-Key", pattern=r"^[A-Za-z0-9-]{1,64}$", description="name of the header that holds `REST_API_KEY`"
+    )
+    rest_timeout_s: float = Field(30.0, gt=0, le=3_600, description="seconds that one call may take")
+    rest_max_attempts: int = Field(8, ge=1, le=100, description="attempts of a call before its chunk has failed")
+    rest_retry_delay_s: float = Field(
+        0.5, gt=0, le=60, description="seconds before the second attempt; doubled each time, at most 60"
+    )
+    rest_preflight: str = Field(
+        "OPTIONS",
+        pattern=r"^((OPTIONS|HEAD|GET)( /\S*)?)?$",
+        description="method (and path, if another one) of a call before the first batch; empty: none",
+    )
+    rest_on_replaced: Literal["hold", "resend", "go_on"] = Field(
+        "hold", description="tables with replaced rows: `hold` them, `resend` all rows, or `go_on` with new rows only"
+    )
