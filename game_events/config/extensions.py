@@ -46,7 +46,7 @@ def load_extensions(names: Iterable[str]) -> Extensions:
 
 
 def extensions_of(settings: Settings) -> Extensions:
-    """The extensions of the settings, with names of assets; raises as `load_extensions`, and if names of tables are ambiguous."""
+    """The extensions of the settings, with names of assets; raises as `load_extensions`, and for ambiguous names of tables."""
     found, names = load_extensions(settings.extensions), settings.names
     _check_names(found.aggregates, {names.aggregate: "`aggregate` in GAME_EVENTS_NAMES"})
     assets = {a.name: names.asset(f"gold_{a.name}") for a in found.aggregates}
