@@ -30,7 +30,7 @@ def spark_home(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def kept(spark_home, tmp_path):
+def kept(spark_home, tmp_path):  # noqa: ARG001 - the archive is of its jars
     """An archive in its place."""
     archive = archive_of([])
     keep(written(tmp_path), archive)
@@ -57,7 +57,8 @@ def test_another_java_or_another_jar_has_another_archive(spark_home, tmp_path, m
     assert archive_of([own]) == names[-1]
 
 
-def test_an_archive_is_used_once_it_is_in_its_place(spark_home, tmp_path):
+@pytest.mark.usefixtures("spark_home")
+def test_an_archive_is_used_once_it_is_in_its_place(tmp_path):
     archive = archive_of([])
     assert sharing_options(archive) == ()
     keep(written(tmp_path), archive)
@@ -79,7 +80,8 @@ def test_what_another_user_could_have_written_is_not_used(kept):
     assert sharing_options(kept) == ()
 
 
-def test_a_jvm_that_wrote_nothing_leaves_no_archive(spark_home, tmp_path):
+@pytest.mark.usefixtures("spark_home")
+def test_a_jvm_that_wrote_nothing_leaves_no_archive(tmp_path):
     archive = archive_of([])
     (tmp_path / "empty").touch()
     for file in (tmp_path / "empty", tmp_path / "none"):
