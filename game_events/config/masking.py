@@ -106,10 +106,9 @@ def _secrets(settings: Settings | None) -> set[str]:
             if isinstance(item, SecretStr) and not _HARMLESS.match(option):
                 found.add(item.get_secret_value())
     options = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
-    login = login_of(options.get("sasl.jaas.config", ""))
     logins = [
         (options.get("sasl.username"), options.get("sasl.password")),
-        login or (None, None),
+        login_of(options.get("sasl.jaas.config", "")) or (None, None),
         (settings.schema_registry_user, value_of(settings.schema_registry_password)),
         (settings.rest_user, value_of(settings.rest_password)),
     ]

@@ -38,8 +38,7 @@ STACK_STATE_FILE = "stack/stack.json"
 class GroupedYamlSource(YamlConfigSettingsSource):
     """The settings file: settings by name, or in a mapping of their group (`kafka: {topic: events}`).
 
-    Raises:
-        ConfigurationError: a name that is no setting.
+    ConfigurationError for a name that is no setting.
     """
 
     def __call__(self) -> dict[str, Any]:
@@ -186,9 +185,5 @@ class SettingsSource:
     given: Settings | None = field(default=None, repr=False)
 
     def read(self) -> Settings:
-        """The settings.
-
-        Raises:
-            ConfigurationError: the environment's are invalid.
-        """
+        """The settings; ConfigurationError if the environment's are invalid."""
         return self.given if self.given is not None else load_settings()

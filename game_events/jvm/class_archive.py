@@ -27,11 +27,7 @@ HOW_TO_MAKE = "python -m game_events.cli.local.class_archive"
 
 
 def archive_of(class_path: Sequence[Path]) -> Path:
-    """Where the archive for this Java, these jars before PySpark's, and this PySpark is, made or not.
-
-    Raises:
-        ConfigurationError: there is no Java.
-    """
+    """Where the archive for this Java, these jars and this PySpark is, made or not; ConfigurationError without Java."""
     java = str(find_java())
     jars = [*class_path, *sorted((SPARK_HOME / "jars").glob("*.jar"))]
     parts = [str(Path(java).resolve()), version_text(java), *(f"{jar} {jar.stat().st_mtime_ns}" for jar in jars)]

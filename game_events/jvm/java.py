@@ -21,11 +21,7 @@ DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 
 
 def find_java() -> Path:
-    """The ``java`` of ``JAVA_HOME``, else the one on ``PATH``.
-
-    Raises:
-        ConfigurationError: there is none, it does not run, or it is older than `MIN_JAVA`.
-    """
+    """The java of JAVA_HOME, else of PATH; ConfigurationError if there is none, it does not run, or it is too old."""
     home = os.environ.get("JAVA_HOME")
     # As in Spark's scripts: JAVA_HOME alone decides if it is set.
     found = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")

@@ -39,10 +39,7 @@ class StackStatus:
 
 
 def up(
-    state_dir: Path,
-    kafka_port: int | None = None,
-    registry_port: int | None = None,
-    on_progress: Progress | None = None,
+    state_dir: Path, kafka_port: int | None = None, registry_port: int | None = None, on_progress: Progress | None = None
 ) -> StackState:
     """Make the stack of `state_dir` run; returns when broker and registry both answer.
 

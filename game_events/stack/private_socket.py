@@ -104,23 +104,20 @@ async def _accepted_by(server: ServerProcess, ours: tuple[str, int]) -> bool:
     pause = CHECK_S
     with suppress(TimeoutError):
         async with asyncio.timeout(ACCEPT_S):
-            while find(server) is not None:
-                if await asyncio.to_thread(_has_connection, server, ours):
+            while (process := find(server)) is not None:
+                if await asyncio.to_thread(_has_connection, process, server.port, ours):
                     return True
                 await asyncio.sleep(pause)
                 pause *= 2
     return False
 
 
-def _has_connection(server: ServerProcess, peer: tuple[str, int]) -> bool:
-    """Whether a process holds a connection to `peer`."""
-    process = find(server)
-    if process is None:
-        return False
+def _has_connection(process: psutil.Process, port: int, peer: tuple[str, int]) -> bool:
+    """Whether a process holds a connection from `port` to `peer`."""
     with suppress(psutil.Error):
         # Java's sockets are those of IPv6, with IPv4's addresses in them.
         return any(
-            c.laddr.port == server.port and c.raddr and (c.raddr.ip.removeprefix("::ffff:"), c.raddr.port) == peer
+            c.laddr.port == port and c.raddr and (c.raddr.ip.removeprefix("::ffff:"), c.raddr.port) == peer
             for c in process.net_connections("tcp")
         )
     return False

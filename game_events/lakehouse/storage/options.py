@@ -5,7 +5,6 @@ profile, the machine's role), in the driver and in every worker, so they are in 
 """
 
 import os
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from game_events.config.local_addresses import is_loopback
@@ -110,7 +109,7 @@ def endpoint_of(settings: Settings) -> str | None:
     Raises:
         ConfigurationError: it holds a password, or is plain HTTP to another machine and that is not allowed.
     """
-    endpoint = settings.storage_endpoint or _first(os.environ, ENDPOINT_VARIABLES)
+    endpoint = settings.storage_endpoint or _first(ENDPOINT_VARIABLES)
     if endpoint is None:
         return None
     parts = urlsplit(endpoint)
@@ -128,7 +127,7 @@ def endpoint_of(settings: Settings) -> str | None:
 
 def region_of(settings: Settings) -> str | None:
     """The region to sign for, or None to leave it to the provider's own settings."""
-    named = settings.storage_region or _first(os.environ, REGION_VARIABLES)
+    named = settings.storage_region or _first(REGION_VARIABLES)
     return named or (ANY_REGION if endpoint_of(settings) is not None else None)
 
 
@@ -136,5 +135,5 @@ def _is_on(variable: str) -> bool:
     return os.environ.get(variable, "").lower() in ("1", "true", "t", "yes", "y", "on")
 
 
-def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    return next((value for name in names if (value := environment.get(name))), None)
+def _first(names: tuple[str, ...]) -> str | None:
+    return next((value for name in names if (value := os.environ.get(name))), None)
