@@ -16,8 +16,8 @@ HOW_TO_INSTALL = (
     "or set JAVA_HOME to where one is"
 )
 
-#: Java options of Spark that precede the user's.
-DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
+#: Spark's settings of Java's options: those that precede the user's, and the user's.
+DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS = "spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions"
 
 
 def find_java() -> Path:

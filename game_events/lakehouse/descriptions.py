@@ -205,9 +205,5 @@ def _differences(held: Mapping[str, Field], wanted: pa.Schema) -> tuple[list[Fie
 
 def _labels(table: Table) -> dict[str, str]:
     """Owners and tags in the settings; what they lack stays as the table has it."""
-    found = {}
-    if table.owners:
-        found[OWNERS] = json.dumps(list(table.owners))
-    if table.tags:
-        found[TAGS] = json.dumps(dict(sorted(table.tags)))
-    return found
+    labels = {OWNERS: list(table.owners), TAGS: dict(sorted(table.tags))}
+    return {key: json.dumps(value) for key, value in labels.items() if value}

@@ -9,18 +9,17 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from game_events.config.credentials import is_credential
 from game_events.config.local_addresses import LOOPBACK, workers_are_local
+from game_events.config.masking import is_credential
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.jvm.class_archive import archive_of, sharing_options
 from game_events.jvm.jars import s3_jars, spark_jars
-from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
+from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
 from game_events.jvm.private_folders import process_temporary_folder
 from game_events.lakehouse.storage.options import is_s3, spark_options
 from game_events.spark.code_shipping import shares_python_environment
 
-EXTRA_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 LOG_OPTION = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 #: Java's options for a run of few rows: it is over before the optimizing compiler has paid for itself, and that would take a
 #: third of its processor time. The room for compiled code is the usual one.
@@ -218,10 +217,7 @@ def authentication(settings: Settings) -> dict[str, str]:
     """Spark's settings that require the application's secret on the ports of driver and executors.
 
     Without it every process that reaches a port of the driver (on this machine any) may send it Java objects and read the
-    blocks of its jobs, which hold logins and tokens.
-
-    Raises:
-        ConfigurationError: a standalone cluster, for which the settings must configure it.
+    blocks of its jobs, which hold logins and tokens. ConfigurationError for a standalone cluster whose settings do not say it.
     """
     if AUTHENTICATE in settings.spark_conf or _MAKES_SECRETS.fullmatch(settings.spark_master):
         return {AUTHENTICATE: "true"}

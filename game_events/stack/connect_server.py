@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from game_events.jvm.class_archive import SPARK_HOME
-from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
+from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
 from game_events.jvm.private_folders import TemporaryFolder, private_folder, process_temporary_folder
 from game_events.stack import shared_workers_server
 from game_events.stack.ports import HOST
@@ -17,7 +17,6 @@ MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 #: A client's variables, which would make the server a client.
 CLIENT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 PLUGINS = "spark.plugins"
-JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 #: Without memory it would not answer; it exits and is restarted.
 EXIT_ON_OOM = "-XX:+ExitOnOutOfMemoryError"
 #: The server ends a job of a killed client after so many seconds without requests for its results. A living client requests
@@ -59,7 +58,7 @@ def start(
         shared_workers.unlink(missing_ok=True)
         plugins = filter(None, (conf.get(PLUGINS), shared_workers_server.SETTINGS[PLUGINS]))
         whole |= shared_workers_server.SETTINGS | {PLUGINS: ",".join(plugins)}
-    whole[JAVA_OPTIONS] = f"{whole.get(JAVA_OPTIONS, '')} {EXIT_ON_OOM}".strip()
+    whole[EXTRA_JAVA_OPTIONS] = f"{whole.get(EXTRA_JAVA_OPTIONS, '')} {EXIT_ON_OOM}".strip()
     # Its own folder, which exists until the server ends.
     temporary = TemporaryFolder.make()
     options = whole.get(DEFAULT_JAVA_OPTIONS, "").replace(process_temporary_folder().java_option, "")
@@ -71,9 +70,8 @@ def start(
         # The server, not the client, chooses the workers' interpreter.
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
     }
-    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--properties-file", str(properties)]
-    # As for a JVM of a run's own: they hold a cluster's secret.
-    command.append("--load-spark-defaults")
+    # Spark's defaults as for a JVM of a run's own: they hold a cluster's secret.
+    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--properties-file", str(properties), "--load-spark-defaults"]
     command += ["--class", MAIN_CLASS] if shared_workers is None else [shared_workers_server.__file__, str(shared_workers)]
     try:
         return spawn(command, port=port, cwd=folder, log=log, environment=environment, inherited=(temporary.lock,))

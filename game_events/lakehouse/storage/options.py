@@ -39,11 +39,7 @@ def is_s3(root: str) -> bool:
 
 
 def delta_options(settings: Settings) -> dict[str, str]:
-    """delta-rs's options for the lakehouse of the settings; none for a local one.
-
-    Raises:
-        ConfigurationError: the root, the endpoint or a variable of the environment is not safe or not known.
-    """
+    """delta-rs's options for the lakehouse; ConfigurationError if root, endpoint or environment are not safe or not known."""
     root = settings.lakehouse
     if not is_remote(root):
         return {}
@@ -104,11 +100,7 @@ def spark_options(settings: Settings) -> dict[str, str]:
 
 
 def endpoint_of(settings: Settings) -> str | None:
-    """The store's address, or None for AWS's own.
-
-    Raises:
-        ConfigurationError: it holds a password, or is plain HTTP to another machine and that is not allowed.
-    """
+    """The store's address, None: AWS's own; ConfigurationError if it holds a password, or is plain HTTP though not allowed."""
     endpoint = settings.storage_endpoint or _first(ENDPOINT_VARIABLES)
     if endpoint is None:
         return None
