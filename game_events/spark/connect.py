@@ -51,12 +51,15 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
         ConfigurationError: it refuses the token, or the address is invalid.
     """
     # Imported here, as classic Spark does not need Connect's packages.
+    from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator  # noqa: PLC0415
     from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415
     from pyspark.sql.connect.session import SparkSession as ConnectSession  # noqa: PLC0415
 
     from game_events.spark.connect_channel import channel_to  # noqa: PLC0415
 
-    _keep_shared_threads()
+    # When one session ends, PySpark 4.0 ends the reader threads of all sessions of this process: in `__del__` too, under the lock
+    # that is held while such a thread starts, so garbage collection hangs the process for ever. Without it they end with it.
+    setattr(ExecutePlanResponseReattachableIterator, "shutdown", lambda: None)  # noqa: B010 - a method, to the type checker
     try:
         # Nothing is sent before the retry policy is set.
         channel = channel_to(str(settings.spark_remote))
@@ -76,17 +79,6 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
     # From now on PySpark's functions create columns for Connect; `SparkSession.builder.remote` sets it, but takes no channel.
     os.environ[CONNECT_MODE] = "1"
     return session
-
-
-def _keep_shared_threads() -> None:
-    """Keep PySpark 4.0 from ending the reader threads of all sessions of this process when one session ends.
-
-    It does so in `__del__` too, under the lock that is held while such a thread starts: garbage collection then hangs
-    the process for ever. Without it the threads end with the process.
-    """
-    from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator  # noqa: PLC0415
-
-    setattr(ExecutePlanResponseReattachableIterator, "shutdown", lambda: None)  # noqa: B010 - a method, to the type checker
 
 
 def named(error: PySparkException, settings: Settings) -> Exception:

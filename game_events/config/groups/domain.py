@@ -2,9 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
 
 from game_events.config.gold_columns import problem
@@ -38,18 +38,12 @@ class DomainSettings(BaseSettings):
     """maximum age of bronze's last commit of records, in seconds; `0`: not checked"""
 
     # --- data quality (docs/quality.md)
-    rules: tuple[Rule, ...] = ()
+    rules: Annotated[tuple[Rule, ...], AfterValidator(require_unique)] = ()
     """expectations of silver and gold rows: a list in YAML, JSON in the environment"""
 
     # --- extensions (docs/extending.md)
     extensions: NameList = ()
     """modules or `.py` files with user-defined rules, silver transformations and gold aggregates, comma separated"""
-
-    @field_validator("rules")
-    @classmethod
-    def _each_name_once(cls, value: tuple[Rule, ...]) -> tuple[Rule, ...]:
-        require_unique(value)
-        return value
 
     @field_validator("producer")
     @classmethod

@@ -5,7 +5,7 @@ import re
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AwareDatetime, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, AwareDatetime, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 
 from game_events.config.groups.values import Address, NameList, split_names
@@ -52,7 +52,7 @@ class KafkaSettings(BaseSettings):
     message_types: NameList = ()
     """full names of the message types that are decoded, comma separated; empty: all. Records of other types stay in bronze
     undecoded"""
-    source_table: Address | None = None
+    source_table: Annotated[Address, AfterValidator(lambda path: path.rstrip("/"))] | None = None
     """another pipeline's `bronze_events` (path or URI), to read it instead of Kafka"""
 
     # --- data loss (docs/operations.md)
@@ -95,11 +95,6 @@ class KafkaSettings(BaseSettings):
             return json.loads(value)
         except json.JSONDecodeError:
             raise ValueError('must be earliest, latest, or JSON like {"topic": {"0": 23, "1": -2}}') from None
-
-    @field_validator("source_table")
-    @classmethod
-    def _table(cls, value: str | None) -> str | None:
-        return None if value is None else value.rstrip("/")
 
     @field_validator("schema_registry_url")
     @classmethod
