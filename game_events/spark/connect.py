@@ -57,7 +57,7 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
 
     from game_events.spark.connect_channel import channel_to  # noqa: PLC0415
 
-    # When one session ends, PySpark 4.0 ends the reader threads of all sessions of this process: in `__del__` too, under the lock
+    # When one session ends, PySpark 4.0 ends the reader threads of all sessions of a process: in `__del__` too, under the lock
     # that is held while such a thread starts, so garbage collection hangs the process for ever. Without it they end with it.
     setattr(ExecutePlanResponseReattachableIterator, "shutdown", lambda: None)  # noqa: B010 - a method, to the type checker
     try:
