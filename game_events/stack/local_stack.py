@@ -26,7 +26,6 @@ from game_events.stack.server_process import ServerProcess, find, last_lines, st
 #: Both are up after about 5 s; a loaded machine may take several times that.
 START_TIMEOUT_S = 120
 POLL_S = 0.1
-Progress = Callable[[str], None]
 
 
 class StackState(BaseModel):
@@ -125,7 +124,7 @@ class StackStatus:
 
 
 def up(
-    state_dir: Path, kafka_port: int | None = None, registry_port: int | None = None, on_progress: Progress | None = None
+    state_dir: Path, kafka_port: int | None = None, registry_port: int | None = None, on_progress: jars.Progress | None = None
 ) -> StackState:
     """Make the stack of `state_dir` run; returns when broker and registry both answer.
 
@@ -186,7 +185,7 @@ def status(state_dir: Path) -> StackStatus:
     return StackStatus(state, kafka_healthy, registry_healthy)
 
 
-def _start_missing(state: StackState, files: StackFiles, progress: Progress) -> StackState:
+def _start_missing(state: StackState, files: StackFiles, progress: jars.Progress) -> StackState:
     """Start what `state` has no process for; each is recorded as soon as it exists."""
     if state.kafka is not None and state.registry is not None:
         return state

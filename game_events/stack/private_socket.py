@@ -75,20 +75,18 @@ class PrivateSocket:
             return
         from_server, to_server = await asyncio.open_connection(HOST, server.port)
         try:
-            ours = to_server.get_extra_info("sockname")
-            if await _accepted_by(server, ours):
-                ways = (_copy(reader, to_server), _copy(from_server, writer))
-                tasks = [asyncio.ensure_future(way) for way in ways]
-                try:
-                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
-            else:
-                log.warning(
-                    "port=%s not_answered_by=%s the connection was closed before anything was sent", server.port, server.pid
-                )
+            if not await _accepted_by(server, to_server.get_extra_info("sockname")):
+                said = "port=%s not_answered_by=%s the connection was closed before anything was sent"
+                log.warning(said, server.port, server.pid)
+                return
+            ways = (_copy(reader, to_server), _copy(from_server, writer))
+            tasks = [asyncio.ensure_future(way) for way in ways]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             to_server.close()
 
