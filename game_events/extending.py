@@ -101,12 +101,7 @@ def max_of(of: str) -> Measure:
 class SilverTransformation:
     """A declared function: rows of bronze -> rows of silver, inside silver's Spark job.
 
-    Attributes:
-        name: the function's name.
-        function: DataFrame -> DataFrame.
-        games: applies to these only; empty: to every game.
-        rows: `one_to_one`: reconciliation compares counts; `any`: it may add and drop rows, its games are not reconciled.
-        where: file and line of the declaration.
+    As `silver_transformation` says; no `games`: every game. `where`: file and line of the declaration.
     """
 
     name: str
@@ -128,14 +123,9 @@ class GoldAggregate:
     """A declared aggregate: one table per game, computed from its silver table.
 
     Attributes:
-        name: tables are `gold_{game}_{name}`, the Dagster asset is `gold_{name}`.
-        mode: `merge`: new rows are aggregated and merged with the old aggregate; `recompute`: from all of silver.
-        keys: columns of silver that a merge aggregate groups by; none: one row for each game.
+        name, keys, mode, games, interval_s, description: as `gold_aggregate` says; no games: every game.
         measures: column -> measure, for `merge`.
-        function: rows of silver (with a column `_game`) -> rows of gold (with `_game`), for `recompute`.
-        games: these only; empty: every game.
-        interval_s: seconds between two refreshes at least; None: with every run.
-        description: of the tables and the asset.
+        function: for `recompute`.
         definition: hash of the declaration; a change recomputes the tables from all of silver.
         where: file and line of the declaration.
         asset_name: name of the Dagster asset by the setting `names`, if another one.
@@ -180,7 +170,7 @@ def silver_transformation(
     column and the pipeline's own columns (names that begin with an underscore).
 
     `games`: only these; None: every game, which costs no extra pass over the rows. `rows`: `one_to_one`: one output row per
-    input row, checked by reconciliation; `any`: rows may be exploded or dropped.
+    input row, checked by reconciliation; `any`: rows may be exploded or dropped, the games are not reconciled.
 
     Raises:
         ConfigurationError: invalid declaration; names the file and line.
@@ -212,11 +202,12 @@ def gold_aggregate(
     each game separately, as it never gets all of them.
 
     Args:
-        name: lower case letters, digits, underscores.
-        keys: for `merge`: columns of silver to group by; for `recompute`: columns that its rows must have.
-        mode: whether old and new aggregates can be merged.
+        name: lower case letters, digits, underscores; the Dagster asset is `gold_{name}`.
+        keys: for `merge`: columns of silver to group by, none: one row for each game; for `recompute`: columns that its rows
+            must have.
+        mode: `merge`: new rows are aggregated and merged with the old aggregate; `recompute`: from all of silver.
         games: only these; None: every game.
-        interval_s: refresh at most once in so many seconds.
+        interval_s: refresh at most once in so many seconds; None: with every run.
         description: default: the function's docstring.
 
     Raises:

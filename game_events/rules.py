@@ -62,11 +62,12 @@ class Rule(BaseModel):
         return not self.games or game in self.games
 
 
-def require_unique(rules: Iterable[Rule]) -> None:
-    """Raise ValueError for a name that is used twice in a layer."""
+def require_unique(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The rules, unchanged; ValueError for a name that is used twice in a layer."""
     twice = [f"{layer}.{name}" for (layer, name), n in Counter((r.layer, r.name) for r in rules).items() if n > 1]
     if twice:
         raise ValueError(f"rules with the same layer and name: {', '.join(sorted(twice))}")
+    return rules
 
 
 def all_rules(settings: Iterable[Rule], modules: Iterable[object]) -> tuple[Rule, ...]:
@@ -81,7 +82,6 @@ def all_rules(settings: Iterable[Rule], modules: Iterable[object]) -> tuple[Rule
             raise ConfigurationError(f"RULES of a module of GAME_EVENTS_EXTENSIONS holds {item!r}: only game_events.rules.Rule")
         found.append(item)
     try:
-        require_unique(found)
+        return require_unique(tuple(found))
     except ValueError as error:
         raise ConfigurationError(f"{error} (GAME_EVENTS_RULES and the modules of GAME_EVENTS_EXTENSIONS together)") from None
-    return tuple(found)

@@ -14,6 +14,7 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path, PurePath
 from types import NoneType
 from typing import Any, Literal, cast, get_args, get_origin
@@ -83,6 +84,7 @@ def settings() -> str:
         + ". "
         "Where settings are read from: [README](../../README.md#settings).\n"
     )
+    described = meanings()
     for title, names in sections().items():
         page = re.search(r" \((docs/)?([\w-]+\.md)\)$", title)
         heading = title.removesuffix(page[0]) if page else title
@@ -91,7 +93,7 @@ def settings() -> str:
         text += "| setting | type | default | meaning |\n|---|---|---|---|\n"
         for name in names:
             field = Settings.model_fields[name]
-            cells = (f"`{name.upper()}`", kind(field), default(field), field.description or "")
+            cells = (f"`{name.upper()}`", kind(field), default(field), described[name])
             text += "| " + " | ".join(cell(value) for value in cells) + " |\n"
     return text
 
@@ -99,6 +101,24 @@ def settings() -> str:
 def groups() -> list[str]:
     """Names of the groups of settings."""
     return [vars(owner)["group"] for owner in Settings.__mro__ if "group" in vars(owner)]
+
+
+def meanings() -> dict[str, str]:
+    """Setting -> its meaning: the docstring below it.
+
+    Raises:
+        SystemExit: a setting has none.
+    """
+    found: dict[str, str] = {}
+    for owner in (c for c in Settings.__mro__ if "group" in vars(c)):
+        (body,) = ast.parse(inspect.getsource(owner)).body
+        for field, below in pairwise(cast(ast.ClassDef, body).body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
+    if lacking := set(Settings.model_fields) - found.keys():
+        sys.exit(f"settings without a docstring: {', '.join(sorted(lacking))}")
+    return found
 
 
 def sections() -> dict[str, list[str]]:

@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -46,9 +46,9 @@ def load_extensions(names: Iterable[str]) -> Extensions:
 
 
 def extensions_of(settings: Settings) -> Extensions:
-    """The extensions of the settings, with names of assets; raises as `load_extensions`, and if names clash."""
+    """The extensions of the settings, with names of assets; raises as `load_extensions`, and for ambiguous names of tables."""
     found, names = load_extensions(settings.extensions), settings.names
-    names.refuse_clashes(aggregate.name for aggregate in found.aggregates)
+    _check_names(found.aggregates, {names.aggregate: "`aggregate` in GAME_EVENTS_NAMES"})
     assets = {a.name: names.asset(f"gold_{a.name}") for a in found.aggregates}
     return replace(found, aggregates=tuple(replace(a, asset_name=assets[a.name]) for a in found.aggregates))
 
@@ -72,7 +72,7 @@ def _load(names: tuple[str, ...]) -> Extensions:
         tuple(d for d in declared.values() if isinstance(d, GoldAggregate)),
         tuple(rules),
     )
-    _check_names(found.aggregates)
+    _check_names(found.aggregates, {PLAYER_AGG: BUILT_IN})
     return found
 
 
@@ -121,18 +121,17 @@ def _place(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
 
 
-def _check_names(aggregates: tuple[GoldAggregate, ...]) -> None:
+def _check_names(aggregates: tuple[GoldAggregate, ...], wheres: dict[str, str]) -> None:
     """Refuse ambiguous names of tables: no aggregate's name may be another's, or end in `_` and another's.
 
-    `gold_a_b_c` would be aggregate `c` of game `a_b` and aggregate `b_c` of game `a`.
+    `gold_a_b_c` would be aggregate `c` of game `a_b` and aggregate `b_c` of game `a`. `wheres`: other names in use -> where.
     """
-    wheres: Mapping[str, str] = {PLAYER_AGG: BUILT_IN}
     for aggregate in aggregates:
         for other, where in wheres.items():
             short, long = sorted((aggregate.name, other), key=len)
-            if short == long or long.endswith(f"_{short}"):
+            if f"_{long}".endswith(f"_{short}"):
                 raise ConfigurationError(
                     f"{SETTING}: {aggregate} and gold aggregate {other} ({where}): their tables' names are ambiguous "
                     f"(gold_{{game}}_{short}): choose another name, which does not end in _{short}"
                 )
-        wheres = {**wheres, aggregate.name: aggregate.where}
+        wheres[aggregate.name] = aggregate.where

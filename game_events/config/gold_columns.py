@@ -48,9 +48,8 @@ def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:
 
 def measures(columns: Mapping[str, str]) -> dict[str, Measure] | None:
     """Column -> measure, if every column can be merged; else None."""
-    found = {name: _measure(sql) for name, sql in columns.items()}
-    whole = {name: measure for name, measure in found.items() if measure is not None}
-    return whole if len(whole) == len(found) else None
+    found = {name: measure for name, sql in columns.items() if (measure := _measure(sql)) is not None}
+    return found if len(found) == len(columns) else None
 
 
 def expression(sql: str, time_column: str) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from game_events.errors import ConfigurationError
 from game_events.extending import PLAYER_AGG
 
 #: Valid names of games: part of table names, never normalised.
@@ -93,23 +92,9 @@ class Names(BaseModel):
         """Pattern of a file of a silver table, with the entity as its one group."""
         return self._path("silver", self.events)
 
-    def gold_path(self, aggregate: str = PLAYER_AGG) -> str:
-        """Pattern of a file of an aggregate's table, with the entity as its one group."""
-        return self._path("gold", self.aggregate if aggregate == PLAYER_AGG else aggregate)
-
-    def refuse_clashes(self, aggregates: Iterable[str]) -> None:
-        """Refuse user-defined aggregates with tables that could be those of the built-in one.
-
-        Raises:
-            ConfigurationError: one name ends in the other.
-        """
-        for aggregate in aggregates:
-            short, long = sorted((f"_{aggregate}", f"_{self.aggregate}"), key=len)
-            if long.endswith(short):
-                raise ConfigurationError(
-                    f"gold aggregate {aggregate}: its tables (gold_{{entity}}_{aggregate}) could be those of {self.aggregate}: "
-                    "rename it, or change `aggregate` in GAME_EVENTS_NAMES"
-                )
+    def gold_path(self) -> str:
+        """Pattern of a file of a gold table, with the entity as its one group."""
+        return self._path("gold", self.aggregate)
 
     def _key_of(self, name: str) -> str | None:
         """The key of a table of this pipeline; None for any other table."""

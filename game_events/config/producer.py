@@ -7,8 +7,6 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DEFAULT_GAMES = ("rummy", "spades", "euchre", "go_fish", "uno", "hearts", "poker")
-#: Random bits of a text value.
-_TEXT_BITS = 48
 
 
 class Generator(BaseModel):
@@ -56,7 +54,7 @@ class Generator(BaseModel):
             case "boolean":
                 return draw.random() < 0.5
             case "text":
-                return f"{self.prefix}{draw.getrandbits(_TEXT_BITS):012x}"
+                return f"{self.prefix}{draw.getrandbits(48):012x}"
 
 
 #: (field, generator), in the order in which values are drawn.

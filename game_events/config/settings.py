@@ -5,8 +5,11 @@ for each setting, as Docker and Kubernetes mount secrets), a YAML file (``game_e
 by ``GAME_EVENTS_CONFIG``), the addresses of a running local stack, defaults.
 """
 
+import difflib
+import json
 import os
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +19,87 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
+    YamlConfigSettingsSource,
 )
 from yaml import YAMLError
 
 from game_events.config.groups.domain import DomainSettings
-from game_events.config.groups.export import ExportSettings
-from game_events.config.groups.limits import LimitSettings
-from game_events.config.groups.runs import RunSettings, SparkSettings
+from game_events.config.groups.runs import ExportSettings, RunSettings, SparkSettings
 from game_events.config.groups.source import SourceSettings
-from game_events.config.groups.tables import DiscoverySettings, StorageSettings, TableSettings
+from game_events.config.groups.tables import DiscoverySettings, LimitSettings, StorageSettings, TableSettings
 from game_events.config.groups.values import ENV_PREFIX
-from game_events.config.settings_sources import GroupedYamlSource, LocalStackSource, WithoutEmptiedMappings
 from game_events.errors import ConfigurationError
 
 SETTING = "GAME_EVENTS_ON_DATA_LOSS"
+#: The local stack's state file, below ``state_dir``.
+STACK_STATE_FILE = "stack/stack.json"
+
+
+class GroupedYamlSource(YamlConfigSettingsSource):
+    """The settings file: settings by name, or in a mapping of their group (`kafka: {topic: events}`).
+
+    ConfigurationError for a name that is no setting.
+    """
+
+    def __call__(self) -> dict[str, Any]:
+        """The settings of the file, by their full names."""
+        groups = {vars(c)["group"]: set(c.__annotations__) for c in self.settings_cls.__mro__ if "group" in vars(c)}
+        found: dict[str, Any] = {}
+        for key, value in super().__call__().items():
+            if key in self.settings_cls.model_fields:
+                found[key] = value
+            elif key not in groups:
+                raise self._error(key, "is no setting", [*self.settings_cls.model_fields, *groups])
+            elif not isinstance(value, dict):
+                raise self._error(key, "is no mapping, but a group of settings", [])
+            else:
+                for name, inner in value.items():
+                    full = f"{key}_{name}" if f"{key}_{name}" in groups[key] else name
+                    if full not in groups[key]:
+                        raise self._error(name, f"is no setting of {key!r}", [*groups[key]])
+                    found[full] = inner
+        return found
+
+    def _error(self, name: object, what: str, names: list[str]) -> ConfigurationError:
+        near = difflib.get_close_matches(str(name), names, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        return ConfigurationError(f"settings file {self.yaml_file_path}: {name!r} {what}{hint} See docs/reference/settings.md")
+
+
+class LocalStackSource(PydanticBaseSettingsSource):
+    """Default addresses of Kafka and registry: those of the local stack (``game-events stack up``)."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # noqa: ANN401, ARG002
+        """Unused: `__call__` gives all fields."""
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        """The two addresses, if a local stack was started."""
+        state_dir = self.current_state.get("state_dir") or Path(".game_events")
+        try:
+            state = json.loads((Path(state_dir) / STACK_STATE_FILE).read_text())
+        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+            return {}
+        return {key: state[key] for key in ("kafka_bootstrap_servers", "schema_registry_url") if state.get(key)}
+
+
+class WithoutEmptiedMappings(PydanticBaseSettingsSource):
+    """A source without the mappings that an earlier source sets to `{}`.
+
+    Mappings of several sources are merged, so there is no other way to remove entries of a settings file.
+    """
+
+    def __init__(self, source: PydanticBaseSettingsSource) -> None:
+        super().__init__(source.settings_cls)
+        self._source = source
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # noqa: ANN401
+        """Unchanged."""
+        return self._source.get_field_value(field, field_name)
+
+    def __call__(self) -> dict[str, Any]:
+        """The source's values without the emptied mappings."""
+        return {name: value for name, value in self._source().items() if self.current_state.get(name) != {}}
 
 
 class Settings(
@@ -85,9 +155,7 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
         raise ConfigurationError(f"{ENV_PREFIX}SECRETS_DIR names {secrets!r}, which is not a folder")
     try:
         return Settings(_secrets_dir=secrets, **overrides)
-    except (SettingsError, YAMLError, ValueError, UnicodeDecodeError) as error:
-        if not isinstance(error, ValidationError):
-            raise _unreadable(error) from None
+    except ValidationError as error:
         lines = [
             # An error of several settings together has no name.
             f"  {ENV_PREFIX}{'.'.join(str(part) for part in e['loc']).upper() or '*'}: {e['msg']}"
@@ -95,6 +163,8 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
         ]
         where = "environment, .env or game_events.yaml"
         raise ConfigurationError("\n".join([f"bad settings (from {where}):", *lines])) from None
+    except (YAMLError, ValueError) as error:  # ValueError: also SettingsError, and a file that is not UTF-8
+        raise _unreadable(error) from None
 
 
 def _unreadable(error: Exception) -> ConfigurationError:
@@ -106,3 +176,14 @@ def _unreadable(error: Exception) -> ConfigurationError:
     mark = getattr(error, "problem_mark", None)
     where = f", line {mark.line + 1}" if mark is not None else ""
     return ConfigurationError(f"settings file {named}{where} cannot be read: it must be YAML with one `name: value` a line")
+
+
+@dataclass(frozen=True)
+class SettingsSource:
+    """Settings of a graph that were given; None: what the environment says now, so that a changed rule needs no restart."""
+
+    given: Settings | None = field(default=None, repr=False)
+
+    def read(self) -> Settings:
+        """The settings; ConfigurationError if the environment's are invalid."""
+        return self.given if self.given is not None else load_settings()

@@ -8,11 +8,14 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyspark
+
 from game_events.errors import ConfigurationError
 from game_events.jvm.jars import cache_dir
 from game_events.jvm.java import find_java, version_text
 from game_events.jvm.private_folders import only_mine, private_folder
 
+SPARK_HOME = Path(pyspark.__file__).parent
 #: Folder in the cache of Java parts.
 FOLDER = "class-archives"
 SUFFIX = ".jsa"
@@ -23,14 +26,10 @@ QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 HOW_TO_MAKE = "python -m game_events.cli.local.class_archive"
 
 
-def archive_of(class_path: Sequence[Path], spark_home: Path) -> Path:
-    """Where the archive for this Java, these jars and this Spark is, made or not.
-
-    Raises:
-        ConfigurationError: there is no Java.
-    """
+def archive_of(class_path: Sequence[Path]) -> Path:
+    """Where the archive for this Java, these jars and this PySpark is, made or not; ConfigurationError without Java."""
     java = str(find_java())
-    jars = [*class_path, *sorted((spark_home / "jars").glob("*.jar"))]
+    jars = [*class_path, *sorted((SPARK_HOME / "jars").glob("*.jar"))]
     parts = [str(Path(java).resolve()), version_text(java), *(f"{jar} {jar.stat().st_mtime_ns}" for jar in jars)]
     return cache_dir() / FOLDER / (hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] + SUFFIX)
 

@@ -64,31 +64,31 @@ def cache_dir() -> Path:
     return Path(base).resolve() / "game-events"
 
 
-def spark_jars(on_progress: Progress | None = None) -> tuple[Path, ...]:
-    """Jars for ``spark.jars``: the Kafka source and Delta; fetched at the first call on a machine, by one process at a time.
-
-    Later calls only verify the hashes. `on_progress` gets one line before a long step.
-
-    Raises:
-        ConfigurationError: no Java of version 17 or newer, the cache folder cannot be written, or a file differs from its pin.
-        TransientError: Ivy could not fetch something; fetched files are kept for the next attempt.
-    """
-    return tuple(sorted((folder_of(SPARK, on_progress) / "spark").glob("*.jar")))
+def spark_jars() -> tuple[Path, ...]:
+    """Jars for ``spark.jars``: the Kafka source and Delta; otherwise as `folder_of`."""
+    return tuple(sorted((folder_of(SPARK) / "spark").glob("*.jar")))
 
 
-def s3_jars(on_progress: Progress | None = None) -> tuple[Path, ...]:
-    """Jars for a lakehouse in an S3-compatible store; otherwise as `spark_jars`."""
-    return tuple(sorted((folder_of(S3, on_progress) / "s3").glob("*.jar")))
+def s3_jars() -> tuple[Path, ...]:
+    """Jars for a lakehouse in an S3-compatible store; otherwise as `folder_of`."""
+    return tuple(sorted((folder_of(S3) / "s3").glob("*.jar")))
 
 
 def stack_parts(on_progress: Progress | None = None) -> StackParts:
-    """Broker and registry of the local stack; otherwise as `spark_jars`."""
+    """Broker and registry of the local stack; otherwise as `folder_of`."""
     folder = folder_of(STACK, on_progress)
     return StackParts(folder / "kafka", folder / "registry")
 
 
 def folder_of(group: Group, on_progress: Progress | None = None) -> Path:
-    """The folder with a group's verified files, fetched if it does not exist."""
+    """The folder with a group's files, fetched at the first call on a machine, by one process at a time, and verified by each.
+
+    `on_progress` gets one line before a long step.
+
+    Raises:
+        ConfigurationError: no Java of version 17 or newer, the cache folder cannot be written, or a file differs from its pin.
+        TransientError: Ivy could not fetch something; fetched files are kept for the next attempt.
+    """
     pins = pinned(group)
     named = hashlib.sha256("".join(f"{digest}  {name}\n" for name, digest in pins.items()).encode()).hexdigest()[:12]
     folder = cache_dir() / f"{group.name}-{named}"
@@ -141,7 +141,21 @@ def check_pins(folder: Path, pins: Mapping[str, str], what_to_do: str) -> None:
 
 def fetch(group: Group, target: Path, ivy_cache: Path) -> None:
     """Fetch a group's files into a new folder, without verification."""
-    _run_ivy(find_java(), ivy_cache, target, group.confs)
+    command = [
+        *(str(find_java()), f"-Dcache.dir={ivy_cache}", "-jar", str(_ivy_jar())),
+        *("-settings", str(HERE / "ivysettings.xml"), "-ivy", str(IVY_FILE)),
+        *("-confs", *group.confs),
+        *("-retrieve", f"{target.name}/{PATTERN}"),
+    ]
+    try:
+        # Relative to the working directory: brackets in the path would be read as part of Ivy's pattern.
+        ivy = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False, cwd=target.parent)
+    except subprocess.TimeoutExpired:
+        raise TransientError(f"Ivy did not fetch the JVM parts in {RESOLVE_TIMEOUT_S} s: try again") from None
+    if ivy.returncode != 0:
+        lines = [line for line in (ivy.stdout + ivy.stderr).splitlines() if line.strip("\t :.")]
+        last = "\n".join(f"  {line.strip()[:300]}" for line in lines[-IVY_LINES_SHOWN:])
+        raise TransientError(f"Ivy could not fetch the JVM parts (is the network there?); its last lines:\n{last}")
 
 
 def unpack(folder: Path) -> None:
@@ -170,24 +184,6 @@ def _fill(folder: Path, group: Group, pins: Mapping[str, str]) -> None:
         unpack(whole)
         whole.rename(folder)
     shutil.rmtree(ivy_cache, ignore_errors=True)
-
-
-def _run_ivy(java: Path, ivy_cache: Path, target: Path, confs: Sequence[str]) -> None:
-    command = [
-        *(str(java), f"-Dcache.dir={ivy_cache}", "-jar", str(_ivy_jar())),
-        *("-settings", str(HERE / "ivysettings.xml"), "-ivy", str(IVY_FILE)),
-        *("-confs", *confs),
-        *("-retrieve", f"{target.name}/{PATTERN}"),
-    ]
-    try:
-        # Relative to the working directory: brackets in the path would be read as part of Ivy's pattern.
-        ivy = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False, cwd=target.parent)
-    except subprocess.TimeoutExpired:
-        raise TransientError(f"Ivy did not fetch the JVM parts in {RESOLVE_TIMEOUT_S} s: try again") from None
-    if ivy.returncode != 0:
-        lines = [line for line in (ivy.stdout + ivy.stderr).splitlines() if line.strip("\t :.")]
-        last = "\n".join(f"  {line.strip()[:300]}" for line in lines[-IVY_LINES_SHOWN:])
-        raise TransientError(f"Ivy could not fetch the JVM parts (is the network there?); its last lines:\n{last}")
 
 
 def _ivy_jar() -> Path:

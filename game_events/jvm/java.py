@@ -16,35 +16,26 @@ HOW_TO_INSTALL = (
     "or set JAVA_HOME to where one is"
 )
 
-#: Java options of Spark that precede the user's.
-DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
+#: Spark's settings of Java's options: those that precede the user's, and the user's.
+DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS = "spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions"
 
 
 def find_java() -> Path:
-    """The ``java`` of ``JAVA_HOME``, else the one on ``PATH``.
-
-    Raises:
-        ConfigurationError: there is none, it does not run, or it is older than `MIN_JAVA`.
-    """
+    """The java of JAVA_HOME, else of PATH; ConfigurationError if there is none, it does not run, or it is too old."""
     home = os.environ.get("JAVA_HOME")
     # As in Spark's scripts: JAVA_HOME alone decides if it is set.
     found = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     if found is None:
         where = f"in JAVA_HOME={home}" if home else "on PATH, and JAVA_HOME is not set"
         raise ConfigurationError(f"no java {where}: {HOW_TO_INSTALL}")
-    version = _major_version(found)
-    if version < MIN_JAVA:
-        raise ConfigurationError(f"{found} is Java {version}: {HOW_TO_INSTALL}")
+    answer = version_text(found)
+    # 17 of `openjdk version "17.0.15"`, 8 of `java version "1.8.0_452"`.
+    version = re.search(r'version "(?:1\.)?(\d+)', answer)
+    if version is None:
+        raise ConfigurationError(f"{found} -version failed ({answer.strip()[-300:]}): {HOW_TO_INSTALL}")
+    if int(version[1]) < MIN_JAVA:
+        raise ConfigurationError(f"{found} is Java {version[1]}: {HOW_TO_INSTALL}")
     return Path(found)
-
-
-def _major_version(java: str) -> int:
-    """17 of ``openjdk version "17.0.15"``, 8 of ``java version "1.8.0_452"``."""
-    answer = version_text(java)
-    match = re.search(r'version "(?:1\.)?(\d+)', answer)
-    if match is None:
-        raise ConfigurationError(f"{java} -version failed ({answer.strip()[-300:]}): {HOW_TO_INSTALL}")
-    return int(match.group(1))
 
 
 @functools.lru_cache

@@ -104,11 +104,8 @@ def remove_left_behind() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             found = path.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-                continue
-            if _is_held(path, found.st_mtime):
-                continue
-            shutil.rmtree(path, ignore_errors=True)
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not _is_held(path, found.st_mtime):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_held(path: Path, changed_s: float) -> bool:

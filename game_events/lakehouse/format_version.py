@@ -27,11 +27,7 @@ def format_of(handle: DeltaTable) -> int:
 
 
 def refuse_newer(handle: DeltaTable) -> None:
-    """Refuse a table that this code would misread.
-
-    Raises:
-        ConfigurationError: the table's format is newer than this code.
-    """
+    """Raise ConfigurationError for a table whose format is newer than this code, which would misread it."""
     found = format_of(handle)
     if found > PARTITIONED:
         raise ConfigurationError(

@@ -13,7 +13,6 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
 from typing import Any
 
 import duckdb
@@ -63,7 +62,7 @@ class TablesSql:
     def __enter__(self) -> TablesSql:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
         self._spill.cleanup()
 
@@ -164,11 +163,7 @@ class TablesSql:
 
 
 def _travel(table: Table, handle: DeltaTable, then: datetime) -> bool:
-    """Bring a handle to the version of a time; False: there was no table yet, as far as its log reaches back.
-
-    Raises:
-        ConfigurationError: the log does not reach back so far.
-    """
+    """Bring a handle to the version of a time; False: there was no table yet. ConfigurationError: its log begins later."""
     # The commits' own times, as `history` shows them; delta-rs takes those of the log's files, which are a little later.
     history, moment = handle.history(), (then - EPOCH) // timedelta(milliseconds=1)
     reached = [int(commit["version"]) for commit in history if int(commit.get("timestamp", 0)) <= moment]

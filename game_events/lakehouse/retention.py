@@ -11,8 +11,6 @@ from deltalake import DeltaTable, PostCommitHookProperties
 
 from game_events.lakehouse.tables import PROGRESS
 
-#: Hours. A log entry costs each opening of the table 2 microseconds: 2 hours of a commit a second are 15 ms.
-KEPT_H, DERIVED_H = 2.0, 0.5
 #: Checkpoints keep removals so much longer: the latest time for maintenance to delete the file. After that it is an orphan.
 REMEMBERED_S = 2 * 3600
 #: Commits between two checkpoints. Each commit since the last one costs whoever opens the table 0.3 ms (in an object store a
@@ -30,10 +28,13 @@ def is_derived(key: str) -> bool:
 
 @dataclass(frozen=True)
 class Retention:
-    """Hours that removed files and log entries stay, by class."""
+    """Hours that removed files and log entries stay, by class.
 
-    kept_h: float = KEPT_H
-    derived_h: float = DERIVED_H
+    A log entry costs each opening of the table 2 microseconds: 2 hours of a commit a second are 15 ms.
+    """
+
+    kept_h: float = 2.0
+    derived_h: float = 0.5
 
     def seconds(self, table: str) -> float:
         """Retention of a table, by its key."""

@@ -25,10 +25,7 @@ _SCHEMA = Schema.from_arrow(pa.schema([("probe", pa.int64())]))
 
 
 def refuse_unsafe_store(lakehouse: Lakehouse) -> str:
-    """Let several writers create one table, by the code that creates every table; local folders are not probed.
-
-    Returns:
-        the result, in words.
+    """Let several writers create one table, by the code that creates every table; the result in words. Folders are not probed.
 
     Raises:
         ConfigurationError: more than one of them succeeded, or the store refuses access.

@@ -12,8 +12,7 @@ from typing import Any, Self
 
 import dagster as dg
 
-from game_events.config.settings import Settings
-from game_events.config.source import SettingsSource
+from game_events.config.settings import Settings, SettingsSource
 from game_events.orchestration.keys import Keys
 from game_events.orchestration.resources import LakehouseResource, SparkResource
 from game_events.orchestration.runs.own_runs import lakehouse_tag

@@ -11,7 +11,7 @@ from dagster_spark.utils import flatten_dict
 from pydantic import PrivateAttr
 from pyspark.sql import SparkSession
 
-from game_events.config.source import SettingsSource
+from game_events.config.settings import SettingsSource
 from game_events.config.tls import unencrypted
 from game_events.orchestration.runs.errors import StepContext, errors_decide
 from game_events.orchestration.runs.own_runs import lakehouse_tag
@@ -20,7 +20,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.spark.connect import answers, close_session, is_closed, is_connect
-from game_events.spark.early_session import taken_or_new
+from game_events.spark.session import taken_or_new
 
 log = logging.getLogger(__name__)
 

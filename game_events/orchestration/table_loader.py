@@ -9,8 +9,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from pydantic import PydanticDeprecatedSince20
 
-from game_events.config.settings import Settings
-from game_events.config.source import SettingsSource
+from game_events.config.settings import Settings, SettingsSource
 from game_events.errors import ConfigurationError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.data.snapshot import read_arrow

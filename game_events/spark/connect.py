@@ -1,8 +1,8 @@
 """Spark Connect sessions on a shared server: create, detect a loss, close."""
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 from pyspark.errors import PySparkException, PySparkValueError
@@ -51,57 +51,34 @@ def connect(settings: Settings, conf: Mapping[str, str]) -> SparkSession:
         ConfigurationError: it refuses the token, or the address is invalid.
     """
     # Imported here, as classic Spark does not need Connect's packages.
+    from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator  # noqa: PLC0415
     from pyspark.sql.connect.client.retries import DefaultPolicy  # noqa: PLC0415
     from pyspark.sql.connect.session import SparkSession as ConnectSession  # noqa: PLC0415
 
     from game_events.spark.connect_channel import channel_to  # noqa: PLC0415
 
-    _keep_shared_threads()
+    # When one session ends, PySpark 4.0 ends the reader threads of all sessions of a process: in `__del__` too, under the lock
+    # that is held while such a thread starts, so garbage collection hangs the process for ever. Without it they end with it.
+    setattr(ExecutePlanResponseReattachableIterator, "shutdown", lambda: None)  # noqa: B010 - a method, to the type checker
     try:
         # Nothing is sent before the retry policy is set.
         channel = channel_to(str(settings.spark_remote))
-        with _connect_mode():
-            session = cast(SparkSession, ConnectSession.builder.channelBuilder(channel).create())
-            cast(Any, session).client.set_retry_policies([DefaultPolicy(max_retries=RETRIES, max_backoff=LONGEST_WAIT_MS)])
-            try:
-                for key, value in conf.items():
-                    session.conf.set(key, value)
-            except BaseException:
-                # The server would keep it until its time-out.
-                close_session(session)
-                raise
+        session = cast(SparkSession, ConnectSession.builder.channelBuilder(channel).create())
+        cast(Any, session).client.set_retry_policies([DefaultPolicy(max_retries=RETRIES, max_backoff=LONGEST_WAIT_MS)])
+        try:
+            for key, value in conf.items():
+                session.conf.set(key, value)
+        except BaseException:
+            # The server would keep it until its time-out.
+            close_session(session)
+            raise
     except PySparkValueError as error:
         raise ConfigurationError(f"GAME_EVENTS_SPARK_REMOTE: {first_line(error)}: use sc://host:port") from None
     except PySparkException as error:
         raise named(error, settings) from error
-    return session
-
-
-@contextmanager
-def _connect_mode() -> Iterator[None]:
-    """PySpark's functions create columns for Connect, in the block and after it, unless it fails.
-
-    `SparkSession.builder.remote` sets the same variable, but takes no channel.
-    """
-    before = os.environ.get(CONNECT_MODE)
+    # From now on PySpark's functions create columns for Connect; `SparkSession.builder.remote` sets it, but takes no channel.
     os.environ[CONNECT_MODE] = "1"
-    try:
-        yield
-    except BaseException:
-        if before is None:
-            os.environ.pop(CONNECT_MODE, None)
-        raise
-
-
-def _keep_shared_threads() -> None:
-    """Keep PySpark 4.0 from ending the reader threads of all sessions of this process when one session ends.
-
-    It does so in `__del__` too, under the lock that is held while such a thread starts: garbage collection then hangs
-    the process for ever. Without it the threads end with the process.
-    """
-    from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator  # noqa: PLC0415
-
-    setattr(ExecutePlanResponseReattachableIterator, "shutdown", lambda: None)  # noqa: B010 - a method, to the type checker
+    return session
 
 
 def named(error: PySparkException, settings: Settings) -> Exception:

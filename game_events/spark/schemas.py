@@ -37,10 +37,8 @@ def arrow_schema(rows: DataFrame, origin: object, known: pa.Schema | None = None
                 "and a backtick for a quote: name it otherwise"
             )
         found.append(_arrow(item, origin))
-    if known is None:
-        return pa.schema(found)
-    by_name = {f.name: f for f in found}
-    kept = [f for f in known if f.name in by_name and by_name[f.name].type == f.type]
+    types = {f.name: f.type for f in found}
+    kept = [f for f in known or () if types.get(f.name) == f.type]
     held = {f.name for f in kept}
     return pa.schema([*kept, *(f for f in found if f.name not in held)])
 

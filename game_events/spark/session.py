@@ -1,7 +1,9 @@
 """A Spark session with this project's settings, on this machine, a cluster, or a Connect server."""
 
 import logging
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 
 from pyspark.sql import SparkSession
 
@@ -12,6 +14,39 @@ from game_events.spark.config import server_only_settings, session_config, spark
 from game_events.spark.connect import close_session, connect
 
 log = logging.getLogger(__name__)
+#: The session that was begun, with its settings.
+_begun: list[tuple[Settings, Future[SparkSession]]] = []
+
+
+def begin(settings: Settings, *, small_run: bool = False) -> None:
+    """Begin to make the session of the settings, while this process still imports what will use it.
+
+    Its thread ends with the process. Not on a Connect server, where there is little to wait for.
+    """
+    if settings.spark_remote or _begun:
+        return
+    made: Future[SparkSession] = Future()
+
+    def make() -> None:
+        try:
+            made.set_result(new_session(settings, small_run=small_run))
+        except BaseException as error:  # noqa: BLE001 - raised where the session is needed
+            made.set_exception(error)
+
+    threading.Thread(target=make, name="early_session", daemon=True).start()
+    _begun.append((settings, made))
+
+
+def taken_or_new(settings: Settings, more: Mapping[str, str]) -> SparkSession:
+    """The session that was begun for the same settings, once; any other one is made now. Raises as `new_session`."""
+    if _begun:
+        early, made = _begun.pop()
+        if not more and early == settings:
+            session = made.result()
+            # Again: Dagster may have configured logging since.
+            limit_library_loggers()
+            return session
+    return new_session(settings, more)
 
 
 def new_session(settings: Settings, more: Mapping[str, str] | None = None, *, small_run: bool = False) -> SparkSession:

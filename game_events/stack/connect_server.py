@@ -1,24 +1,22 @@
 """A Spark Connect server from the installed PySpark: one JVM for many short-lived clients, on loopback only."""
 
+import json
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import pyspark
-
-from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
+from game_events.jvm.class_archive import SPARK_HOME
+from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
 from game_events.jvm.private_folders import TemporaryFolder, private_folder, process_temporary_folder
 from game_events.stack import shared_workers_server
 from game_events.stack.ports import HOST
 from game_events.stack.server_process import ServerProcess, spawn
 
 MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
-SPARK_HOME = Path(pyspark.__file__).parent
 #: A client's variables, which would make the server a client.
 CLIENT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 PLUGINS = "spark.plugins"
-JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 #: Without memory it would not answer; it exits and is restarted.
 EXIT_ON_OOM = "-XX:+ExitOnOutOfMemoryError"
 #: The server ends a job of a killed client after so many seconds without requests for its results. A living client requests
@@ -60,7 +58,7 @@ def start(
         shared_workers.unlink(missing_ok=True)
         plugins = filter(None, (conf.get(PLUGINS), shared_workers_server.SETTINGS[PLUGINS]))
         whole |= shared_workers_server.SETTINGS | {PLUGINS: ",".join(plugins)}
-    whole[JAVA_OPTIONS] = f"{whole.get(JAVA_OPTIONS, '')} {EXIT_ON_OOM}".strip()
+    whole[EXTRA_JAVA_OPTIONS] = f"{whole.get(EXTRA_JAVA_OPTIONS, '')} {EXIT_ON_OOM}".strip()
     # Its own folder, which exists until the server ends.
     temporary = TemporaryFolder.make()
     options = whole.get(DEFAULT_JAVA_OPTIONS, "").replace(process_temporary_folder().java_option, "")
@@ -72,9 +70,8 @@ def start(
         # The server, not the client, chooses the workers' interpreter.
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
     }
-    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--properties-file", str(properties)]
-    # As for a JVM of a run's own: they hold a cluster's secret.
-    command.append("--load-spark-defaults")
+    # Spark's defaults as for a JVM of a run's own: they hold a cluster's secret.
+    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--properties-file", str(properties), "--load-spark-defaults"]
     command += ["--class", MAIN_CLASS] if shared_workers is None else [shared_workers_server.__file__, str(shared_workers)]
     try:
         return spawn(command, port=port, cwd=folder, log=log, environment=environment, inherited=(temporary.lock,))
@@ -84,11 +81,5 @@ def start(
 
 def _escaped(value: str) -> str:
     """A value in a Java properties file, ISO 8859-1 (`java.util.Properties.load`)."""
-    text = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-    text = "".join(c if " " <= c <= "~" else "".join(f"\\u{ord(u):04x}" for u in _utf16(c)) for c in text)
+    text = json.dumps(value)[1:-1].replace('\\"', '"')  # the same escapes, but quotes need none
     return "\\" + text if text.startswith(" ") else text
-
-
-def _utf16(character: str) -> str:
-    data = character.encode("utf-16-be")
-    return "".join(chr(int.from_bytes(data[i : i + 2], "big")) for i in range(0, len(data), 2))

@@ -63,11 +63,7 @@ def properties(ports: Ports) -> dict[str, str]:
 
 
 def start(java: Path, jars: Path, folder: Path, *, ports: Ports, log: Path) -> ServerProcess:
-    """Start the broker with the jars of a folder; its data folder, below the stack's folder, is formatted if it is new.
-
-    Raises:
-        ConfigurationError: the data folder cannot be formatted.
-    """
+    """Start the broker with the jars of a folder; a new data folder is formatted, ConfigurationError if it cannot be."""
     (folder / DATA).mkdir(parents=True, exist_ok=True)
     lines = [f"{key}={value}\n" for key, value in properties(ports).items()]
     (folder / PROPERTIES).write_text("".join(lines))

@@ -4,49 +4,109 @@ Each call checks the running processes. `up` starts only missing ones, so it als
 Data outlive every call except ``down(delete_data=True)``.
 """
 
-from collections.abc import Callable
+import fcntl
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
+from game_events.config.settings import STACK_STATE_FILE
 from game_events.errors import ConfigurationError, TransientError
 from game_events.jvm import jars
 from game_events.jvm.java import find_java
+from game_events.jvm.private_folders import private_folder
 from game_events.stack import kafka_broker, registry_server
-from game_events.stack.ports import HOST, choose_ports
+from game_events.stack.ports import HOST, Ports, choose_ports
 from game_events.stack.server_process import ServerProcess, find, last_lines, stop
-from game_events.stack.stack_state import StackFiles, StackState
 
 #: Both are up after about 5 s; a loaded machine may take several times that.
 START_TIMEOUT_S = 120
 POLL_S = 0.1
-Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Servers:
-    """The two processes; None: not there."""
+class StackState(BaseModel):
+    """What ``stack.json`` holds: addresses, all listeners, and processes (None: not started yet, or ended)."""
 
+    model_config = ConfigDict(frozen=True)
+
+    kafka_bootstrap_servers: str
+    schema_registry_url: str
+    ports: Ports
     kafka: ServerProcess | None = None
     registry: ServerProcess | None = None
 
-    @classmethod
-    def running_of(cls, state: StackState | None) -> Self:
-        """Those of `state` that still run."""
-        if state is None:
-            return cls()
-        return cls(*(server if find(server) else None for server in (state.kafka, state.registry)))
+    @property
+    def servers(self) -> dict[str, ServerProcess]:
+        """Its processes by name."""
+        return {name: server for name in ("kafka", "registry") if (server := getattr(self, name)) is not None}
 
-    def ports(self, last: dict[str, int]) -> dict[str, int]:
-        """Their ports by name; the controller, part of Kafka's process, has the one of `last`."""
-        ports = {}
-        if self.kafka is not None:
-            ports = {"kafka": self.kafka.port, "controller": last["controller"]}
-        if self.registry is not None:
-            ports["registry"] = self.registry.port
-        return ports
+    @property
+    def used_ports(self) -> dict[str, int]:
+        """Ports of its processes by name; the controller is part of Kafka's."""
+        used = {name: server.port for name, server in self.servers.items()}
+        return used | ({"controller": self.ports.controller} if self.kafka else {})
+
+
+class StackFiles:
+    """Files below ``state_dir/stack``: ``stack.json`` while it runs, its last ports, and the lock that serialises changes."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_file = state_dir.resolve() / STACK_STATE_FILE
+        self.folder = self._state_file.parent
+        self.kafka_log = self.folder / "logs" / "kafka.log"
+        self.registry_log = self.folder / "logs" / "registry.log"
+        self._ports_file = self.folder / "ports.json"
+
+    def read(self) -> StackState | None:
+        """The recorded state, with those of its processes that still run; None: missing or unreadable."""
+        try:
+            state = StackState.model_validate_json(self._state_file.read_bytes())
+        except (FileNotFoundError, NotADirectoryError, ValidationError):
+            return None
+        return state.model_copy(update={name: None for name, server in state.servers.items() if find(server) is None})
+
+    def write(self, state: StackState) -> None:
+        """Record `state`; a reader sees the old or the new one."""
+        private_folder(self.folder)
+        _replace(self._state_file, state.model_dump_json(indent=2))
+        _replace(self._ports_file, state.ports.model_dump_json())
+
+    def remove_state(self) -> None:
+        """Forget the processes; data, logs and ports stay."""
+        self._state_file.unlink(missing_ok=True)
+
+    def last_ports(self) -> dict[str, int]:
+        """The ports of the stack's last run by name, or nothing."""
+        with suppress(OSError, ValidationError):
+            return Ports.model_validate_json(self._ports_file.read_bytes()).model_dump()
+        return {}
+
+    def remove_data(self) -> None:
+        """Remove all but the lock, which the caller holds."""
+        for name in ("data", "logs"):
+            if (self.folder / name).exists():
+                shutil.rmtree(self.folder / name)
+        self._ports_file.unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Hold the lock of this folder; `on_wait` is called if another process has it."""
+        private_folder(self.folder)
+        try:
+            lock = (self.folder / "lock").open("w")
+        except OSError as error:
+            raise ConfigurationError(f"cannot write the state folder {self.folder}: {error}") from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
 
 @dataclass(frozen=True)
@@ -54,9 +114,7 @@ class StackStatus:
     """What runs and what answers; `state` is None if no stack was started here."""
 
     state: StackState | None
-    kafka_running: bool
     kafka_healthy: bool
-    registry_running: bool
     registry_healthy: bool
 
     @property
@@ -66,10 +124,7 @@ class StackStatus:
 
 
 def up(
-    state_dir: Path,
-    kafka_port: int | None = None,
-    registry_port: int | None = None,
-    on_progress: Progress | None = None,
+    state_dir: Path, kafka_port: int | None = None, registry_port: int | None = None, on_progress: jars.Progress | None = None
 ) -> StackState:
     """Make the stack of `state_dir` run; returns when broker and registry both answer.
 
@@ -84,22 +139,21 @@ def up(
     progress = on_progress or (lambda _line: None)
     files = StackFiles(state_dir)
     with files.locked(lambda: progress("waiting for another process that starts or stops this stack")):
-        old = files.read()
-        running = Servers.running_of(old)
-        last = old.ports.model_dump() if old else files.last_ports()
-        ports = choose_ports({"kafka": kafka_port, "registry": registry_port}, running.ports(last), last)
+        before = files.read()
+        last = before.ports.model_dump() if before else files.last_ports()
+        used = before.used_ports if before else {}
+        ports = choose_ports({"kafka": kafka_port, "registry": registry_port}, used, last)
         state = StackState(
             kafka_bootstrap_servers=f"{HOST}:{ports.kafka}",
             schema_registry_url=registry_server.url(ports.registry),
             ports=ports,
-            kafka=running.kafka,
-            registry=running.registry,
+            **(before.servers if before else {}),
         )
         try:
             state = _start_missing(state, files, progress)
             _wait_until_healthy(state, files)
         except BaseException:  # Ctrl-C as well: nothing stays behind that no file records
-            _undo(files, running)
+            _undo(files, before)
             raise
         return state
 
@@ -112,30 +166,26 @@ def down(state_dir: Path, *, delete_data: bool = False) -> bool:
     files = StackFiles(state_dir)
     if not files.folder.is_dir():
         return False
-    with files.locked(lambda: None):
-        running = Servers.running_of(files.read())
-        stop([running.kafka, running.registry])
+    with files.locked():
+        state = files.read()
+        running = list(state.servers.values()) if state else []
+        stop(running)
         files.remove_state()
         if delete_data:
             files.remove_data()
-    return running != Servers()
+    return bool(running)
 
 
 def status(state_dir: Path) -> StackStatus:
     """State of the stack of `state_dir`, without changing anything."""
     state = StackFiles(state_dir).read()
-    running = Servers.running_of(state)
-    kafka, registry = running.kafka, running.registry
-    return StackStatus(
-        state=state,
-        kafka_running=kafka is not None,
-        kafka_healthy=kafka is not None and kafka_broker.is_healthy(kafka.port),
-        registry_running=registry is not None,
-        registry_healthy=registry is not None and registry_server.is_healthy(registry.port),
-    )
+    servers = state.servers if state else {}
+    kafka_healthy = "kafka" in servers and kafka_broker.is_healthy(servers["kafka"].port)
+    registry_healthy = "registry" in servers and registry_server.is_healthy(servers["registry"].port)
+    return StackStatus(state, kafka_healthy, registry_healthy)
 
 
-def _start_missing(state: StackState, files: StackFiles, progress: Progress) -> StackState:
+def _start_missing(state: StackState, files: StackFiles, progress: jars.Progress) -> StackState:
     """Start what `state` has no process for; each is recorded as soon as it exists."""
     if state.kafka is not None and state.registry is not None:
         return state
@@ -178,13 +228,20 @@ def _wait_until_healthy(state: StackState, files: StackFiles) -> None:
         ) from None
 
 
-def _undo(files: StackFiles, before: Servers) -> None:
+def _undo(files: StackFiles, before: StackState | None) -> None:
     """Stop what was started since `before`."""
     state = files.read()
     if state is None:
         return
-    stop([state.kafka if before.kafka is None else None, state.registry if before.registry is None else None])
-    if before == Servers():
-        files.remove_state()
+    kept = before.servers if before else {}
+    stop([server for name, server in state.servers.items() if name not in kept])
+    if kept:
+        files.write(state.model_copy(update={"kafka": kept.get("kafka"), "registry": kept.get("registry")}))
     else:
-        files.write(state.model_copy(update={"kafka": before.kafka, "registry": before.registry}))
+        files.remove_state()
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_name(path.name + ".new")
+    new.write_text(text + "\n")
+    new.replace(path)

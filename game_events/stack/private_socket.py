@@ -75,20 +75,18 @@ class PrivateSocket:
             return
         from_server, to_server = await asyncio.open_connection(HOST, server.port)
         try:
-            ours = to_server.get_extra_info("sockname")
-            if await _accepted_by(server, ours):
-                ways = (_copy(reader, to_server), _copy(from_server, writer))
-                tasks = [asyncio.ensure_future(way) for way in ways]
-                try:
-                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
-            else:
-                log.warning(
-                    "port=%s not_answered_by=%s the connection was closed before anything was sent", server.port, server.pid
-                )
+            if not await _accepted_by(server, to_server.get_extra_info("sockname")):
+                said = "port=%s not_answered_by=%s the connection was closed before anything was sent"
+                log.warning(said, server.port, server.pid)
+                return
+            ways = (_copy(reader, to_server), _copy(from_server, writer))
+            tasks = [asyncio.ensure_future(way) for way in ways]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             to_server.close()
 
@@ -104,23 +102,20 @@ async def _accepted_by(server: ServerProcess, ours: tuple[str, int]) -> bool:
     pause = CHECK_S
     with suppress(TimeoutError):
         async with asyncio.timeout(ACCEPT_S):
-            while find(server) is not None:
-                if await asyncio.to_thread(_has_connection, server, ours):
+            while (process := find(server)) is not None:
+                if await asyncio.to_thread(_has_connection, process, server.port, ours):
                     return True
                 await asyncio.sleep(pause)
                 pause *= 2
     return False
 
 
-def _has_connection(server: ServerProcess, peer: tuple[str, int]) -> bool:
-    """Whether a process holds a connection to `peer`."""
-    process = find(server)
-    if process is None:
-        return False
+def _has_connection(process: psutil.Process, port: int, peer: tuple[str, int]) -> bool:
+    """Whether a process holds a connection from `port` to `peer`."""
     with suppress(psutil.Error):
         # Java's sockets are those of IPv6, with IPv4's addresses in them.
         return any(
-            c.laddr.port == server.port and c.raddr and (c.raddr.ip.removeprefix("::ffff:"), c.raddr.port) == peer
+            c.laddr.port == port and c.raddr and (c.raddr.ip.removeprefix("::ffff:"), c.raddr.port) == peer
             for c in process.net_connections("tcp")
         )
     return False

@@ -114,7 +114,7 @@ def start_spark(pipeline: Pipeline) -> None:
     """Begin to start Spark for a run that needs it, while what makes the run is imported."""
     size = run_size(pipeline)
     if size != RunSize.UNKNOWN:
-        from game_events.spark.early_session import begin
+        from game_events.spark.session import begin
 
         begin(pipeline.settings, small_run=size == RunSize.SMALL)
 

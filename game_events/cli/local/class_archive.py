@@ -17,8 +17,9 @@ from game_events.config.groups.values import ENV_PREFIX
 from game_events.errors import GameEventsError
 from game_events.jvm.class_archive import archive_of, archiving_options, is_usable, keep
 from game_events.jvm.jars import spark_jars
+from game_events.jvm.java import EXTRA_JAVA_OPTIONS
 from game_events.jvm.private_folders import private_folder
-from game_events.spark.config import EXTRA_JAVA_OPTIONS, LOG_OPTION, SPARK_HOME
+from game_events.spark.config import LOG_OPTION
 from game_events.stack import local_stack
 
 COMMAND = (sys.executable, "-c", "from game_events.cli.main import main; main()")
@@ -32,7 +33,7 @@ def make_archive(on_progress: Callable[[str], None]) -> Path:
     Raises:
         GameEventsError, OSError, subprocess.SubprocessError: it cannot be made. Everything works without it.
     """
-    archive = archive_of(spark_jars(), SPARK_HOME)
+    archive = archive_of(spark_jars())
     if is_usable(archive):
         return archive
     on_progress("archiving Spark's classes for quicker starts (200 MB, once for each virtual environment; about a minute)")

@@ -24,7 +24,7 @@ from game_events.producer.manifest import GamerTruth, Manifest
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events.stack import local_stack
-from game_events.stack.stack_state import StackState
+from game_events.stack.local_stack import StackState
 
 #: Below the state folder; recreated by each demo and kept afterwards.
 FOLDER = "demo"

@@ -2,9 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
 
 from game_events.config.gold_columns import problem
@@ -20,43 +20,30 @@ class DomainSettings(BaseSettings):
     group: ClassVar[str] = "domain"
 
     # --- the domain: what the message's columns mean (docs/domains.md)
-    entity_column: str = Field("game_name", description="column that names the game: one silver and gold table for each value")
-    key_column: str = Field("gamer_id", description="column that gold aggregates by")
-    time_column: str = Field("event_timestamp", description="column with the event time: gold keeps its minimum and maximum")
-    gold_columns: dict[str, str] = Field(
-        default_factory=dict,
-        description="gold's columns beside the key: name -> SQL aggregate; empty: `session_count`, `min_timestamp`, "
-        "`max_timestamp`",
-    )
-    names: Names = Field(
-        default_factory=Names, description="prefix and nouns in names of tables and assets, and in texts (docs/domains.md)"
-    )
-    producer: SampleData = Field(
-        default_factory=SampleData, description="the message and sample data of `produce` and `demo`; default: the game event"
-    )
+    entity_column: str = "game_name"
+    """column that names the game: one silver and gold table for each value"""
+    key_column: str = "gamer_id"
+    """column that gold aggregates by"""
+    time_column: str = "event_timestamp"
+    """column with the event time: gold keeps its minimum and maximum"""
+    gold_columns: dict[str, str] = Field(default_factory=dict)
+    """gold's columns beside the key: name -> SQL aggregate; empty: `session_count`, `min_timestamp`, `max_timestamp`"""
+    names: Names = Field(default_factory=Names)
+    """prefix and nouns in names of tables and assets, and in texts (docs/domains.md)"""
+    producer: SampleData = Field(default_factory=SampleData)
+    """the message and sample data of `produce` and `demo`; default: the game event"""
 
     # --- checks on tables (docs/observability.md)
-    freshness_s: int = Field(
-        93_600, ge=0, le=315_360_000, description="maximum age of bronze's last commit of records, in seconds; `0`: not checked"
-    )
+    freshness_s: int = Field(93_600, ge=0, le=315_360_000)
+    """maximum age of bronze's last commit of records, in seconds; `0`: not checked"""
 
     # --- data quality (docs/quality.md)
-    rules: tuple[Rule, ...] = Field(
-        (), description="expectations of silver and gold rows: a list in YAML, JSON in the environment"
-    )
+    rules: Annotated[tuple[Rule, ...], AfterValidator(require_unique)] = ()
+    """expectations of silver and gold rows: a list in YAML, JSON in the environment"""
 
     # --- extensions (docs/extending.md)
-    extensions: NameList = Field(
-        (),
-        description="modules or `.py` files with user-defined rules, silver transformations and gold aggregates, comma "
-        "separated",
-    )
-
-    @field_validator("rules")
-    @classmethod
-    def _each_name_once(cls, value: tuple[Rule, ...]) -> tuple[Rule, ...]:
-        require_unique(value)
-        return value
+    extensions: NameList = ()
+    """modules or `.py` files with user-defined rules, silver transformations and gold aggregates, comma separated"""
 
     @field_validator("producer")
     @classmethod

@@ -5,7 +5,7 @@ import re
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AwareDatetime, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, AwareDatetime, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 
 from game_events.config.groups.values import Address, NameList, split_names
@@ -23,51 +23,42 @@ class KafkaSettings(BaseSettings):
     group: ClassVar[str] = "kafka"
 
     # --- Kafka and the registry (docs/sources.md)
-    kafka_bootstrap_servers: str = Field("localhost:9092", description="host:port of the brokers, comma separated")
-    kafka_options: dict[str, SecretStr] = Field(
-        default_factory=dict,
-        description="further Kafka client options with librdkafka's names (`security.protocol`, `sasl.mechanism`, "
-        "`sasl.username`, `sasl.password`, `ssl.ca.location`, ...); translated for Spark; never shown",
-    )
-    schema_registry_url: str = Field("http://localhost:8081", description="address of the Confluent-compatible registry")
-    schema_registry_user: str | None = Field(None, description="user for the registry's basic authentication")
-    schema_registry_password: SecretStr | None = Field(None, description="password for the registry's basic authentication")
-    kafka_topic: str = Field("game_events", min_length=1, description="topic that all games share; or several, comma separated")
-    kafka_topic_pattern: str | None = Field(
-        None, description="regular expression, instead: every topic with a fully matching name, later ones too"
-    )
-    kafka_assign: dict[str, list[_Number]] = Field(
-        default_factory=dict, description="topic -> partitions, instead: only these are read"
-    )
-    starting_offsets: Annotated[StartingOffsets, NoDecode] = Field(
-        "earliest",
-        description='where a new bronze table starts: `earliest`, `latest`, or JSON as Spark has it: `{"topic": {"0": 23, '
-        '"1": -2}}`',
-    )
-    starting_timestamp: AwareDatetime | None = Field(
-        None,
-        description="a new bronze table, or one after a full refresh, starts with the records of this time "
-        "(`2026-11-21T00:00:00Z`); overrides `STARTING_OFFSETS`",
-    )
-    max_records_per_batch: int = Field(2_000_000, ge=1, description="records of one bronze commit, all partitions together")
-    consumer_group: str | None = Field(
-        None, description="consumer group to which bronze's offsets are committed, for tools that watch lag"
-    )
-    message_types: NameList = Field(
-        (),
-        description="full names of the message types that are decoded, comma separated; empty: all. Records of other "
-        "types stay in bronze undecoded",
-    )
-    source_table: Address | None = Field(
-        None, description="another pipeline's `bronze_events` (path or URI), to read it instead of Kafka"
-    )
+    kafka_bootstrap_servers: str = "localhost:9092"
+    """host:port of the brokers, comma separated"""
+    kafka_options: dict[str, SecretStr] = Field(default_factory=dict)
+    """further Kafka client options with librdkafka's names (`security.protocol`, `sasl.mechanism`, `sasl.username`,
+    `sasl.password`, `ssl.ca.location`, ...); translated for Spark; never shown"""
+    schema_registry_url: str = "http://localhost:8081"
+    """address of the Confluent-compatible registry"""
+    schema_registry_user: str | None = None
+    """user for the registry's basic authentication"""
+    schema_registry_password: SecretStr | None = None
+    """password for the registry's basic authentication"""
+    kafka_topic: str = Field("game_events", min_length=1)
+    """topic that all games share; or several, comma separated"""
+    kafka_topic_pattern: str | None = None
+    """regular expression, instead: every topic with a fully matching name, later ones too"""
+    kafka_assign: dict[str, list[_Number]] = Field(default_factory=dict)
+    """topic -> partitions, instead: only these are read"""
+    starting_offsets: Annotated[StartingOffsets, NoDecode] = "earliest"
+    """where a new bronze table starts: `earliest`, `latest`, or JSON as Spark has it: `{"topic": {"0": 23, "1": -2}}`"""
+    starting_timestamp: AwareDatetime | None = None
+    """a new bronze table, or one after a full refresh, starts with the records of this time (`2026-11-21T00:00:00Z`); overrides
+    `STARTING_OFFSETS`"""
+    max_records_per_batch: int = Field(2_000_000, ge=1)
+    """records of one bronze commit, all partitions together"""
+    consumer_group: str | None = None
+    """consumer group to which bronze's offsets are committed, for tools that watch lag"""
+    message_types: NameList = ()
+    """full names of the message types that are decoded, comma separated; empty: all. Records of other types stay in bronze
+    undecoded"""
+    source_table: Annotated[Address, AfterValidator(lambda path: path.rstrip("/"))] | None = None
+    """another pipeline's `bronze_events` (path or URI), to read it instead of Kafka"""
 
     # --- data loss (docs/operations.md)
-    on_data_loss: Literal["stop", "record_gap"] = Field(
-        "stop",
-        description="records that expired, or were deleted with their topic, before they were read: `stop`, or "
-        "`record_gap`: continue and record the gap",
-    )
+    on_data_loss: Literal["stop", "record_gap"] = "stop"
+    """records that expired, or were deleted with their topic, before they were read: `stop`, or `record_gap`: continue and
+    record the gap"""
 
     @field_validator("kafka_topic")
     @classmethod
@@ -105,11 +96,6 @@ class KafkaSettings(BaseSettings):
         except json.JSONDecodeError:
             raise ValueError('must be earliest, latest, or JSON like {"topic": {"0": 23, "1": -2}}') from None
 
-    @field_validator("source_table")
-    @classmethod
-    def _table(cls, value: str | None) -> str | None:
-        return None if value is None else value.rstrip("/")
-
     @field_validator("schema_registry_url")
     @classmethod
     def _http(cls, value: str) -> str:
@@ -129,31 +115,28 @@ class FileSettings(BaseSettings):
     group: ClassVar[str] = "files"
 
     # --- files as the source (docs/sources.md)
-    source: Literal["kafka", "files"] = Field(
-        "kafka", description="where records are read from: `kafka`, or `files`: a folder or prefix instead of a topic"
-    )
-    files_path: Address | None = Field(None, description="folder, or prefix of an object store (`s3://bucket/prefix`)")
-    files_pattern: str = Field("*", min_length=1, description="which files below the path; `*` matches slashes, too")
-    files_format: Literal["auto", "protobuf", "avro", "jsonl", "parquet"] = Field(
-        "auto", description="format of the files; `auto`: by the ending of each name"
-    )
-    files_schema: str | None = Field(
-        None, description="schema of protobuf and JSON records: a `.proto` or `.json` file, or `subject:NAME` of the registry"
-    )
-    files_message_type: str | None = Field(
-        None, description="full name of the message type of protobuf records; else the schema's first"
-    )
-    files_framed: bool = Field(False, description="each protobuf record begins with a registry frame that names its schema")
-    files_settle_s: float = Field(
-        10.0, ge=0, description="a file is read only once it has not been written for this many seconds"
-    )
-    files_incomplete_s: float = Field(
-        3600.0, ge=0, description="seconds that a Parquet file without a footer is left for later; then it is quarantined"
-    )
-    files_per_batch: int = Field(10_000, ge=1, description="files of one bronze commit")
-    files_bytes_per_batch: int = Field(
-        2**30, ge=1, description="bytes of the files of one bronze commit, beyond the first file"
-    )
+    source: Literal["kafka", "files"] = "kafka"
+    """where records are read from: `kafka`, or `files`: a folder or prefix instead of a topic"""
+    files_path: Address | None = None
+    """folder, or prefix of an object store (`s3://bucket/prefix`)"""
+    files_pattern: str = Field("*", min_length=1)
+    """which files below the path; `*` matches slashes, too"""
+    files_format: Literal["auto", "protobuf", "avro", "jsonl", "parquet"] = "auto"
+    """format of the files; `auto`: by the ending of each name"""
+    files_schema: str | None = None
+    """schema of protobuf and JSON records: a `.proto` or `.json` file, or `subject:NAME` of the registry"""
+    files_message_type: str | None = None
+    """full name of the message type of protobuf records; else the schema's first"""
+    files_framed: bool = False
+    """each protobuf record begins with a registry frame that names its schema"""
+    files_settle_s: float = Field(10.0, ge=0)
+    """a file is read only once it has not been written for this many seconds"""
+    files_incomplete_s: float = Field(3600.0, ge=0)
+    """seconds that a Parquet file without a footer is left for later; then it is quarantined"""
+    files_per_batch: int = Field(10_000, ge=1)
+    """files of one bronze commit"""
+    files_bytes_per_batch: int = Field(2**30, ge=1)
+    """bytes of the files of one bronze commit, beyond the first file"""
 
 
 class SourceSettings(KafkaSettings, FileSettings):

@@ -80,16 +80,8 @@ def delete_files(table: Table, names: list[str]) -> int:
     return deleted
 
 
-@dataclass(frozen=True)
-class Orphans:
-    """Files that no commit names, and their bytes."""
-
-    files: list[str]
-    bytes: int
-
-
-def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Collection[str] = ()) -> Orphans:
-    """Parquet files that neither the newest version nor a known removal names.
+def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Collection[str] = ()) -> dict[str, int]:
+    """Parquet files that neither the newest version nor a known removal names: path -> bytes.
 
     `known`: removals in its log: those files have a retention of their own. `keep`: names that stay: listed for a commit to
     come.
@@ -100,11 +92,11 @@ def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Colle
     found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=partitioned, allow_not_found=True))
     handle = table.open()
     if handle is None:
-        return Orphans([], 0)
+        return {}
     known.read_log(handle)
     live = set(paths(handle)) | {removed.path for removed in known.waiting} | set(keep)
     before = time.time() - older_than_s
-    old = {
+    return {
         path: info.size
         for info in found
         if info.type == pafs.FileType.File
@@ -114,4 +106,3 @@ def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Colle
         and info.mtime is not None
         and info.mtime.timestamp() < before
     }
-    return Orphans(sorted(old), sum(old.values()))

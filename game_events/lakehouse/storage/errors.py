@@ -35,14 +35,7 @@ _LONGEST = 300
 
 #: Texts of Linux and Rust's standard library (`os error N`).
 FULL = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
-DENIED = (
-    "Read-only file system",
-    "Permission denied",
-    "Operation not permitted",
-    "os error 30",
-    "os error 13)",
-    "os error 1)",
-)
+DENIED = ("Read-only file system", "Permission denied", "Operation not permitted", "os error 30", "os error 13)", "os error 1)")
 _STAYS = "What was committed stays, nothing else is visible, and the next run goes on from there"
 
 

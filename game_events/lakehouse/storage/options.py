@@ -5,7 +5,6 @@ profile, the machine's role), in the driver and in every worker, so they are in 
 """
 
 import os
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from game_events.config.local_addresses import is_loopback
@@ -40,11 +39,7 @@ def is_s3(root: str) -> bool:
 
 
 def delta_options(settings: Settings) -> dict[str, str]:
-    """delta-rs's options for the lakehouse of the settings; none for a local one.
-
-    Raises:
-        ConfigurationError: the root, the endpoint or a variable of the environment is not safe or not known.
-    """
+    """delta-rs's options for the lakehouse; ConfigurationError if root, endpoint or environment are not safe or not known."""
     root = settings.lakehouse
     if not is_remote(root):
         return {}
@@ -105,12 +100,8 @@ def spark_options(settings: Settings) -> dict[str, str]:
 
 
 def endpoint_of(settings: Settings) -> str | None:
-    """The store's address, or None for AWS's own.
-
-    Raises:
-        ConfigurationError: it holds a password, or is plain HTTP to another machine and that is not allowed.
-    """
-    endpoint = settings.storage_endpoint or _first(os.environ, ENDPOINT_VARIABLES)
+    """The store's address, None: AWS's own; ConfigurationError if it holds a password, or is plain HTTP though not allowed."""
+    endpoint = settings.storage_endpoint or _first(ENDPOINT_VARIABLES)
     if endpoint is None:
         return None
     parts = urlsplit(endpoint)
@@ -128,7 +119,7 @@ def endpoint_of(settings: Settings) -> str | None:
 
 def region_of(settings: Settings) -> str | None:
     """The region to sign for, or None to leave it to the provider's own settings."""
-    named = settings.storage_region or _first(os.environ, REGION_VARIABLES)
+    named = settings.storage_region or _first(REGION_VARIABLES)
     return named or (ANY_REGION if endpoint_of(settings) is not None else None)
 
 
@@ -136,5 +127,5 @@ def _is_on(variable: str) -> bool:
     return os.environ.get(variable, "").lower() in ("1", "true", "t", "yes", "y", "on")
 
 
-def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    return next((value for name in names if (value := environment.get(name))), None)
+def _first(names: tuple[str, ...]) -> str | None:
+    return next((value for name in names if (value := os.environ.get(name))), None)

@@ -55,10 +55,7 @@ def append_events(lakehouse: Lakehouse, events: Sequence[EventRow], run_id: str,
     """Append a run's events in one commit.
 
     `run_id` and `part` (step and attempt of the run, or minute of a continuous run) are filled in. Returns False if the part is
-    in the table already: nothing was written.
-
-    Raises:
-        ConflictError: concurrent writers won every attempt.
+    in the table already: nothing was written. ConflictError: concurrent writers won every attempt.
     """
     log = event_log_table(lakehouse)
     handle = log.table.open()

@@ -128,9 +128,7 @@ class Progress:
         If a concurrent run is further, its failures remain, too: they are of batches that this run has not read. So do failures
         since this run read the state (`seen`), as the concurrent run may have replaced tables after this run read them.
         """
-        known = dict(self.games)
-        for game, batch in (games or {}).items():
-            known[game] = max(batch, known.get(game, 0))
+        known = self.games | {game: max(batch, self.games.get(game, 0)) for game, batch in (games or {}).items()}
         overtaken = self.floor(layer) > floor
         since = {k for k, v in self.failed.items() if seen is not None and seen.failed.get(k) != v}
         failures = {k: v for k, v in self.failed.items() if overtaken or k[0] != layer or k in since}

@@ -76,11 +76,7 @@ class SchemaArchive:
 
 
 def require_same(archived: RegistrySchema | None, found: RegistrySchema, registry: str, uri: str) -> None:
-    """Compare a registry's schema of an id with the archived one.
-
-    Raises:
-        DataError: REGISTRY_CHANGED, they differ.
-    """
+    """Raise DataError (REGISTRY_CHANGED) if a registry's schema of an id differs from the archived one."""
     if archived is not None and found.digest != archived.digest:
         raise DataError(
             f"REGISTRY_CHANGED: {registry} gives schema id {found.schema_id} another meaning than the records "

@@ -66,11 +66,7 @@ class Listed:
         return frozenset((r["topic_id"], r["partition"], r["offset"]) for rows in held for r in rows)  # type: ignore[attr-defined]
 
     def require_key(self, key: bytes) -> None:
-        """Refuse another key than that of the entries: a run with it would let suppressed subjects in.
-
-        Raises:
-            ConfigurationError: the entries were made with another key.
-        """
+        """Raise ConfigurationError for another key than that of the entries: a run with it would let suppressed subjects in."""
         checks = {row["key_check"] for row in self.entries.values()}
         if checks - {key_check(key)}:
             raise ConfigurationError(

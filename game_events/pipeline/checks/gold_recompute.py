@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -22,7 +23,7 @@ from game_events.pipeline.gold.aggregates import expressions, is_current, player
 from game_events.pipeline.gold.plan import silver_columns
 from game_events.pipeline.gold.unified_plan import gold_app
 from game_events.pipeline.reporting.steps import CheckResult
-from game_events.spark.delta_reader import read_versions, reads_delta, small_snapshots
+from game_events.spark.config import reads_delta, small_snapshots
 from game_events.spark.schemas import merged_columns, quoted
 
 RECOMPUTED = "gold_equals_recompute"
@@ -102,6 +103,16 @@ def _holds(unified: DeltaTable, gold: DeltaTable) -> bool:
     return txn(unified, gold_app(gold)) == gold.version()
 
 
+def _read_by_delta(pipeline: Pipeline, gold: Mapping[str, DeltaTable]) -> DataFrame:
+    """Rows of games' gold tables, with `_game`, by Delta Lake's own reader: delta-rs does not list the files."""
+    read = pipeline.spark.read.format("delta")
+    parts = [
+        read.option("versionAsOf", handle.version()).load(pipeline.lakehouse.gold(game).uri).withColumn("_game", F.lit(game))
+        for game, handle in gold.items()
+    ]
+    return reduce(DataFrame.unionByName, parts)
+
+
 def _all_rows(pipeline: Pipeline, tables: _Tables, independent: bool) -> DataFrame:
     """(_game, key, gold's columns, _source) of the recompute, of gold and of the unified table.
 
@@ -117,9 +128,7 @@ def _all_rows(pipeline: Pipeline, tables: _Tables, independent: bool) -> DataFra
     events = events.join(F.broadcast(spark.createDataFrame(limits)), "_game").where(F.col("_batch") <= F.col("_taken"))
     recomputed = events.groupBy("_game", key).agg(*(F.expr(sql).alias(column) for column, sql in made.items()))
     if independent:
-        held = read_versions(
-            spark, {game: (pipeline.lakehouse.gold(game).uri, table.version()) for game, table in tables.gold.items()}
-        )
+        held = _read_by_delta(pipeline, tables.gold)
     else:
         held = _files(pipeline, tables.gold, (key, *made), called.gold_path())
     rows = recomputed.select(*columns, F.lit("silver").alias("_source")).unionByName(

@@ -17,8 +17,7 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, first_line
 from game_events.extending import BUILT_IN, PLAYER_AGG, GoldAggregate, count, max_of, min_of
 from game_events.lakehouse.commits.transactions import Txn, txn
-from game_events.lakehouse.descriptions import COMMENT
-from game_events.lakehouse.system_columns import AGGREGATE
+from game_events.lakehouse.descriptions import AGGREGATE, COMMENT
 from game_events.lakehouse.system_tables.progress import Mark, Progress
 from game_events.spark.schemas import quoted
 

@@ -16,7 +16,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.restores import unchecked_restore
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL
-from game_events.lakehouse.maintenance.unreferenced_files import Orphans, ReplacedFiles, delete_files, orphans
+from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles, delete_files, orphans
 from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, UNIFIED, Table, game_of_gold, game_of_silver, is_game, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.maintenance.incremental import delete_replaced, groups_of, join_small_files
@@ -91,8 +91,8 @@ def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaint
     known = ReplacedFiles(table)
     delete_replaced(known, handle, pipeline.retention.seconds(table.key), done)
     found = _orphans(pipeline, table, known, dry_run=False)
-    done.orphan_bytes += found.bytes
-    done.orphans += delete_files(table, found.files)
+    done.orphan_bytes += sum(found.values())
+    done.orphans += delete_files(table, sorted(found))
     # Writers make checkpoints as they go; a table that is seldom written has log entries that no checkpoint covers.
     if known.entries > LOG_ENTRIES:
         handle.create_checkpoint()
@@ -109,10 +109,10 @@ def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMain
     done.replaced = len(known.due(pipeline.retention.seconds(table.key)))
     done.waiting, done.files = len(known.waiting) - done.replaced, len(paths(handle))
     found = _orphans(pipeline, table, known, dry_run=True)
-    done.orphans, done.orphan_bytes = len(found.files), found.bytes
+    done.orphans, done.orphan_bytes = len(found), sum(found.values())
 
 
-def _orphans(pipeline: Pipeline, table: Table, known: ReplacedFiles, *, dry_run: bool) -> Orphans:
+def _orphans(pipeline: Pipeline, table: Table, known: ReplacedFiles, *, dry_run: bool) -> dict[str, int]:
     age = pipeline.settings.orphan_retention_h * 3600
     keep = listed_files(pipeline, age, dry_run=dry_run) if table.key == QUARANTINE else ()
     return orphans(table, age, known, keep)

@@ -35,7 +35,6 @@ from game_events.schema_registry import SchemaRegistry
 from game_events.sources.core.source import FILES
 from game_events.sources.factory import make_source, subjects
 from game_events.sources.files.source import FileSource
-from game_events.spark.config import SPARK_HOME
 
 #: Seconds within which broker and registry answer a check; a run waits longer.
 WAIT_S = 5.0
@@ -149,7 +148,7 @@ def _described(parts: Parts) -> str:
 
 def _java_parts() -> str:
     jars = spark_jars()
-    archived = is_usable(archive_of(jars, SPARK_HOME))
+    archived = is_usable(archive_of(jars))
     how = "their classes are archived" if archived else f"no archive of their classes for quick starts: {HOW_TO_MAKE}"
     return f"{len(jars)} jars for Spark, as they are pinned; {how}"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
-from game_events.config.credentials import login_of
+from game_events.config.masking import login_of
 from game_events.errors import ConfigurationError
 
 #: Set by this project for every client; a user's own value would break exactly-once.

@@ -23,7 +23,7 @@ from game_events.pipeline.reprocessing.replay import replay
 from game_events.pipeline.reprocessing.selection import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events.pipeline.runs.selection import selection_of
-from game_events.stack.stack_state import StackState
+from game_events.stack.local_stack import StackState
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates, count, rows
 from game_events_tests.support.servers.attached_driver import start_driver
 from game_events_tests.support.servers.object_store import BUCKET, ObjectStore

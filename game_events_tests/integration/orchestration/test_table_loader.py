@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
-from game_events.config.source import SettingsSource
+from game_events.config.settings import SettingsSource
 from game_events.definitions import build_defs
 from game_events.orchestration.keys import GAMES, GOLD_KEY, SILVER_KEY, UNIFIED_KEY
 from game_events.orchestration.resources import SparkResource

@@ -14,8 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
-from game_events.config.settings import Settings
-from game_events.config.settings_sources import STACK_STATE_FILE
+from game_events.config.settings import STACK_STATE_FILE, Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.stack import kafka_broker, local_stack, registry_server
 from game_events.stack.ports import free_ports, listens
@@ -103,7 +102,7 @@ def given_ports_are_taken_on_the_loopback_address_only(state, kafka, registry):
 
 def nothing_of_it_runs(state_dir, before):
     status = local_stack.status(state_dir)
-    assert (status.state, status.kafka_running, status.registry_running) == (None, False, False)
+    assert (status.state, status.healthy) == (None, False)
     assert not any(listens(port) for port in before.ports.model_dump().values())
     assert not psutil.pid_exists(before.kafka.pid)
     assert not psutil.pid_exists(before.registry.pid)
@@ -117,7 +116,7 @@ def test_two_processes_at_once_start_one_that_outlives_them_and_a_killed_half_co
 
     kill(first.registry)
     status = local_stack.status(state_dir)
-    assert (status.kafka_healthy, status.registry_running, status.healthy) == (True, False, False)
+    assert (status.kafka_healthy, status.state.registry, status.healthy) == (True, None, False)
     second = local_stack.up(state_dir)
     assert (second.kafka, second.ports) == (first.kafka, first.ports)
     assert second.registry != first.registry
@@ -176,8 +175,7 @@ def test_a_stale_state_file_is_replaced_and_the_program_that_has_the_pid_now_is_
         }
         (state_dir / STACK_STATE_FILE).parent.mkdir(parents=True)
         (state_dir / STACK_STATE_FILE).write_text(json.dumps(state))
-        status = local_stack.status(state_dir)
-        assert (status.kafka_running, status.registry_running) == (False, False)
+        assert local_stack.status(state_dir).state.servers == {}
 
         fresh = local_stack.up(state_dir)
         assert fresh.ports.model_dump() == state["ports"]

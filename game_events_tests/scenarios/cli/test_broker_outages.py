@@ -15,7 +15,7 @@ from game_events.sources.kafka import admin as kafka_admin
 from game_events.sources.kafka import source as kafka
 from game_events.sources.kafka.source import KafkaSource
 from game_events.stack import local_stack
-from game_events.stack.stack_state import StackState
+from game_events.stack.local_stack import StackState
 from game_events_tests.support.fixtures.cli import Cli
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates
 from game_events_tests.support.worlds.waves import send

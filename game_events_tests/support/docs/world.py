@@ -18,10 +18,9 @@ import yaml
 from deltalake import DeltaTable
 
 from game_events.config.groups.values import ENV_PREFIX
-from game_events.config.settings import Settings, load_settings
-from game_events.config.settings_sources import STACK_STATE_FILE
+from game_events.config.settings import STACK_STATE_FILE, Settings, load_settings
 from game_events.definitions import build_defs
-from game_events.stack.stack_state import StackState
+from game_events.stack.local_stack import StackState
 from game_events_tests.support.docs.pages import Block
 from game_events_tests.support.docs.printed import missing
 from game_events_tests.support.docs.shell import Shell, bare_environment

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from game_events.config.extensions import load_extensions
+from game_events.config.extensions import extensions_of, load_extensions
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 
@@ -168,6 +168,19 @@ def test_names_whose_tables_could_be_another_games_are_refused(names, load):
     body = "".join(ONE.format(name=n, i=i) for i, n in enumerate(names))
     with pytest.raises(ConfigurationError, match="names are ambiguous"):
         load(body)
+
+
+@pytest.mark.parametrize("noun", ["devices", "all_devices"])
+def test_an_aggregate_of_ones_own_takes_no_table_of_the_built_in_ones_noun(noun, tmp_path):
+    for name in ("devices", "by_hour"):
+        (tmp_path / f"{name}.py").write_text(HEAD + ONE.format(name=name, i=0))
+    settings = load_settings(names={"aggregate": noun}, extensions=[str(tmp_path / "devices.py")])
+    with pytest.raises(
+        ConfigurationError, match=rf"gold aggregate devices .* gold aggregate {noun} \(`aggregate` in GAME_EVENTS"
+    ):
+        extensions_of(settings)
+    (other,) = extensions_of(settings.model_copy(update={"extensions": (str(tmp_path / "by_hour.py"),)})).aggregates
+    assert other.name == "by_hour"
 
 
 def test_names_that_only_look_alike_are_let_in(load):

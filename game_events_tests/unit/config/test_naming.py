@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from game_events.config.naming import FIXED, OWN, Names
-from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import (
     BRONZE,
     EVENT_LOG,
@@ -61,7 +60,6 @@ def test_the_path_of_a_file_tells_whose_it_is(names, game):
     for key, pattern in (
         (silver_name(game), names.silver_path()),
         (gold_name(game), names.gold_path()),
-        (gold_name(game, "by_type"), names.gold_path("by_type")),
     ):
         for root in ("file:/lake", "file:/a%20lake/x=1/gold_b_player_agg", "s3a://bucket", "abfss://a@b.net/c"):
             assert re.search(pattern, f"{root}/{names.name_of(key)}/part-1.parquet")[1] == game
@@ -106,10 +104,3 @@ def test_nouns_that_leave_the_root_and_templates_are_refused(given, says):
     with pytest.raises(ValidationError) as refused:
         Names(**given)
     assert says in str(refused.value)
-
-
-@pytest.mark.parametrize("noun", ["devices", "all_devices"])
-def test_an_aggregate_of_ones_own_takes_no_other_tables_name(noun):
-    with pytest.raises(ConfigurationError, match="gold aggregate devices"):
-        Names(aggregate=noun).refuse_clashes(["devices"])
-    Names(aggregate=noun).refuse_clashes(["by_hour"])

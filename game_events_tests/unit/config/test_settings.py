@@ -7,8 +7,7 @@ import pickle
 import pytest
 from pydantic import ValidationError
 
-from game_events.config.settings import Settings, load_settings
-from game_events.config.settings_sources import STACK_STATE_FILE
+from game_events.config.settings import STACK_STATE_FILE, Settings, load_settings
 from game_events.errors import ConfigurationError
 
 SECRET = "hunter2"

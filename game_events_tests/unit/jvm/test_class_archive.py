@@ -10,10 +10,10 @@ import pytest
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.jvm import class_archive
-from game_events.jvm.class_archive import archive_of, archiving_options, is_usable, keep, sharing_options
+from game_events.jvm.class_archive import SPARK_HOME, archive_of, archiving_options, is_usable, keep, sharing_options
 from game_events.jvm.jars import spark_jars
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, find_java
-from game_events.spark.config import CLASS_PATH_KEY, SPARK_HOME, spark_config
+from game_events.spark.config import CLASS_PATH_KEY, spark_config
 
 SAID = {"spark.authenticate": "true"}
 
@@ -25,13 +25,14 @@ def spark_home(tmp_path, monkeypatch):
     (tmp_path / "spark" / "jars").mkdir(parents=True)
     for name in ("a.jar", "b.jar"):
         (tmp_path / "spark" / "jars" / name).write_bytes(b"jar")
+    monkeypatch.setattr(class_archive, "SPARK_HOME", tmp_path / "spark")
     return tmp_path / "spark"
 
 
 @pytest.fixture
-def kept(spark_home, tmp_path):
+def kept(spark_home, tmp_path):  # noqa: ARG001 - the archive is of its jars
     """An archive in its place."""
-    archive = archive_of([], spark_home)
+    archive = archive_of([])
     keep(written(tmp_path), archive)
     return archive
 
@@ -43,21 +44,22 @@ def written(folder, name="new"):
 
 
 def test_another_java_or_another_jar_has_another_archive(spark_home, tmp_path, monkeypatch):
-    names = [archive_of([], spark_home)]
+    names = [archive_of([])]
     own = written(tmp_path, "own.jar")
-    names.append(archive_of([own], spark_home))
+    names.append(archive_of([own]))
     os.utime(own, ns=(1, 1))  # Java compares the times of jars
-    names.append(archive_of([own], spark_home))
+    names.append(archive_of([own]))
     (spark_home / "jars" / "c.jar").write_bytes(b"jar")
-    names.append(archive_of([own], spark_home))
+    names.append(archive_of([own]))
     monkeypatch.setattr(class_archive, "version_text", lambda _java: "another build")
-    names.append(archive_of([own], spark_home))
+    names.append(archive_of([own]))
     assert len(set(names)) == len(names)
-    assert archive_of([own], spark_home) == names[-1]
+    assert archive_of([own]) == names[-1]
 
 
-def test_an_archive_is_used_once_it_is_in_its_place(spark_home, tmp_path):
-    archive = archive_of([], spark_home)
+@pytest.mark.usefixtures("spark_home")
+def test_an_archive_is_used_once_it_is_in_its_place(tmp_path):
+    archive = archive_of([])
     assert sharing_options(archive) == ()
     keep(written(tmp_path), archive)
     assert f"-XX:SharedArchiveFile={archive}" in sharing_options(archive)
@@ -78,8 +80,9 @@ def test_what_another_user_could_have_written_is_not_used(kept):
     assert sharing_options(kept) == ()
 
 
-def test_a_jvm_that_wrote_nothing_leaves_no_archive(spark_home, tmp_path):
-    archive = archive_of([], spark_home)
+@pytest.mark.usefixtures("spark_home")
+def test_a_jvm_that_wrote_nothing_leaves_no_archive(tmp_path):
+    archive = archive_of([])
     (tmp_path / "empty").touch()
     for file in (tmp_path / "empty", tmp_path / "none"):
         with pytest.raises(ConfigurationError, match="wrote no archive"):

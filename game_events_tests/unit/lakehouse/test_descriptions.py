@@ -5,11 +5,18 @@ import pytest
 from deltalake.exceptions import CommitFailedError
 
 from game_events.config.settings import load_settings
-from game_events.lakehouse.descriptions import MAX_TABLE_CHARS, comments_of, described, owners_of, tags_of, with_comments
+from game_events.lakehouse.descriptions import (
+    MAX_TABLE_CHARS,
+    comments_of,
+    described,
+    own_comments,
+    owners_of,
+    tags_of,
+    with_comments,
+)
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.format_version import FORMAT, format_of
 from game_events.lakehouse.labels import Labels
-from game_events.lakehouse.system_columns import own_comments
 from game_events.lakehouse.system_tables import event_log, progress, schema_archive, suppressed
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.gold.aggregates import commented, player_agg

@@ -17,7 +17,7 @@ PROJECT = Path(__file__).parents[3]
 DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 #: Declared and not imported, with why.
 NOT_IMPORTED = {
-    "delta-spark": "its jar is Delta Lake's own reader (game_events/spark/delta_reader.py)",
+    "delta-spark": "its jar is Delta Lake's own reader (game_events/pipeline/checks/gold_recompute.py)",
     "googleapis-common-protos": "its .proto files are read",
 }
 #: Namespaces that several packages share -> whose these modules are.
