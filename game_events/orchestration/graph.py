@@ -16,12 +16,12 @@ from game_events.config.settings import Settings
 from game_events.config.source import SettingsSource
 from game_events.orchestration.keys import Keys
 from game_events.orchestration.resources import LakehouseResource, SparkResource
+from game_events.orchestration.runs.errors import StepContext
 from game_events.orchestration.runs.own_runs import lakehouse_tag
 
 LAKEHOUSE = "lakehouse"
 #: Input of an op that only waits for another one.
 START = "start"
-StepContext = dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ from typing import Self
 from dagster import DagsterInstance
 
 from game_events.cli.common.dagster_home import dagster_home
-from game_events.cli.common.job_result import JobResult
 from game_events.cli.common.output import Output
 from game_events.cli.common.run_job import run_job
-from game_events.cli.common.summary import show_run
+from game_events.cli.common.summary import JobResult, show_run
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse

@@ -7,7 +7,7 @@ from typing import Any
 
 from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus, ExecuteInProcessResult
 
-from game_events.cli.common.job_result import JobResult
+from game_events.cli.common.summary import JobResult
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
 from game_events.definitions import build_defs

@@ -12,7 +12,7 @@ import typer
 from game_events.cli.commands.run import run_and_show
 from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
-from game_events.cli.local.examples import CONFIG, use_example
+from game_events.cli.local.init import CONFIG, use_example
 from game_events.config.gold_columns import simple_call
 from game_events.config.groups.values import ENV_PREFIX
 from game_events.config.settings import Settings, load_settings

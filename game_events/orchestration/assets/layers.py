@@ -1,4 +1,4 @@
-"""The assets: thin wrappers over the pipeline, for lineage and for materializing by hand."""
+"""The assets: thin wrappers over the pipeline, for lineage and for materializing by hand; here bronze and the unified table."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -9,29 +9,22 @@ import dagster as dg
 from game_events.config.settings import Settings
 from game_events.extending import GoldAggregate
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED
-from game_events.orchestration.assets.code_references import made_by
-from game_events.orchestration.assets.operations import operations
-from game_events.orchestration.assets.own_gold import build_own_gold
-from game_events.orchestration.assets.per_game import game_asset
-from game_events.orchestration.assets.sources import source_assets
-from game_events.orchestration.assets.specs import SPARK_TABLE, VERSION_CHARS, gold_of_each, silver_of_each, table_spec
+from game_events.orchestration.assets.external import operations, source_assets
+from game_events.orchestration.assets.per_game import RefreshConfig, game_assets
+from game_events.orchestration.assets.specs import SPARK_TABLE, made_by, table_spec
 from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.events.materializations import AssetEvent, fail_for, report_events
 from game_events.orchestration.events.metadata import table_metadata
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.jobs.config import RefreshConfig
 from game_events.orchestration.runs.tags import ALL_LAYERS, CARRIES
 from game_events.orchestration.sensors.automation import carry_condition
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.registry import check_after_run
-from game_events.pipeline.gold.aggregates import DEFAULT_DEFINITION, player_agg
-from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.reporting.present import present
 from game_events.pipeline.runs.refresh import refresh_downstream
 from game_events.pipeline.silver.admission import new_games
-from game_events.pipeline.silver.refresh import refresh_silver
 
 #: Dagster accepts no shorter window of freshness.
 SHORTEST_WINDOW_S = 60
@@ -44,10 +37,8 @@ def build_tables(graph: Graph, own: Iterable[GoldAggregate] = ()) -> list[dg.Ass
     return [
         *external,
         _bronze(sources, graph),
-        _silver(graph),
-        _gold(graph),
+        *game_assets(graph, own),
         _unified(graph),
-        *build_own_gold(own, graph),
         *operations(graph, sources),
     ]
 
@@ -108,39 +99,6 @@ def _freshness(settings: Settings) -> dg.FreshnessPolicy | None:
     fail = timedelta(seconds=settings.freshness_s)
     warn = fail / 2 if fail / 2 >= timedelta(seconds=SHORTEST_WINDOW_S) else None
     return dg.FreshnessPolicy.time_window(fail_window=fail, warn_window=warn)
-
-
-def _silver(graph: Graph) -> dg.AssetsDefinition:
-    words, keys = graph.settings.names, graph.keys
-    spec = table_spec(
-        graph,
-        keys.silver,
-        silver_of_each(graph),
-        f"One append-only table for each {words.entity} with its rows of bronze; all requested {words.entities} in "
-        "one Spark job.",
-        deps=[keys.bronze],
-        partitions_def=keys.partitions,
-        metadata=made_by(refresh_silver),
-    )
-    return game_asset(
-        spec, "silver", "silver", graph, lambda p, report, games, full: refresh_silver(p, report, games, full=full)
-    )
-
-
-def _gold(graph: Graph) -> dg.AssetsDefinition:
-    settings, keys = graph.settings, graph.keys
-    aggregate = player_agg(settings)
-    spec = table_spec(
-        graph,
-        keys.gold,
-        gold_of_each(graph, aggregate.name),
-        f"One table for each {settings.names.entity}. {aggregate.description}. Equal to a full recompute, always.",
-        deps=[keys.silver],
-        partitions_def=keys.partitions,
-        code_version=aggregate.definition[:VERSION_CHARS] or str(DEFAULT_DEFINITION),
-        metadata=made_by(refresh_gold),
-    )
-    return game_asset(spec, "gold", "gold", graph, lambda p, report, games, full: refresh_gold(p, report, games, full=full))
 
 
 def _unified(graph: Graph) -> dg.AssetsDefinition:

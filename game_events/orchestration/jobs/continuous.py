@@ -19,9 +19,7 @@ from pydantic import Field
 from pyspark.errors import PySparkException
 
 from game_events.config.settings import Settings
-from game_events.orchestration.checks.rules import rule_evaluations
-from game_events.orchestration.checks.tables import check_evaluation
-from game_events.orchestration.events.materializations import report_events
+from game_events.orchestration.checks.whole_run import changes, outcome
 from game_events.orchestration.events.metadata import latency_metadata, latency_table
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.event_throttle import EventThrottle
@@ -211,7 +209,7 @@ def _due_events(
     if report is None:
         return
     try:
-        events: list[OpEvent] = [*report_events(context, report, keys, every=True), *rule_evaluations(report, keys)]
+        events = list(changes(context, report, keys, every=True))
     except BaseException:  # an interrupt among others: it is in the run's last events
         throttle.give_back(report)
         raise
@@ -243,8 +241,4 @@ def _result(loop: Loop, worker: LoopThread, keys: Keys) -> Iterator[OpEvent]:
     }
     if worker.error is not None:
         raise dg.Failure(f"{type(worker.error).__name__}: {first_line(worker.error)}", metadata=whole) from worker.error
-    yield from (check_evaluation(found, keys) for found in report.total.checks)
-    if report.total.errors:
-        failed = "; ".join(f"{t.table}: {t.error}" for t in report.total.errors[:10])
-        raise dg.Failure(f"{len(report.total.errors)} tables failed: {failed}", metadata=whole)
-    yield dg.Output(None, metadata=whole)
+    yield from outcome(report.total, whole, keys)

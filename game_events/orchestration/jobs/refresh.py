@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import dagster as dg
+from pydantic import Field
 
 from game_events.errors import ConfigurationError
 from game_events.extending import GoldAggregate
 from game_events.orchestration.checks.whole_run import changes, whole_run
 from game_events.orchestration.dagster_private import UnresolvedAssetJobDefinition
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.jobs.config import RunConfig
 from game_events.orchestration.keys import OpEvent
 from game_events.orchestration.runs.errors import errors_decide
 from game_events.orchestration.runs.tags import CARRIES_ALL, ROW_CHANGING_TAG
@@ -24,26 +24,40 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import OWN_GOLD, TriggeredRun
+from game_events.pipeline.runs.selection import Selection, selection_of
 
 JOB, PLAN, REPORTING = "refresh", "plan", "report"
 #: All steps wait for the same pool, as the jobs do that repair and maintain the tables: a run waits in the queue, where it can
 #: be canceled, and seldom between two steps.
 POOL = "bronze"
-#: Step -> its op.
+#: Step -> its op, and what it does.
 STEPS = {
-    "bronze": "refresh_bronze",
-    "silver": "refresh_silver",
-    "gold": "refresh_gold",
-    "unified": "refresh_unified",
-    OWN_GOLD: "refresh_own_aggregates",
+    "bronze": ("refresh_bronze", "Reads the topic up to the offsets seen now."),
+    "silver": ("refresh_silver", "Brings every game's silver table up to bronze, in one Spark job."),
+    "gold": ("refresh_gold", "Brings every game's gold table up to its silver table, in one Spark job."),
+    "unified": ("refresh_unified", "Brings the table over all games up to their gold tables; no Spark."),
+    OWN_GOLD: ("refresh_own_aggregates", "Brings the tables of user-defined aggregates up to silver."),
 }
-DESCRIPTIONS = {
-    "bronze": "Reads the topic up to the offsets seen now.",
-    "silver": "Brings every game's silver table up to bronze, in one Spark job.",
-    "gold": "Brings every game's gold table up to its silver table, in one Spark job.",
-    "unified": "Brings the table over all games up to their gold tables; no Spark.",
-    OWN_GOLD: "Brings the tables of user-defined aggregates up to silver.",
-}
+
+
+class RunConfig(dg.Config):
+    """Options of the job `refresh`; by default everything is brought up to date and nothing is replaced."""
+
+    select: list[str] = Field(
+        default=[], description="Layers, asset keys or tables to bring up to date; empty: all. See docs/refresh.md."
+    )
+    games: list[str] = Field(default=[], description="Only these games, in silver and gold; empty: every game.")
+    full_refresh: list[str] = Field(
+        default=[],
+        description="Layers, asset keys or tables to replace by everything the layer before has of them; `all`: every layer.",
+    )
+    ignore_intervals: bool = Field(
+        default=False, description="Refresh gold aggregates before their own interval has passed, too."
+    )
+
+    def selection(self, pipeline: Pipeline) -> Selection:
+        """Checked against what there is; raises before anything is touched."""
+        return selection_of(pipeline, self.select, self.games, self.full_refresh)
 
 
 class SharedRun:
@@ -128,7 +142,7 @@ def _plan(graph: Graph) -> dg.OpDefinition:
 
 
 def _step(graph: Graph, name: str) -> dg.OpDefinition:
-    @graph.op(STEPS[name], DESCRIPTIONS[name], POOL, after=True)
+    @graph.op(*STEPS[name], POOL, after=True)
     def step(context: dg.OpExecutionContext) -> Iterator[OpEvent]:
         yield from _execute(context, graph, lambda run: run.execute(name))
         yield dg.Output(None)

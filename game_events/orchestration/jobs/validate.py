@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator
 import dagster as dg
 
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.jobs.config import RunConfig
+from game_events.orchestration.jobs.refresh import RunConfig
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.preflight import PreflightResult, run_plan_checks
 from game_events.pipeline.runs.selection import selection_of
@@ -40,8 +40,4 @@ def build_validate(graph: Graph, load: Callable[[], dg.Definitions]) -> dg.JobDe
         yield dg.Output(None, metadata=whole | {c.check.replace(" ", "_"): c.detail for c in found})
 
     description = "Dry run: checks all that a run needs and reports what it would do. The same as `game-events run --dry-run`."
-    return graph.job(
-        "validate",
-        description,
-        check_everything,
-    )
+    return graph.job("validate", description, check_everything)

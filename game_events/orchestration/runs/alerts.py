@@ -11,8 +11,9 @@ from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.orchestration.dagster_private import DagsterAssetCheckFailedError
-from game_events.orchestration.keys import report_in
+from game_events.orchestration.keys import JOB, Keys, report_in
 from game_events.orchestration.runs.check_alerts import CheckMemory, alert_of_check, history, turns
+from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.pipeline.checks.gaps import LOST, Loss, gaps_in_words, losses
 from game_events.pipeline.observability.alerts import LONGEST_ERROR, Alert, Severity, run_url, send, severity_of
 
@@ -87,6 +88,11 @@ def alert_of_loss(settings: Settings, loss: Loss, severity: Severity) -> Alert:
         error=gaps_in_words(loss.gaps)[:LONGEST_ERROR],
         counts={"gaps": len(loss.gaps), "offsets_lost": sum(known), "gaps_of_unknown_length": len(loss.gaps) - len(known)},
     )
+
+
+def sends_own_alerts(settings: Settings, run: DagsterRun | None) -> bool:
+    """Whether a run sends its alerts at its end: one of the command line. For a continuous one that is days later."""
+    return run is not None and run.tags.get(OWN_ALERTS) == "true" and run.job_name != Keys.of(settings).named(JOB)
 
 
 def send_own_alerts(instance: DagsterInstance, settings: Settings, run_id: str) -> None:

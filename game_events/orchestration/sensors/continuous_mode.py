@@ -105,7 +105,6 @@ def build_continuous_mode(graph: Graph) -> dg.SensorDefinition:
 
     @sensor(
         graph,
-        "continuous_mode",
         "Starts continuous mode again if its run failed or its process vanished; does nothing before it was started once, or "
         "after it was terminated.",
         10,

@@ -15,10 +15,8 @@ from pydantic import Field
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.keys import JOB as CONTINUOUS_JOB
 from game_events.orchestration.keys import Keys
-from game_events.orchestration.runs.alerts import alert_of_loss
-from game_events.orchestration.runs.tags import OWN_ALERTS
+from game_events.orchestration.runs.alerts import alert_of_loss, sends_own_alerts
 from game_events.orchestration.sensors.ticks import Cursor, sensor
 from game_events.pipeline.checks.freshness import fresh, last_records
 from game_events.pipeline.checks.gaps import LOST, Loss, losses
@@ -95,7 +93,8 @@ def _send_alerts(pipeline: Pipeline, watch: Watch, version: int, lost: list[Loss
     severity, sent = severity_of(pipeline.settings, LOST), list(watch.sent)
     left = ALERTS
     for loss in lost:
-        if severity is None or loss.key in sent or _sends_itself(pipeline, instance, loss.run_id):
+        run = instance.get_run_by_id(loss.run_id) if loss.run_id is not None else None
+        if severity is None or loss.key in sent or sends_own_alerts(pipeline.settings, run):
             continue
         if not left or not send(pipeline.settings, alert_of_loss(pipeline.settings, loss, severity)):
             return watch.model_copy(update={"sent": sent})
@@ -104,22 +103,11 @@ def _send_alerts(pipeline: Pipeline, watch: Watch, version: int, lost: list[Loss
     return watch.model_copy(update={"version": version, "sent": []})
 
 
-def _sends_itself(pipeline: Pipeline, instance: DagsterInstance, run_id: str | None) -> bool:
-    """Whether a run sends its own alerts: one of the command line, at its end; a continuous one lasts too long."""
-    run = instance.get_run_by_id(run_id) if run_id is not None else None
-    return (
-        run is not None
-        and run.tags.get(OWN_ALERTS) == "true"
-        and run.job_name != Keys.of(pipeline.settings).named(CONTINUOUS_JOB)
-    )
-
-
 def build_data_alarms(graph: Graph) -> dg.SensorDefinition:
     """The sensor; without a bronze there is nothing to check."""
 
     @sensor(
         graph,
-        "data_alarms",
         "Checks, also without any run, for producers and games that fell silent (checks `fresh`, `volume`), and sends the "
         "webhook an alert of records that were lost before they were read.",
         60,

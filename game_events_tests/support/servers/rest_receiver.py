@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from game_events.cli.local.mock_receiver import MockApi, MockFaults
+from game_events.cli.local.mock_api import MockApi, MockFaults
 
 
 class Receiver:

@@ -112,7 +112,7 @@ def test_sparks_context_is_that_of_the_session_with_the_projects_settings(monkey
 def test_secrets_of_settings_that_were_given_are_masked_in_what_a_sensor_says(settings, instance):
     given = load_settings(lakehouse=settings.lakehouse, schema_registry_password="hunter2-planted")  # noqa: S106
 
-    @sensor(Graph.of(given), "talkative", "Says what it should not.", 30)
+    @sensor(Graph.of(given), "Says what it should not.", 30)
     def talkative(context):  # noqa: ARG001 - Dagster passes it by this name
         return dg.SkipReason("login with hunter2-planted failed")
 

@@ -8,8 +8,8 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
 from game_events.cli.commands import continuous
-from game_events.cli.common.job_result import JobResult
 from game_events.cli.common.output import Output
+from game_events.cli.common.summary import JobResult
 from game_events.config.settings import load_settings
 from game_events.orchestration.keys import JOB
 from game_events.orchestration.runs.own_runs import OwnRuns, lakehouse_tag

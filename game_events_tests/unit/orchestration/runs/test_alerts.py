@@ -21,8 +21,7 @@ from game_events.orchestration.runs.own_runs import OwnRuns
 from game_events.orchestration.runs.process_tag import PROCESS_TAG
 from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.orchestration.sensors.alerts import build_alerts
-from game_events.orchestration.sensors.kafka_lag import alert_on_lag
-from game_events.orchestration.sensors.lag_decision import Memory
+from game_events.orchestration.sensors.kafka_lag import Memory, alert_on_lag
 from game_events.pipeline.observability.alerts import VERSION, Alert, send
 from game_events.pipeline.observability.lag import PipelineLag
 from game_events.pipeline.reporting.tables import TableReport
