@@ -111,14 +111,8 @@ class Keys:
 
 
 DEFAULT = Keys(Names())
-GAMES = DEFAULT.partitions
-BRONZE_KEY = DEFAULT.bronze
-QUARANTINE_KEY = DEFAULT.quarantine
-SILVER_KEY = DEFAULT.silver
-GOLD_KEY = DEFAULT.gold
-UNIFIED_KEY = DEFAULT.unified
-REST_KEY = DEFAULT.rest
-LAYER_KEYS = DEFAULT.by_layer
+#: For assets of one's own beside those with default names (docs/reading.md).
+GAMES, GOLD_KEY = DEFAULT.partitions, DEFAULT.gold
 
 #: The group of what is sent elsewhere.
 EXPORTS = "exports"

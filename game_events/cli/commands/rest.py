@@ -91,15 +91,7 @@ def size_command(
 
 @dataclass(frozen=True)
 class Size:
-    """Needs of an export of `rows_per_s`.
-
-    Attributes:
-        calls_per_s: `rows_per_s` / `rows_per_call`.
-        calls_at_once: concurrent calls.
-        tasks: Spark tasks, each of which takes a slot.
-        cores: busy processor cores.
-        one_by_one: tasks that would be needed with one call at a time.
-    """
+    """Needs of an export of `rows_per_s`; `one_by_one`: Spark tasks that would be needed with one call at a time in each."""
 
     rows_per_s: float
     latency_ms: float

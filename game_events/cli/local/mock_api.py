@@ -1,7 +1,6 @@
 """`game-events mock-api`: an HTTP receiver with chosen latency and faults, for tests, benchmarks and to try the export with.
 
-It binds to loopback, keeps no rows, and asks for no login unless it is given one. Faults are drawn from a seed: they are
-repeatable.
+It binds to loopback, keeps no rows, and asks for no login. Faults are drawn from a seed: they are repeatable.
 """
 
 import asyncio
@@ -126,62 +125,42 @@ class FaultChoice:
 
 
 class MockApi:
-    """The server, and counts of its calls and accepted rows."""
+    """The server."""
 
-    def __init__(
-        self,
-        faults: MockFaults,
-        log: TextIO | None = None,
-        *,
-        bodies: bool = False,
-        authorization: tuple[str, str] | None = None,
-    ) -> None:
-        """Nothing listens yet.
-
-        `log` gets a JSON line for each call, with its body if `bodies`; without the header and value of `authorization` the
-        answer is 401.
-        """
+    def __init__(self, faults: MockFaults, log: TextIO | None = None, *, bodies: bool = False) -> None:
+        """Nothing listens yet; `log` gets a JSON line for each call, with its body if `bodies`."""
         self.faults, self._log, self._bodies = faults, log, bodies
-        self.authorization = authorization
         self.choice = FaultChoice(faults)
-        self.calls = self.rows = 0
 
     async def serve(
-        self, port: int, ready: Callable[[int], None], tls: tuple[Path, Path] | None = None, stop: asyncio.Event | None = None
+        self, port: int, ready: Callable[[int], None], tls: ssl.SSLContext | None = None, stop: asyncio.Event | None = None
     ) -> None:
         """Listen on loopback until stopped; `ready` gets the port (0 chooses a free one)."""
-        context = None
-        if tls is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*tls)
         app = web.Application(client_max_size=MAX_BODY_BYTES)
-        app.router.add_route("*", "/{path:.*}", self._answer)
+        app.router.add_route("*", "/{path:.*}", self.answer)
         # Calls without an answer end when the caller gives up, or with the server.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         try:
-            await web.TCPSite(runner, HOST, port, ssl_context=context, backlog=1024).start()
+            await web.TCPSite(runner, HOST, port, ssl_context=tls, backlog=1024).start()
             ready(runner.addresses[0][1])
             await (stop or asyncio.Event()).wait()
         finally:
             await runner.cleanup()
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        arrived, required = time.time(), self.authorization
-        allowed = required is None or request.headers.get(required[0]) == required[1]
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """The answer to a call, once its latency is over."""
+        arrived = time.time()
         if request.method != "POST":
-            return web.Response(status=401 if not allowed else 200 if request.method in {"GET", "HEAD"} else 204)
+            return web.Response(status=200 if request.method in {"GET", "HEAD"} else 204)
         key, body = request.headers.get("Idempotency-Key", ""), await request.read()
-        if not allowed:
-            self._note(key, body, 0, 401, arrived)
-            return self._refused(request, 401)
         try:
             content = json.loads(body)
         except ValueError:
             return web.Response(status=400)
         rows = len(content) if isinstance(content, list) else 1
         fault = self.choice.next()
-        self._note(key, body, rows, _STATUS.get(fault, fault), arrived)
+        self.note(key, body, rows, _STATUS.get(fault, fault), arrived)
         if fault == "close" and request.transport is not None:
             request.transport.abort()
         if fault not in _STATUS:
@@ -189,23 +168,21 @@ class MockApi:
         if fault == "none":
             await asyncio.sleep(self.faults.latency_s(rows))
         if fault == "refuse":
-            return self._refused(request, 422)
+            return self.refused(request, 422)
         headers = {"Retry-After": self.choice.retry_after()} if fault == "throttle" else {}
         return web.Response(status=_STATUS[fault], text="{}", headers=headers)
 
     @staticmethod
-    def _refused(request: web.Request, status: int) -> web.Response:
+    def refused(request: web.Request, status: int) -> web.Response:
         """An answer that repeats a header of the request, as real services do: it must be masked wherever it is logged."""
         return web.json_response(
             {"error": "not taken", "authorization": request.headers.get("Authorization", "")}, status=status
         )
 
-    def _note(self, key: str, body: bytes, rows: int, status: int | str, arrived: float) -> None:
+    def note(self, key: str, body: bytes, rows: int, status: int | str, arrived: float) -> None:
         """Log a call: its key, rows, answer, and arrival (seconds since 1970)."""
-        self.calls += 1
-        accepted = status in {200, "accept_then_timeout"}
-        self.rows += rows if accepted else 0
         if self._log is not None:
+            accepted = status in {200, "accept_then_timeout"}
             entry: dict[str, Any] = {"time": arrived, "key": key, "rows": rows, "status": status, "accepted": accepted}
             if self._bodies:
                 entry["body"] = json.loads(body) if body else None

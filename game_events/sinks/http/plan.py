@@ -24,8 +24,7 @@ from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http.changes import OnReplaced, Step, find_changes
 from game_events.sinks.http.chunks import ChunkOrigin, CutChunks
-from game_events.sinks.http.file_rows import file_rows, folder_table, new_files
-from game_events.sinks.http.table_rows import new_rows
+from game_events.sinks.http.rows import file_rows, folder_table, new_files, new_rows
 from game_events.sinks.http.tables import ExportTables, outbox_schema
 from game_events.sinks.http.target import RestTarget
 

@@ -12,11 +12,12 @@ from game_events.orchestration import resources
 from game_events.orchestration.checks.tables import fails
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.continuous import row_changing_run, run_under_way
-from game_events.orchestration.keys import JOB, SILVER_KEY
+from game_events.orchestration.keys import JOB
 from game_events.orchestration.runs.own_runs import LAKEHOUSE_TAG, REPOSITORY_TAG, OwnRuns
 from game_events.orchestration.sensors.continuous_mode import decide, past_runs
 from game_events.orchestration.sensors.kafka_lag import writer_of_bronze
 from game_events.orchestration.sensors.ticks import sensor
+from game_events_tests.support.keys import SILVER_KEY
 
 DEV = {"prefix": "dev_"}
 

@@ -14,7 +14,7 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.orchestration.events.materializations import fail_for
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.keys import REPORT, SILVER_KEY
+from game_events.orchestration.keys import REPORT
 from game_events.orchestration.runs.alerts import send_own_alerts
 from game_events.orchestration.runs.dead_runs import end_dead_runs
 from game_events.orchestration.runs.own_runs import OwnRuns
@@ -26,6 +26,7 @@ from game_events.pipeline.observability.alerts import VERSION, Alert, send
 from game_events.pipeline.observability.lag import PipelineLag
 from game_events.pipeline.reporting.tables import TableReport
 from game_events_tests.support.fixtures.dagster import PROJECT
+from game_events_tests.support.keys import SILVER_KEY
 from game_events_tests.support.offsets import seen, splits
 from game_events_tests.support.servers.webhook import TOKEN, Receiver
 
