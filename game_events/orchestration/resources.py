@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 
 from game_events.config.source import SettingsSource
 from game_events.config.tls import unencrypted
+from game_events.orchestration.runs.dead_runs import mark_process
 from game_events.orchestration.runs.errors import StepContext, errors_decide
 from game_events.orchestration.runs.own_runs import lakehouse_tag
-from game_events.orchestration.runs.process_tag import mark_process
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport

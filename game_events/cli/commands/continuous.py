@@ -20,7 +20,7 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.orchestration.jobs.continuous import run_under_way, stop_loops_of_this_process
 from game_events.orchestration.keys import JOB
-from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG, this_process
 from game_events.orchestration.runs.tags import HANDED_OVER
 
 LOOK_S = 0.2

@@ -10,7 +10,7 @@ import yaml
 from game_events.cli.common.arguments import Json
 from game_events.cli.common.dagster_home import INSTANCE_FILE, find_dagster_home
 from game_events.cli.common.output import Output
-from game_events.cli.common.spark import spark_session
+from game_events.cli.common.shared_spark import spark_session
 from game_events.config.settings import load_settings
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.preflight import Check, Hint, PreflightResult

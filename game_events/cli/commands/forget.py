@@ -11,7 +11,7 @@ import typer
 
 from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
-from game_events.cli.common.spark import spark_session
+from game_events.cli.common.shared_spark import spark_session
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.pipeline.context import Pipeline

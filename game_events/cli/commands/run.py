@@ -10,8 +10,7 @@ from game_events.cli.commands.doctor import show_checks
 from game_events.cli.common.arguments import Json, words
 from game_events.cli.common.output import Output
 from game_events.cli.common.run_job import run_job
-from game_events.cli.common.shared_spark import SharedSpark, leave, shared_spark, use
-from game_events.cli.common.spark import spark_session
+from game_events.cli.common.shared_spark import SharedSpark, leave, shared_spark, spark_session, use
 from game_events.cli.common.summary import JobResult, finish, show_run
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import GameEventsError

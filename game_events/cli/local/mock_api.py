@@ -86,51 +86,15 @@ class MockFaults:
         return (self.latency_ms + self.latency_per_row_ms * rows) / 1000
 
 
-class FaultChoice:
-    """Fault of each call, in the order of the seed."""
-
-    def __init__(self, faults: MockFaults) -> None:
-        self._faults = faults
-        self._random = random.Random(faults.seed)  # noqa: S311 - faults, not secrets
-        self._recent: deque[float] = deque()
-        self._as_date = True
-
-    def next(self) -> str:
-        """The fault of the call that has just arrived; "none": none."""
-        drawn = self._random.random()
-        for name in _SHARES:
-            drawn -= getattr(self._faults, f"{name}_share")
-            if drawn < 0:
-                return name
-        return "throttle" if self._too_many() else "none"
-
-    def retry_after(self) -> str:
-        """The header of a 429: seconds and an HTTP date by turns, as both are in use."""
-        self._as_date = not self._as_date
-        if self._as_date:
-            # A date has whole seconds: one more, so that it is never past.
-            return formatdate(time.time() + self._faults.retry_after_s + 1, usegmt=True)
-        return str(self._faults.retry_after_s)
-
-    def _too_many(self) -> bool:
-        if not self._faults.rate_limit:
-            return False
-        now = time.monotonic()
-        while self._recent and self._recent[0] <= now - 1.0:
-            self._recent.popleft()
-        if len(self._recent) >= self._faults.rate_limit:
-            return True
-        self._recent.append(now)
-        return False
-
-
 class MockApi:
-    """The server."""
+    """The server; it chooses each call's fault in the order of the seed."""
 
     def __init__(self, faults: MockFaults, log: TextIO | None = None, *, bodies: bool = False) -> None:
         """Nothing listens yet; `log` gets a JSON line for each call, with its body if `bodies`."""
         self.faults, self._log, self._bodies = faults, log, bodies
-        self.choice = FaultChoice(faults)
+        self._random = random.Random(faults.seed)  # noqa: S311 - faults, not secrets
+        self._recent: deque[float] = deque()
+        self._as_date = True
 
     async def serve(
         self, port: int, ready: Callable[[int], None], tls: ssl.SSLContext | None = None, stop: asyncio.Event | None = None
@@ -159,7 +123,7 @@ class MockApi:
         except ValueError:
             return web.Response(status=400)
         rows = len(content) if isinstance(content, list) else 1
-        fault = self.choice.next()
+        fault = self._fault()
         self.note(key, body, rows, _STATUS.get(fault, fault), arrived)
         if fault == "close" and request.transport is not None:
             request.transport.abort()
@@ -169,7 +133,7 @@ class MockApi:
             await asyncio.sleep(self.faults.latency_s(rows))
         if fault == "refuse":
             return self.refused(request, 422)
-        headers = {"Retry-After": self.choice.retry_after()} if fault == "throttle" else {}
+        headers = {"Retry-After": self._retry_after()} if fault == "throttle" else {}
         return web.Response(status=_STATUS[fault], text="{}", headers=headers)
 
     @staticmethod
@@ -188,3 +152,31 @@ class MockApi:
                 entry["body"] = json.loads(body) if body else None
             self._log.write(json.dumps(entry) + "\n")
             self._log.flush()
+
+    def _fault(self) -> str:
+        """The fault of the call that has just arrived; "none": none."""
+        drawn = self._random.random()
+        for name in _SHARES:
+            drawn -= getattr(self.faults, f"{name}_share")
+            if drawn < 0:
+                return name
+        return "throttle" if self._too_many() else "none"
+
+    def _retry_after(self) -> str:
+        """The header of a 429: seconds and an HTTP date by turns, as both are in use."""
+        self._as_date = not self._as_date
+        if self._as_date:
+            # A date has whole seconds: one more, so that it is never past.
+            return formatdate(time.time() + self.faults.retry_after_s + 1, usegmt=True)
+        return str(self.faults.retry_after_s)
+
+    def _too_many(self) -> bool:
+        if not self.faults.rate_limit:
+            return False
+        now = time.monotonic()
+        while self._recent and self._recent[0] <= now - 1.0:
+            self._recent.popleft()
+        if len(self._recent) >= self.faults.rate_limit:
+            return True
+        self._recent.append(now)
+        return False

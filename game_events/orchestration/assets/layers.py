@@ -12,9 +12,9 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED
 from game_events.orchestration.assets.external import operations, source_assets
 from game_events.orchestration.assets.per_game import RefreshConfig, game_assets
 from game_events.orchestration.assets.specs import SPARK_TABLE, made_by, table_spec
-from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.checks.tables import check_evaluation
-from game_events.orchestration.events.materializations import AssetEvent, fail_for, report_events
+from game_events.orchestration.checks.whole_run import changes
+from game_events.orchestration.events.materializations import AssetEvent, fail_for
 from game_events.orchestration.events.metadata import table_metadata
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.runs.tags import ALL_LAYERS, CARRIES
@@ -133,8 +133,7 @@ def _unified(graph: Graph) -> dg.AssetsDefinition:
             found = unified[0] if unified else present("unified", pipeline.lakehouse.table(UNIFIED))
         # Its own materialization is the output; the layers above have an event for each game.
         others = replace(report, tables=[t for t in report.tables if t not in unified])
-        yield from report_events(context, others, keys)
-        yield from rule_evaluations(report, keys)
+        yield from changes(context, others, keys)
         yield from (check_evaluation(found, keys) for found in report.checks)
         yield dg.MaterializeResult(keys.unified, metadata=table_metadata(found, report, keys) if found is not None else None)
         fail_for(others.errors)

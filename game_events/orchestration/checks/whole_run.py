@@ -12,7 +12,9 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
 
 
-def changes(context: dg.OpExecutionContext, report: RunResult, keys: Keys, *, every: bool = False) -> Iterator[OpEvent]:
+def changes(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, report: RunResult, keys: Keys, *, every: bool = False
+) -> Iterator[dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation]:
     """The tables that changed (`every`: as of `report_events`), and the rules that were evaluated."""
     yield from report_events(context, report, keys, every=every)
     yield from rule_evaluations(report, keys)

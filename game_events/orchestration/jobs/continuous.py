@@ -24,8 +24,8 @@ from game_events.orchestration.events.metadata import latency_metadata, latency_
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.event_throttle import EventThrottle
 from game_events.orchestration.keys import DEFAULT, JOB, REPORT, Keys, OpEvent
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG, this_process, worker_is_gone
 from game_events.orchestration.runs.own_runs import OwnRuns, repository_of
-from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process, worker_is_gone
 from game_events.orchestration.runs.tags import CARRIES_ALL, ENDED_BY_ITSELF, HANDED_OVER, ROW_CHANGING_TAG
 from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.continuous.loop import PAUSED, WAITING, Loop, LoopReport, first_line

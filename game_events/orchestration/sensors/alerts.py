@@ -13,8 +13,7 @@ from pydantic import Field
 
 from game_events.config.settings import Settings
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.runs.alerts import alert_of_run, sends_own_alerts
-from game_events.orchestration.runs.check_alerts import CheckMemory, alert_of_check, history, turns
+from game_events.orchestration.runs.alerts import CheckMemory, alert_of_check, alert_of_run, history, sends_own_alerts, turns
 from game_events.orchestration.runs.own_runs import OwnRuns, repository_of
 from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.orchestration.sensors.ticks import Cursor, own_runs, sensor

@@ -16,7 +16,7 @@ from dagster_graphql.test.utils import execute_dagster_graphql
 from game_events.orchestration.jobs.continuous import OP
 from game_events.orchestration.jobs.event_throttle import EVENT_S
 from game_events.orchestration.keys import JOB, REPORT
-from game_events.orchestration.runs.process_tag import PROCESS_TAG, is_gone
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG, is_gone
 from game_events.orchestration.runs.tags import HANDED_OVER
 from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.produce import produce

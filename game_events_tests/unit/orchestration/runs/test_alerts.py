@@ -16,9 +16,8 @@ from game_events.orchestration.events.materializations import fail_for
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import REPORT
 from game_events.orchestration.runs.alerts import send_own_alerts
-from game_events.orchestration.runs.dead_runs import end_dead_runs
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG, end_dead_runs
 from game_events.orchestration.runs.own_runs import OwnRuns
-from game_events.orchestration.runs.process_tag import PROCESS_TAG
 from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.orchestration.sensors.alerts import build_alerts
 from game_events.orchestration.sensors.kafka_lag import Memory, alert_on_lag

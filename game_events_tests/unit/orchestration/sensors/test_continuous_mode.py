@@ -17,8 +17,8 @@ from game_events.orchestration.jobs.continuous import ROW_CHANGING_TAG, build_co
 from game_events.orchestration.jobs.refresh import build_refresh
 from game_events.orchestration.jobs.repair import build_redecode
 from game_events.orchestration.keys import JOB
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG, is_gone, this_process
 from game_events.orchestration.runs.own_runs import OwnRuns
-from game_events.orchestration.runs.process_tag import PROCESS_TAG, is_gone, this_process
 from game_events.orchestration.runs.tags import ENDED_BY_ITSELF
 from game_events.orchestration.sensors.continuous_mode import (
     FIRST_PAUSE_S,
