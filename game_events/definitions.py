@@ -6,7 +6,7 @@ from game_events.config.extensions import extensions_of
 from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import Settings
 from game_events.orchestration.assets.http_export import build_rest
-from game_events.orchestration.assets.layers import build_tables
+from game_events.orchestration.assets.layers import build_automation, build_tables
 from game_events.orchestration.checks.rules import build_rule_checks
 from game_events.orchestration.checks.tables import build_check_schedule, build_checks
 from game_events.orchestration.graph import Graph
@@ -17,7 +17,6 @@ from game_events.orchestration.jobs.refresh import build_layers, build_refresh
 from game_events.orchestration.jobs.repair import build_redecode, build_replay
 from game_events.orchestration.jobs.validate import build_validate
 from game_events.orchestration.sensors.alerts import build_alerts
-from game_events.orchestration.sensors.automation import build_automation
 from game_events.orchestration.sensors.continuous_mode import build_continuous_mode
 from game_events.orchestration.sensors.data_alarms import build_data_alarms
 from game_events.orchestration.sensors.dead_runs import build_dead_runs
