@@ -90,7 +90,6 @@ class _Runs(threading.Thread):
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """The thread's body."""
         try:
             while self._next():
                 pass

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
 import yaml
 
 from game_events.cli.common.arguments import Json
@@ -37,9 +36,7 @@ def show_checks(output: Output, title: str, found: Sequence[PreflightResult]) ->
     rows = [(c.check, "FAILED" if not c.ok else "LOOK" if c.look else "ok", c.detail) for c in found]
     output.table(title, ("check", "", "detail"), rows)
     healthy = all(c.ok for c in found)
-    output.result({"success": healthy, "checks": [c.to_dict() for c in found]})
-    if not healthy:
-        raise typer.Exit(1)
+    output.result({"success": healthy, "checks": [c.to_dict() for c in found]}, success=healthy)
 
 
 def check_instance(home: Path) -> str:

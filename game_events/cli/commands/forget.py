@@ -64,9 +64,7 @@ def forget(
     for error in errors:
         output.say(f"FAILED {error}")
     success = report.success and (account.finished or dry_run)
-    output.result({"success": success, "run_id": pipeline.run_id, **account.to_dict(), "errors": errors})
-    if not success:
-        raise typer.Exit(1)
+    output.result({"success": success, "run_id": pipeline.run_id, **account.to_dict(), "errors": errors}, success=success)
 
 
 def _ids(given: list[str], file: str | None) -> frozenset[str]:

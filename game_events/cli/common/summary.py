@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import typer
-
 from game_events.cli.common.output import Output
 from game_events.config.naming import Names
 from game_events.lakehouse.layers import REPORTED, Layer
@@ -93,6 +91,5 @@ def finish(output: Output, result: JobResult, failed: str = "") -> None:
     if failed and result.error:
         output.say(f"{failed}: {result.error}")
     # The report's own `success` is about its tables: a run that broke off may have none that failed.
-    output.result({**result.report, "success": result.success, "run_id": result.run_id or None, "error": result.error})
-    if not result.success:
-        raise typer.Exit(1)
+    body = {**result.report, "success": result.success, "run_id": result.run_id or None, "error": result.error}
+    output.result(body, success=result.success)

@@ -52,9 +52,7 @@ def demo(example: Example = None, as_json: Json = False) -> None:
     finally:
         local_stack.down(folder)
         output.say("local stack stopped")
-    output.result(report)
-    if not report["success"]:
-        raise typer.Exit(1)
+    output.result(report, success=bool(report["success"]))
 
 
 def _use(folder: Path, state: StackState) -> Settings:

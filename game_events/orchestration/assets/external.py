@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from game_events.config.settings import Settings
 from game_events.lakehouse.system_tables.event_log import event_log_table
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
 from game_events.orchestration.assets.specs import asset_spec, own_table_spec
@@ -46,15 +45,11 @@ def _files(graph: Graph) -> list[dg.AssetSpec]:
     """The folder or prefix, and the registry's subject if its records are decoded by one."""
     settings = graph.settings
     said = f"Files `{settings.files_pattern}` below `{settings.files_path}`. External: others put them there."
-    folder = _source(graph, source_key(settings, settings.source_name), said, "file", *_format(settings))
+    # The kind of the files' format, where the settings name one.
+    kind = {"auto": None, "jsonl": "json"}.get(settings.files_format, settings.files_format)
+    folder = _source(graph, source_key(settings, settings.source_name), said, "file", *filter(None, [kind]))
     schema = settings.files_schema or ""
     return [folder, _subject(graph, schema.removeprefix(SUBJECT))] if schema.startswith(SUBJECT) else [folder]
-
-
-def _format(settings: Settings) -> list[str]:
-    """The kind of the files' format, where the settings name one."""
-    found = {"auto": None, "jsonl": "json"}.get(settings.files_format, settings.files_format)
-    return [] if found is None else [found]
 
 
 def _subject(graph: Graph, subject: str) -> dg.AssetSpec:

@@ -26,7 +26,6 @@ class EventThrottle:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes the clock."""
         self._clock = clock
         self._lock = threading.Lock()
         self._pending = RunResult()

@@ -39,4 +39,4 @@ def test_ctrl_c_while_a_run_hands_over_leaves_continuous_mode_off(monkeypatch, t
     assert len(begun) == (1 if ctrl_c else 2)
     with DagsterInstance.from_config(str(tmp_path)) as instance:
         decision = decide(past_runs(instance, OwnRuns.of(load_settings())), time.time() + 2 * HAND_OVER_S)
-    assert (decision.start, decision.why.partition(":")[0]) == (False, "off")
+    assert (decision.run_key, decision.why.partition(":")[0]) == (None, "off")
