@@ -10,7 +10,7 @@ from game_events.lakehouse.tables import REST_FAILED_CHUNKS
 from game_events.orchestration.assets.specs import asset_spec, made_by, own_table_spec
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.places import check_place
-from game_events.orchestration.keys import EXPORTS, REPORT
+from game_events.orchestration.keys import REPORT
 from game_events.orchestration.runs.own_runs import lakehouse_of
 from game_events.orchestration.runs.tags import REASON
 from game_events.pipeline.reporting.export_result import Export
@@ -20,7 +20,7 @@ from game_events.sinks.http.tables import failed_chunks_schema
 
 #: Not one name for both: no two nodes of Dagster may share one, and the job is a node, too.
 JOB, OP = "rest_export", "export_new_rows"
-RECEIVER = "rest_receiver"
+RECEIVER, GROUP = "rest_receiver", "exports"
 
 
 class ExportConfig(dg.Config):
@@ -81,7 +81,7 @@ def _asset(graph: Graph) -> dg.AssetsDefinition:
                 "idempotency keys that stay the same. A chunk that is refused has failed, and waits for a replay.",
                 deps=[dg.AssetDep(upstream, partition_mapping=dg.AllPartitionMapping())],
                 automation_condition=_follows(upstream),
-                group_name=EXPORTS,
+                group_name=GROUP,
                 kinds={"spark", "deltalake", "rest"},
                 metadata=made_by(export_rows),
             )
@@ -112,9 +112,7 @@ def _downstream(graph: Graph) -> list[dg.AssetSpec]:
     keys, lakehouse = graph.keys, lakehouse_of(graph.settings)
     # Its address may hold a token.
     said = "The HTTP receiver of the export, at the address of the setting `REST_URL`. External."
-    receiver = asset_spec(
-        graph, dg.AssetKey([keys.named(RECEIVER)]), said, deps=[keys.rest], group_name=EXPORTS, kinds={"http"}
-    )
+    receiver = asset_spec(graph, dg.AssetKey([keys.named(RECEIVER)]), said, deps=[keys.rest], group_name=GROUP, kinds={"http"})
     if lakehouse is None:
         return [receiver]
     table, schema = lakehouse.table(REST_FAILED_CHUNKS), failed_chunks_schema(graph.settings.key_column)

@@ -19,7 +19,7 @@ from game_events.orchestration.events.materializations import AssetEvent, fail_f
 from game_events.orchestration.events.metadata import table_metadata
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import Keys
-from game_events.orchestration.runs.tags import ALL_LAYERS, CARRIES, CARRIES_ALL, REASON
+from game_events.orchestration.runs.tags import CARRIES_ALL, REASON
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.gold.unified import refresh_unified
@@ -125,7 +125,7 @@ def _unified(graph: Graph) -> dg.AssetsDefinition:
     def gold_unified_player_agg(context: dg.AssetExecutionContext, config: RefreshConfig) -> Iterator[AssetEvent]:
         """Bring the unified table up to the games' gold tables."""
         with graph.lakehouse(context).recorded(context, keys.unified.path[-1]) as (pipeline, report):
-            if context.run.tags.get(CARRIES) == ALL_LAYERS:
+            if CARRIES_ALL.items() <= context.run.tags.items():
                 refresh_downstream(pipeline, report)
                 check_after_run(pipeline, report)
             else:

@@ -5,9 +5,7 @@ from itertools import chain, count
 from dagster import DagsterInstance, RunsFilter
 
 #: The run brings every layer up to date by itself: automation has nothing to add to what it logs.
-CARRIES = "game_events/carries"
-ALL_LAYERS = "all"
-CARRIES_ALL = {CARRIES: ALL_LAYERS}
+CARRIES_ALL = {"game_events/carries": "all"}
 #: A run that replaces rows of tables: continuous mode waits for it.
 ROW_CHANGING_TAG = "game_events/changes_rows"
 #: A continuous run that was stopped by the user or its time limit: the sensor must not start it again.
