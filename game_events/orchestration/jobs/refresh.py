@@ -5,7 +5,6 @@ partitions, and its options could be no one form (decision 25).
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import dagster as dg
@@ -17,11 +16,11 @@ from game_events.orchestration.checks.whole_run import changes, whole_run
 from game_events.orchestration.dagster_private import UnresolvedAssetJobDefinition
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import OpEvent
+from game_events.orchestration.resources import SharedRun
 from game_events.orchestration.runs.errors import errors_decide
 from game_events.orchestration.runs.tags import CARRIES_ALL, ROW_CHANGING_TAG
 from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import OWN_GOLD, TriggeredRun
 from game_events.pipeline.runs.selection import Selection, selection_of
@@ -58,44 +57,6 @@ class RunConfig(dg.Config):
     def selection(self, pipeline: Pipeline) -> Selection:
         """Checked against what there is; raises before anything is touched."""
         return selection_of(pipeline, self.select, self.games, self.full_refresh)
-
-
-class SharedRun:
-    """What the steps of a run share: its report, its selection, and its entry in the event log, written once at its end.
-
-    A step that is retried goes on with the same report.
-    """
-
-    def __init__(self, pipeline: Pipeline, config: RunConfig, attempt: int) -> None:
-        """Begin the entry.
-
-        Raises:
-            ConfigurationError: the selection names what there is not; the entry has the error.
-        """
-        self.closed = False
-        self._done: set[str] = set()
-        self._entry, report = ExitStack(), RunReport()
-        self._entry.enter_context(recorded(pipeline, report, JOB, attempt))
-        try:
-            self.work = TriggeredRun(pipeline, report, config.selection(pipeline), config.ignore_intervals)
-        except BaseException as error:
-            self.close(error)
-            raise
-
-    def execute(self, name: str) -> None:
-        """Execute a step, unless this run has."""
-        if name not in self._done:
-            self.work.steps[name]()
-            self._done.add(name)
-
-    def close(self, error: BaseException | None = None) -> None:
-        """Write the entry."""
-        self.closed = True
-        try:
-            self._entry.__exit__(type(error) if error is not None else None, error, None)
-        except BaseException as raised:
-            if raised is not error:
-                raise
 
 
 def build_refresh(graph: Graph) -> dg.JobDefinition:
@@ -162,7 +123,7 @@ def _end(graph: Graph) -> dg.OpDefinition:
 
         yield from _execute(context, graph, finish)
         # All at once: automation must not find half of a run's events.
-        yield from whole_run(context, graph.lakehouse(context).last(SharedRun).work.report, graph.keys)
+        yield from whole_run(context, graph.lakehouse(context).last.work.report, graph.keys)
 
     return report
 
@@ -197,12 +158,17 @@ def _shared(context: dg.OpExecutionContext, graph: Graph) -> SharedRun:
     """What the steps share; its options are those of the first step, also where a run is executed again from a later one.
 
     Raises:
-        ConfigurationError: single steps were chosen, without the last one, which logs what they did.
+        ConfigurationError: single steps were chosen, without the last one, which logs what they did; or the selection names
+            what there is not.
     """
-    lakehouse = graph.lakehouse(context)
     chosen = context.run.step_keys_to_execute or context.run.resolved_op_selection
     if chosen and graph.keys.named(REPORTING) not in chosen:
         raise ConfigurationError(f"the step `{graph.keys.named(REPORTING)}` logs what the others did: choose it, too")
     run_config: dict[str, Any] = dict(context.run.run_config)
     options = run_config.get("ops", {}).get(graph.keys.named(PLAN), {}).get("config", {})
-    return lakehouse.shared(lambda attempt: SharedRun(lakehouse.pipeline(context.run_id), RunConfig(**options), attempt))
+    config = RunConfig(**options)
+
+    def begin(pipeline: Pipeline, report: RunReport) -> TriggeredRun:
+        return TriggeredRun(pipeline, report, config.selection(pipeline), config.ignore_intervals)
+
+    return graph.lakehouse(context).shared(context.run_id, JOB, begin)

@@ -9,6 +9,7 @@ from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.errors import TransientError
 from game_events.lakehouse.tables import Table
+from game_events.orchestration import resources
 from game_events.orchestration.jobs import refresh as refresh_job
 from game_events.orchestration.keys import DEFAULT
 from game_events.pipeline.reporting.tables import TableReport
@@ -51,7 +52,7 @@ def world(instance, tmp_path, monkeypatch):
     settings = load_settings(lakehouse=str(tmp_path / "lakehouse"), mode="production", retry_delay_s=0.01)
     world = World(instance, settings)
     monkeypatch.setattr(TriggeredRun, "steps", property(lambda run: {n: (lambda n=n: world.step(n, run)) for n in LAYERS}))
-    monkeypatch.setattr(refresh_job, "recorded", world.recorded)
+    monkeypatch.setattr(resources, "recorded", world.recorded)
     monkeypatch.setattr(refresh_job, "check_after_run", lambda *_: None)
     return world
 
