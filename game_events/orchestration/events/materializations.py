@@ -117,7 +117,8 @@ def with_event(instance: DagsterInstance, entries: Sequence[TableReport], keys: 
     of_games = [entry for entry in entries if entry.game is not None]
     if len(of_games) <= EVENTS:
         return list(entries)
-    last = {layer: _last_events(instance, keys.layer(layer)) for layer in {entry.layer for entry in of_games}}
+    newest, kind = instance.event_log_storage.get_latest_storage_id_by_partition, DagsterEventType.ASSET_MATERIALIZATION
+    last = {layer: newest(keys.layer(layer), kind) for layer in {entry.layer for entry in of_games}}
     by_age = sorted(of_games, key=lambda entry: last[entry.layer].get(str(entry.game), 0))
     chosen = {id(entry) for n, entry in enumerate(by_age) if n < EVENTS or str(entry.game) not in last[entry.layer]}
     return [entry for entry in entries if entry.game is None or id(entry) in chosen]
@@ -144,9 +145,3 @@ def _summary(key: dg.AssetKey, entries: Sequence[TableReport]) -> dg.AssetObserv
     }
     said = f"{len(entries):,} more games have changed; `game-events log --kind table` has all of them"
     return dg.AssetObservation(key, description=said, metadata=metadata)
-
-
-def _last_events(instance: DagsterInstance, key: dg.AssetKey) -> dict[str, int]:
-    """Partition -> storage id of its newest materialization; one query."""
-    storage = instance.event_log_storage
-    return dict(storage.get_latest_storage_id_by_partition(key, DagsterEventType.ASSET_MATERIALIZATION))

@@ -193,13 +193,10 @@ def _events_while(
         events = list(_due_events(context, throttle, keys))
         yield from events
         stuck = report.state in (PAUSED, WAITING) and time.monotonic() - reported_at >= STATE_S
-        if stuck or any(_is_bronze(event, keys) for event in events):
+        has_bronze = any(isinstance(event, dg.AssetMaterialization) and event.asset_key == keys.bronze for event in events)
+        if stuck or has_bronze:
             reported_at = time.monotonic()
             yield _observation(report, keys)
-
-
-def _is_bronze(event: OpEvent, keys: Keys) -> bool:
-    return isinstance(event, dg.AssetMaterialization) and event.asset_key == keys.bronze
 
 
 def _due_events(
