@@ -13,9 +13,8 @@ from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.archive import build_archive
 from game_events.orchestration.jobs.continuous import build_continuous
 from game_events.orchestration.jobs.maintain import build_hourly_maintenance, build_maintain
-from game_events.orchestration.jobs.refresh import build_layers, build_refresh
+from game_events.orchestration.jobs.refresh import build_layers, build_refresh, build_validate
 from game_events.orchestration.jobs.repair import build_redecode, build_replay
-from game_events.orchestration.jobs.validate import build_validate
 from game_events.orchestration.sensors.alerts import build_alerts
 from game_events.orchestration.sensors.continuous_mode import build_continuous_mode
 from game_events.orchestration.sensors.data_alarms import build_data_alarms

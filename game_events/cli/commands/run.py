@@ -113,7 +113,7 @@ def show_dry_run(output: Output, asked: Mapping[str, list[str]]) -> None:
     """Show checks of all that a run needs, and what it would do; exit code 1 if one has failed. `asked`: its selection."""
     # Dagster, which a run that ends before it begins does not need.
     from game_events.definitions import build_defs
-    from game_events.orchestration.jobs.validate import dry_run
+    from game_events.orchestration.jobs.refresh import dry_run
 
     try:
         settings = load_settings()

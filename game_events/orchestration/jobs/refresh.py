@@ -1,10 +1,10 @@
-"""The job `refresh`: the whole pipeline, a step for each layer.
+"""The job `refresh`: the whole pipeline, a step for each layer; and its dry run, the job `validate`.
 
 Not a job of the assets themselves: a job with partitioned assets cannot be started in Dagster's UI without a choice of
 partitions, and its options could be no one form (decision 25).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import dagster as dg
@@ -22,8 +22,10 @@ from game_events.orchestration.runs.tags import CARRIES_ALL, ROW_CHANGING_TAG
 from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.preflight import PreflightResult, run_plan_checks
 from game_events.pipeline.runs.refresh import OWN_GOLD, TriggeredRun
 from game_events.pipeline.runs.selection import Selection, selection_of
+from game_events.pipeline.runs.state_checks import validation
 
 JOB, PLAN, REPORTING = "refresh", "plan", "report"
 #: All steps wait for the same pool, as the jobs do that repair and maintain the tables: a run waits in the queue, where it can
@@ -172,3 +174,34 @@ def _shared(context: dg.OpExecutionContext, graph: Graph) -> SharedRun:
         return TriggeredRun(pipeline, report, config.selection(pipeline), config.ignore_intervals)
 
     return graph.lakehouse(context).shared(context.run_id, JOB, begin)
+
+
+def dry_run(pipeline: Pipeline, load: Callable[[], dg.Definitions], **asked: Collection[str]) -> list[PreflightResult]:
+    """Everything a run needs, and what it would do if `asked` (as `selection_of`); `load` gives Dagster's definitions."""
+
+    def graph() -> str:
+        definitions = load()
+        dg.Definitions.validate_loadable(definitions)
+        found = definitions.resolve_asset_graph()
+        return f"{len(found.get_all_asset_keys())} assets, {len(found.asset_check_keys)} checks"
+
+    return validation(pipeline, {"graph": graph} | run_plan_checks(pipeline, lambda: selection_of(pipeline, **asked)))
+
+
+def build_validate(graph: Graph, load: Callable[[], dg.Definitions]) -> dg.JobDefinition:
+    """The job `validate`; its run calls `load` for the definitions, as the job is one of their parts."""
+
+    @graph.op("check_everything", "Settings, connections, tables, graph, and what a run would do. Changes nothing.", None)
+    def check_everything(context: dg.OpExecutionContext, config: RunConfig) -> Iterator[dg.Output[None]]:
+        pipeline = graph.lakehouse(context).pipeline(context.run_id)
+        found = dry_run(pipeline, load, select=config.select, games=config.games, full_refresh=config.full_refresh)
+        whole = {"checks": dg.MetadataValue.json([c.to_dict() for c in found])}
+        failed = [c for c in found if not c.ok]
+        if failed:
+            said = "; ".join(f"{c.check}: {c.detail}" for c in failed)
+            # Nothing is different a second later.
+            raise dg.Failure(f"{len(failed)} checks failed: {said}", metadata=whole, allow_retries=False)
+        yield dg.Output(None, metadata=whole | {c.check.replace(" ", "_"): c.detail for c in found})
+
+    description = "Dry run: checks all that a run needs and reports what it would do. The same as `game-events run --dry-run`."
+    return graph.job("validate", description, check_everything)
