@@ -81,10 +81,6 @@ class MockFaults:
     retry_after_s: int = 1
     seed: int = 1
 
-    def latency_s(self, rows: int) -> float:
-        """Seconds that a call with so many rows takes."""
-        return (self.latency_ms + self.latency_per_row_ms * rows) / 1000
-
 
 class MockApi:
     """The server; it chooses each call's fault in the order of the seed."""
@@ -130,7 +126,7 @@ class MockApi:
         if fault not in _STATUS:
             await asyncio.Event().wait()  # until the connection ends
         if fault == "none":
-            await asyncio.sleep(self.faults.latency_s(rows))
+            await asyncio.sleep((self.faults.latency_ms + self.faults.latency_per_row_ms * rows) / 1000)
         if fault == "refuse":
             return self.refused(request, 422)
         headers = {"Retry-After": self._retry_after()} if fault == "throttle" else {}
