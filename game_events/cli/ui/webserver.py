@@ -30,10 +30,6 @@ from game_events.stack.connection_owner import connection_owner, owners_are_know
 #: Types of a body that Dagster reads a query from; with any other it takes the one in the address.
 _QUERY_TYPES = ("application/json", "application/graphql")
 _USUAL_PORTS = {"http": 80, "https": 443}
-_FOREIGN_HOST = "the UI has another name: GAME_EVENTS_DAGSTER_URL says by which one it is reached"
-_FOREIGN_ORIGIN = "another page than the UI's own asked for this"
-_FOREIGN_USER = "this UI is another user's: its owner may name users in GAME_EVENTS_UI_USERS"
-_NO_POST = "queries come by POST, as application/json"
 
 
 def guard() -> None:
@@ -83,14 +79,14 @@ class UiGuard:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
-            return 403, _FOREIGN_HOST
+            return 403, "the UI has another name: GAME_EVENTS_DAGSTER_URL says by which one it is reached"
         own = {_origin(f"http://{hosts[0]}"), _origin(f"https://{hosts[0]}"), self._origin} - {None}
         if any(_origin(origin) not in own for origin in headers.getlist("origin")) or _is_of_another_site(headers):
-            return 403, _FOREIGN_ORIGIN
+            return 403, "another page than the UI's own asked for this"
         if not self._may_connect(scope):
-            return 403, _FOREIGN_USER
+            return 403, "this UI is another user's: its owner may name users in GAME_EVENTS_UI_USERS"
         if scope["type"] == "http" and scope["path"].rstrip("/\n").endswith("/graphql") and not _is_plain_query(scope, headers):
-            return 405, _NO_POST
+            return 405, "queries come by POST, as application/json"
         return None
 
     def _is_ours(self, host: str) -> bool:

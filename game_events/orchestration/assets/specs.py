@@ -17,7 +17,6 @@ from game_events.orchestration.keys import OWNERS
 from game_events.orchestration.runs.own_runs import lakehouse_of
 
 SPARK_TABLE = {"spark", "deltalake"}
-OPERATIONS = "operations"
 
 
 def asset_spec(
@@ -60,7 +59,7 @@ def own_table_spec(
         dg.AssetKey([table.name]),
         table.key,
         f"{description}. Written by the pipeline's own runs.",
-        group_name=OPERATIONS,
+        group_name="operations",
         kinds={"deltalake"},
         deps=list(deps),
         metadata={"dagster/column_schema": dg.TableSchema(columns)},

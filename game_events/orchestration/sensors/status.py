@@ -18,7 +18,7 @@ from game_events.orchestration.runs.own_runs import OwnRuns
 from game_events.orchestration.sensors.ticks import Cursor, own_runs, sensor, some
 from game_events.pipeline.observability.lag import read_lag
 
-CHECK, GROUP = "all_is_well", "operations"
+CHECK = "all_is_well"
 #: Longest wait for one answer of the broker.
 TIMEOUT_S = 5.0
 #: Jobs with a failed newest run that is worth a look.
@@ -73,7 +73,7 @@ def build_status(graph: Graph, checks: Iterable[dg.AssetChecksDefinition]) -> tu
         deps=[graph.keys.unified],
         description=f"Is everything well? Lag, {entities} that failed, checks that fail, failed runs: the check `all_is_well` "
         "has them in one list. The sensor `status` looks each minute.",
-        group_name=GROUP,
+        group_name="operations",
         kinds={"dagster"},
         owners=OWNERS,
     )

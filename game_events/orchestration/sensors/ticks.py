@@ -29,11 +29,9 @@ SHOWN = 10
 def sensor(
     graph: Graph, description: str, interval_s: int, job: str | None = None, jobs: Jobs = ()
 ) -> Callable[[Evaluate[Result]], dg.SensorDefinition]:
-    """Decorator that makes a sensor of a function, under its name; `masked` guards it.
+    """Decorator that makes a sensor of a function, under its name; it runs unless the settings say that nothing does.
 
-    It runs from the beginning unless the settings say that nothing does.
-
-    `jobs`: targets, in place of one `job`; its run requests name theirs.
+    `masked` guards it. `jobs`: targets, in place of one `job`; its run requests name theirs.
     """
 
     def sensor_of(evaluate: Evaluate[Result]) -> dg.SensorDefinition:
