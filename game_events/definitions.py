@@ -6,18 +6,23 @@ from game_events.config.extensions import extensions_of
 from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import Settings
 from game_events.orchestration.assets.http_export import build_rest
-from game_events.orchestration.assets.layers import build_tables
-from game_events.orchestration.checks.rules import build_rule_checks, declared_rules
-from game_events.orchestration.checks.status import build_status
+from game_events.orchestration.assets.layers import build_automation, build_tables
+from game_events.orchestration.checks.rules import build_rule_checks
 from game_events.orchestration.checks.tables import build_check_schedule, build_checks
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.archive import build_archive
 from game_events.orchestration.jobs.continuous import build_continuous
 from game_events.orchestration.jobs.maintain import build_hourly_maintenance, build_maintain
-from game_events.orchestration.jobs.refresh import build_layers, build_refresh
+from game_events.orchestration.jobs.refresh import build_layers, build_refresh, build_validate
 from game_events.orchestration.jobs.repair import build_redecode, build_replay
-from game_events.orchestration.jobs.validate import build_validate
-from game_events.orchestration.sensors import build_sensors
+from game_events.orchestration.sensors.alerts import build_alerts
+from game_events.orchestration.sensors.continuous_mode import build_continuous_mode
+from game_events.orchestration.sensors.data_alarms import build_data_alarms
+from game_events.orchestration.sensors.dead_runs import build_dead_runs
+from game_events.orchestration.sensors.kafka_lag import build_kafka_lag
+from game_events.orchestration.sensors.new_games import build_new_games
+from game_events.orchestration.sensors.schema_versions import build_schema_versions
+from game_events.orchestration.sensors.status import build_status, build_status_sensor
 from game_events.orchestration.sensors.ticks import Jobs
 from game_events.orchestration.table_loader import TableLoader
 
@@ -34,14 +39,13 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     limit_library_loggers()
     graph = Graph.of(settings)
     checks = build_checks(graph)
-    rest = build_rest(graph)
     maintain = build_maintain(graph)
     aggregates = extensions_of(graph.settings).aggregates
-    every_check = [*checks, *build_rule_checks(declared_rules(graph.settings), graph)]
+    every_check = [*checks, *build_rule_checks(graph)]
     status, all_is_well = build_status(graph, every_check)
     refreshing: Jobs = [build_refresh(graph), build_layers(graph, aggregates)]
-    return dg.Definitions(
-        assets=[*build_tables(graph, aggregates), *rest.assets, status],
+    own = dg.Definitions(
+        assets=[*build_tables(graph, aggregates), status],
         asset_checks=[*every_check, all_is_well],
         jobs=[
             *refreshing,
@@ -51,14 +55,29 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
             build_archive(graph),
             build_continuous(graph),
             build_validate(graph, lambda: build_defs(settings)),
-            *rest.jobs,
         ],
         schedules=[build_check_schedule(graph, checks), build_hourly_maintenance(graph, maintain)],
-        sensors=[*build_sensors(graph, refreshing), *rest.sensors],
+        sensors=_sensors(graph, refreshing),
         resources={**graph.resources, graph.keys.named("tables"): TableLoader(spark=graph.spark, source=graph.source)},
         # The default executor would start a JVM for each step and each check.
         executor=dg.in_process_executor,
     )
+    return dg.Definitions.merge(own, build_rest(graph))
+
+
+def _sensors(graph: Graph, jobs: Jobs) -> list[dg.SensorDefinition]:
+    """`jobs`: those that refresh all layers, which Dagster shows as automated by the first two sensors."""
+    return [
+        build_kafka_lag(graph, jobs),
+        build_schema_versions(graph, jobs),
+        build_new_games(graph),
+        build_automation(graph),
+        build_dead_runs(graph),
+        build_alerts(graph),
+        build_data_alarms(graph),
+        build_continuous_mode(graph),
+        build_status_sensor(graph),
+    ]
 
 
 @dg.definitions

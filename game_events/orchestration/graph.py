@@ -15,12 +15,12 @@ import dagster as dg
 from game_events.config.settings import Settings, SettingsSource
 from game_events.orchestration.keys import Keys
 from game_events.orchestration.resources import LakehouseResource, SparkResource
+from game_events.orchestration.runs.errors import StepContext
 from game_events.orchestration.runs.own_runs import lakehouse_tag
 
 LAKEHOUSE = "lakehouse"
 #: Input of an op that only waits for another one.
 START = "start"
-StepContext = dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import dagster as dg
 
 from game_events.config.naming import Names
 from game_events.config.settings import Settings
+from game_events.lakehouse.layers import OWN_GOLD
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED
 
 #: Metadata key of the run's whole report.
@@ -91,12 +92,8 @@ class Keys:
 
     def layer(self, layer: str) -> dg.AssetKey:
         """The asset of a report's entry: an aggregate of one's own has `gold:{name}` for a layer."""
-        found = self.by_layer.get(layer)
-        if found is None:
-            kind, _, aggregate = layer.partition(":")
-            name = f"gold_{aggregate}" if kind == "gold" else layer.replace(":", "_")
-            found = self._key(name)
-        return found
+        known = self.by_layer
+        return known[layer] if layer in known else self._key(f"gold_{layer.removeprefix(OWN_GOLD)}")
 
     def named(self, part: str) -> str:
         """Name of a job, op, sensor, schedule, pool or resource of this pipeline."""
@@ -111,20 +108,10 @@ class Keys:
 
 
 DEFAULT = Keys(Names())
-GAMES = DEFAULT.partitions
-BRONZE_KEY = DEFAULT.bronze
-QUARANTINE_KEY = DEFAULT.quarantine
-SILVER_KEY = DEFAULT.silver
-GOLD_KEY = DEFAULT.gold
-UNIFIED_KEY = DEFAULT.unified
-REST_KEY = DEFAULT.rest
-LAYER_KEYS = DEFAULT.by_layer
+#: For assets of one's own beside those with default names (docs/reading.md).
+GAMES, GOLD_KEY = DEFAULT.partitions, DEFAULT.gold
 
-#: The group of what is sent elsewhere.
-EXPORTS = "exports"
 OWNERS = ["team:data-engineering"]
-
-
 #: Names of the one asset, and the one of its subjects, for all topics of a pattern: only the broker knows them,
 #: and a graph that has to ask it cannot be loaded while it is down.
 BY_PATTERN = "topics_by_pattern"

@@ -2,8 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, cast
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
@@ -13,16 +13,19 @@ from pyspark.sql import SparkSession
 
 from game_events.config.settings import SettingsSource
 from game_events.config.tls import unencrypted
+from game_events.orchestration.runs.dead_runs import mark_process
 from game_events.orchestration.runs.errors import StepContext, errors_decide
 from game_events.orchestration.runs.own_runs import lakehouse_tag
-from game_events.orchestration.runs.process_tag import mark_process
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.refresh import TriggeredRun
 from game_events.spark.connect import answers, close_session, is_closed, is_connect
 from game_events.spark.session import taken_or_new
 
 log = logging.getLogger(__name__)
+#: Makes the work of a run, which adds to the report.
+Begin = Callable[[Pipeline, RunReport], TriggeredRun]
 
 
 class SparkResource(LazyPySparkResource):
@@ -53,20 +56,38 @@ class SparkResource(LazyPySparkResource):
             close_session(self._spark_session)
 
 
-class OpenRun(Protocol):
-    """What several steps of one run share."""
+class SharedRun:
+    """What the steps of a run share: its work, with its report, and its entry in the event log, written once at its end.
 
-    @property
-    def closed(self) -> bool:
-        """Whether it has ended, and the next step needs another one."""
-        ...
+    A step that is retried goes on with the same report.
+    """
+
+    def __init__(self, pipeline: Pipeline, name: str, attempt: int, begin: Begin) -> None:
+        """Begin the entry, then the work; an error of that is in the entry."""
+        self.closed = False
+        self._done: set[str] = set()
+        self._entry, report = ExitStack(), RunReport()
+        self._entry.enter_context(recorded(pipeline, report, name, attempt))
+        try:
+            self.work = begin(pipeline, report)
+        except BaseException as error:
+            self.close(error)
+            raise
+
+    def execute(self, name: str) -> None:
+        """Execute a step, unless this run has."""
+        if name not in self._done:
+            self.work.steps[name]()
+            self._done.add(name)
 
     def close(self, error: BaseException | None = None) -> None:
-        """End it."""
-        ...
-
-
-Run = TypeVar("Run", bound=OpenRun)
+        """Write the entry."""
+        self.closed = True
+        try:
+            self._entry.__exit__(type(error) if error is not None else None, error, None)
+        except BaseException as raised:
+            if raised is not error:
+                raise
 
 
 class LakehouseResource(dg.ConfigurableResource[Any]):
@@ -75,7 +96,7 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
     spark: dg.ResourceDependency[SparkResource]
     source: dg.ResourceDependency[SettingsSource] = SettingsSource()  # type: ignore[assignment]
 
-    _open: OpenRun | None = PrivateAttr(default=None)
+    _open: SharedRun | None = PrivateAttr(default=None)
     _opened: int = PrivateAttr(default=0)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
@@ -95,18 +116,19 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
         finally:
             self.spark.release()
 
-    def shared(self, make: Callable[[int], Run]) -> Run:
-        """What the steps of a run share, made at first use, and again after it was closed; `make` takes how often it was.
+    def shared(self, run_id: str, name: str, begin: Begin) -> SharedRun:
+        """What the steps of a run share, made at first use, and again after it was closed.
 
         Dagster makes one resource for all steps of a run that one process executes.
         """
         if self._open is None or self._open.closed:
-            self._open, self._opened = make(self._opened), self._opened + 1
-        return cast(Run, self._open)
+            self._open, self._opened = SharedRun(self.pipeline(run_id), name, self._opened, begin), self._opened + 1
+        return self._open
 
-    def last(self, kind: type[Run]) -> Run:
+    @property
+    def last(self) -> SharedRun:
         """What the steps shared last, closed or not."""
-        assert isinstance(self._open, kind), f"no step has shared a {kind.__name__}"  # noqa: S101 - a mistake in a job
+        assert self._open is not None, "no step has shared anything"  # noqa: S101 - a mistake in a job
         return self._open
 
     def pipeline(self, run_id: str) -> Pipeline:

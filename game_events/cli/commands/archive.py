@@ -6,7 +6,8 @@ import typer
 
 from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
-from game_events.cli.common.run_job import finish, run_job
+from game_events.cli.common.run_job import run_job
+from game_events.cli.common.summary import finish
 from game_events.config.settings import load_settings
 from game_events.lakehouse.tables import BRONZE
 

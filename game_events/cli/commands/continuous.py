@@ -12,16 +12,15 @@ from typing import Self
 from dagster import DagsterInstance
 
 from game_events.cli.common.dagster_home import dagster_home
-from game_events.cli.common.job_result import JobResult
 from game_events.cli.common.output import Output
 from game_events.cli.common.run_job import run_job
-from game_events.cli.common.summary import show_run
+from game_events.cli.common.summary import JobResult, show_run
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.orchestration.jobs.continuous import run_under_way, stop_loops_of_this_process
 from game_events.orchestration.keys import JOB
-from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG, this_process
 from game_events.orchestration.runs.tags import HANDED_OVER
 
 LOOK_S = 0.2
@@ -91,7 +90,6 @@ class _Runs(threading.Thread):
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """The thread's body."""
         try:
             while self._next():
                 pass

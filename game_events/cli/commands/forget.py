@@ -11,7 +11,7 @@ import typer
 
 from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
-from game_events.cli.common.spark import spark_session
+from game_events.cli.common.shared_spark import spark_session
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.pipeline.context import Pipeline
@@ -64,9 +64,7 @@ def forget(
     for error in errors:
         output.say(f"FAILED {error}")
     success = report.success and (account.finished or dry_run)
-    output.result({"success": success, "run_id": pipeline.run_id, **account.to_dict(), "errors": errors})
-    if not success:
-        raise typer.Exit(1)
+    output.result({"success": success, "run_id": pipeline.run_id, **account.to_dict(), "errors": errors}, success=success)
 
 
 def _ids(given: list[str], file: str | None) -> frozenset[str]:

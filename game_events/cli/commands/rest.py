@@ -1,22 +1,27 @@
 """`game-events rest`: rows sent to an HTTP receiver, failed chunks, status, and how many tasks a rate needs."""
 
-from dataclasses import asdict
+import math
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
 
 from game_events.cli.common.arguments import Json, words
 from game_events.cli.common.output import Output
-from game_events.cli.common.run_job import finish, run_job
+from game_events.cli.common.run_job import run_job
+from game_events.cli.common.summary import finish
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.sinks.http.failed_chunks import export_status
-from game_events.sinks.http.sizing import BUSY, CALLS_PER_CORE, ROWS_PER_CORE, size
 from game_events.sinks.http.target import RestTarget
 
 app = typer.Typer(help="Rows POSTed to an HTTP receiver (GAME_EVENTS_REST_URL).", no_args_is_help=True, add_completion=False)
+#: Calls, and rows, per second of one core; measured with the receiver on the same machine, and rounded down.
+CALLS_PER_CORE, ROWS_PER_CORE = 2_000, 25_000
+#: Planned utilization of a core.
+BUSY = 0.7
 
 Resend = Annotated[list[str] | None, typer.Option(metavar="GAMES", help="Send all rows of these games again, under new keys.")]
 GoOn = Annotated[list[str] | None, typer.Option(metavar="GAMES", help="Of these games send only what comes from now on.")]
@@ -82,6 +87,34 @@ def size_command(
         f"core, {BUSY:.0%} busy, {found.cores:,} core{'s' if found.cores > 1 else ''} will do"
     )
     output.result(asdict(found))
+
+
+@dataclass(frozen=True)
+class Size:
+    """Needs of an export of `rows_per_s`; `one_by_one`: Spark tasks that would be needed with one call at a time in each."""
+
+    rows_per_s: float
+    latency_ms: float
+    rows_per_call: int
+    calls_per_task: int
+    calls_per_s: float
+    calls_at_once: int
+    tasks: int
+    cores: int
+    one_by_one: int
+
+
+def size(rows_per_s: float, latency_ms: float, rows_per_call: int, calls_per_task: int) -> Size:
+    """Tasks and cores for a rate.
+
+    Concurrent calls = calls per second x seconds per call (Little's law). Waiting needs no core: cores follow from the measured
+    processor time of a call and a row (docs/rest-export.md).
+    """
+    calls_per_s = rows_per_s / rows_per_call
+    at_once = max(1, math.ceil(round(calls_per_s * latency_ms / 1000, 9)))
+    cores = max(1, math.ceil((calls_per_s / CALLS_PER_CORE + rows_per_s / ROWS_PER_CORE) / BUSY))
+    tasks = math.ceil(at_once / calls_per_task)
+    return Size(rows_per_s, latency_ms, rows_per_call, calls_per_task, calls_per_s, at_once, tasks, cores, at_once)
 
 
 def _export(output: Output, config: dict[str, Any], place: str | None = None) -> None:

@@ -6,16 +6,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from game_events.cli.commands.doctor import show_checks
 from game_events.cli.common.arguments import Json, words
-from game_events.cli.common.job_result import JobResult
 from game_events.cli.common.output import Output
-from game_events.cli.common.run_job import finish, run_job
-from game_events.cli.common.shared_spark import SharedSpark, leave, shared_spark, use
-from game_events.cli.common.summary import show_run
+from game_events.cli.common.run_job import run_job
+from game_events.cli.common.shared_spark import SharedSpark, leave, shared_spark, spark_session, use
+from game_events.cli.common.summary import JobResult, finish, show_run
 from game_events.config.settings import Settings, load_settings
+from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.runs.pending_work import PendingWork, find_pending_work
+from game_events.pipeline.runs.preflight import PreflightResult
 from game_events.pipeline.runs.run_size import RunSize, run_size
 from game_events.pipeline.runs.selection import ALL, selection_of
 from game_events.spark.connect import lost
@@ -78,17 +80,14 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
         raise typer.BadParameter("only with --continuous", param_hint="--duration-s")
     output = Output(as_json=as_json)
     asked = {"select": words(select), "games": words(games), "full_refresh": words(full_refresh)}
-    # Each imports Dagster, which a run that ends before it begins does not need.
     if dry_run:
-        from game_events.cli.commands.dry_run import show_dry_run
-
         show_dry_run(output, asked)
         return
     settings = load_settings()
     if continuous:
         if any(asked.values()) or ignore_intervals:
             raise typer.BadParameter("continuous mode is always about everything", param_hint="--continuous")
-        from game_events.cli.commands.continuous import run_continuously
+        from game_events.cli.commands.continuous import run_continuously  # imports Dagster
 
         result = run_continuously(output, settings, duration_s)
     else:
@@ -108,6 +107,21 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
                 start_spark(found.work)
             result = run_and_show(output, settings, config)
     finish(output, result)
+
+
+def show_dry_run(output: Output, asked: Mapping[str, list[str]]) -> None:
+    """Show checks of all that a run needs, and what it would do; exit code 1 if one has failed. `asked`: its selection."""
+    # Dagster, which a run that ends before it begins does not need.
+    from game_events.definitions import build_defs
+    from game_events.orchestration.jobs.refresh import dry_run
+
+    try:
+        settings = load_settings()
+    except GameEventsError as error:
+        found = [PreflightResult("settings", False, str(error))]
+    else:
+        found = dry_run(Pipeline(settings, spark_session), lambda: build_defs(settings), **asked)  # only rules need Spark
+    show_checks(output, "dry run: nothing was written", found)
 
 
 def start_spark(pipeline: Pipeline) -> None:

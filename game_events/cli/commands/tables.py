@@ -37,11 +37,8 @@ def tables(as_json: Json = False) -> None:
     if found:
         columns = ["table", "rows", "version", "files", "bytes", "columns"]
         columns += ["owners"] if any(entry["owners"] for entry in found) else []
-        output.table(lakehouse.root, columns, [[_shown(entry[c]) for c in columns] for entry in found])
+        rows = [[", ".join(v) if isinstance(v, list) else v for v in map(entry.get, columns)] for entry in found]
+        output.table(lakehouse.root, columns, rows)
     else:
         output.say(f"no tables below {lakehouse.root}: `game-events run` makes them (GAME_EVENTS_LAKEHOUSE names the place)")
     output.result({"root": lakehouse.root, "tables": found})
-
-
-def _shown(value: object) -> object:
-    return ", ".join(value) if isinstance(value, list) else value

@@ -7,16 +7,15 @@ from typing import Any
 
 from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus, ExecuteInProcessResult
 
-from game_events.cli.common.job_result import JobResult
+from game_events.cli.common.summary import JobResult
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
 from game_events.definitions import build_defs
 from game_events.orchestration.jobs.places import allow_here
 from game_events.orchestration.keys import Keys, report_in
 from game_events.orchestration.runs.alerts import send_own_alerts
-from game_events.orchestration.runs.dead_runs import end_dead_runs
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG, end_dead_runs, this_process
 from game_events.orchestration.runs.own_runs import OwnRuns, lakehouse_tag
-from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
 from game_events.orchestration.runs.retention import drop_old_runs
 from game_events.orchestration.runs.tags import OWN_ALERTS, REASON
 

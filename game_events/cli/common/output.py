@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -104,10 +105,15 @@ class Output:
         writer.writerows([nested_as_json(value) for value in row] for row in rows)
         sys.stdout.flush()
 
-    def result(self, body: Mapping[str, object]) -> None:
-        """The command's result, for programs; nothing without ``--json``. JSON has no NaN: it is the text `"NaN"`."""
+    def result(self, body: Mapping[str, object], *, success: bool = True) -> None:
+        """The command's result, for programs; nothing without ``--json``. JSON has no NaN: it is the text `"NaN"`.
+
+        Without success the command ends here, with exit code 1.
+        """
         if self._json:
             print(_json(body), flush=True)
+        if not success:
+            raise typer.Exit(1)
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:

@@ -1,6 +1,7 @@
-"""Where the Spark server of `game-events up` is, for runs of the command line: a file in the state folder.
+"""Spark of the command line: a session without a Dagster run, and where the Spark server of `game-events up` is.
 
-Only this user can read the folder. The file has the server's token, so it is there only while `game-events up` lives.
+A file in the state folder says where. Only this user can read the folder. It has the token of the server, so it is there only
+while `game-events up` lives.
 """
 
 import hashlib
@@ -13,10 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, SecretStr, ValidationError
+from pyspark.sql import SparkSession
 
 from game_events.config.groups.values import ENV_PREFIX
 from game_events.config.local_addresses import UNIX_SOCKET
-from game_events.config.settings import Settings
+from game_events.config.settings import Settings, load_settings
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
 from game_events.jvm.private_folders import only_mine
 from game_events.lakehouse.storage.options import is_remote
@@ -41,6 +43,13 @@ class SharedSpark(BaseModel):
     def environment(self) -> dict[str, str]:
         """The variables of a process that uses it."""
         return {REMOTE_VARIABLE: self.address, TOKEN_VARIABLE: self.token.get_secret_value()}
+
+
+def spark_session() -> SparkSession:
+    """The session of the settings, as Dagster's runs have it, for commands that use Spark themselves."""
+    from game_events.spark.session import new_session  # starts with what most calls do not need
+
+    return new_session(load_settings())
 
 
 def publish(settings: Settings, address: str, token: str) -> None:

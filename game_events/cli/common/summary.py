@@ -1,6 +1,6 @@
-"""The table at the end of a run."""
+"""How a run that a command made has ended: its result, and the tables and lines that people see."""
 
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from game_events.cli.common.output import Output
@@ -12,6 +12,19 @@ from game_events.pipeline.reporting.result import RunResult
 USUAL = Names()
 #: More games than this are summed up in one line.
 GAMES_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How it ended; `report`: `RunReport.to_dict`, empty if the run failed before there was one.
+
+    `run_id`: Dagster's; empty: there was nothing to do, so there is no run.
+    """
+
+    run_id: str
+    success: bool
+    report: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
 
 
 def show_run(output: Output, report: dict[str, Any], words: Names = USUAL) -> None:
@@ -71,3 +84,12 @@ def show_rules(output: Output, report: dict[str, Any], words: Names = USUAL) -> 
     output.table("rules that were violated", ("layer", "rule", "action", "rows", "violated", words.entities), violated)
     out = {"dropped": report["dropped"], "in quarantine": report["quarantined_by_rules"]}
     output.say("rows kept out of silver by rules: " + ", ".join(f"{what} {rows:,}" for what, rows in out.items()))
+
+
+def finish(output: Output, result: JobResult, failed: str = "") -> None:
+    """End a command with a run's result: the error after the text `failed`, the JSON object, exit code 1 after a failure."""
+    if failed and result.error:
+        output.say(f"{failed}: {result.error}")
+    # The report's own `success` is about its tables: a run that broke off may have none that failed.
+    body = {**result.report, "success": result.success, "run_id": result.run_id or None, "error": result.error}
+    output.result(body, success=result.success)

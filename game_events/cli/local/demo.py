@@ -12,7 +12,7 @@ import typer
 from game_events.cli.commands.run import run_and_show
 from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
-from game_events.cli.local.examples import CONFIG, use_example
+from game_events.cli.local.init import CONFIG, use_example
 from game_events.config.gold_columns import simple_call
 from game_events.config.groups.values import ENV_PREFIX
 from game_events.config.settings import Settings, load_settings
@@ -52,9 +52,7 @@ def demo(example: Example = None, as_json: Json = False) -> None:
     finally:
         local_stack.down(folder)
         output.say("local stack stopped")
-    output.result(report)
-    if not report["success"]:
-        raise typer.Exit(1)
+    output.result(report, success=bool(report["success"]))
 
 
 def _use(folder: Path, state: StackState) -> Settings:

@@ -1,5 +1,6 @@
-"""`game-events init`: a new domain: settings, a message and the commands that work with them."""
+"""`game-events init`: a new domain: settings, a message and the commands that work with them; and the examples of domains."""
 
+import os
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -10,10 +11,12 @@ import typer
 
 from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
-from game_events.cli.local.examples import SETTINGS_FILE
+from game_events.config.groups.values import ENV_PREFIX
 from game_events.errors import ConfigurationError
 from game_events.producer.message_type import ProtoVersions
 
+SETTINGS_FILE = "game_events.yaml"
+CONFIG = ENV_PREFIX + "CONFIG"
 #: Fields that the scaffold's message has besides the three that are named.
 _OTHER_FIELDS = ("value", "kind")
 _GOLD_COLUMNS = ("events", "first_seen", "last_seen", "highest_value", "sum_of_values")
@@ -81,3 +84,21 @@ def scaffold(folder: Path, domain: str, entity: str, key: str, time: str) -> lis
     except OSError as error:
         raise ConfigurationError(f"{folder} cannot be written: {error.strerror}") from error
     return list(targets)
+
+
+def examples() -> dict[str, Path]:
+    """The examples that come with this project: name -> folder with a settings file, a `.proto` and a README."""
+    folder = Path(str(files(__package__))) / "example_files"
+    return {found.name: found.resolve() for found in sorted(folder.iterdir()) if (found / SETTINGS_FILE).is_file()}
+
+
+def use_example(name: str) -> None:
+    """Take this process's settings, and those of what it starts, from an example's file.
+
+    Raises:
+        ConfigurationError: there is no such example.
+    """
+    there = examples()
+    if name not in there:
+        raise ConfigurationError(f"--example: there is no {name!r}; there are {', '.join(there)}")
+    os.environ[CONFIG] = str(there[name] / SETTINGS_FILE)

@@ -1,17 +1,32 @@
-"""`game-events mock-api`: an HTTP receiver with configurable latency and error rates, to try the export with."""
+"""`game-events mock-api`: an HTTP receiver with chosen latency and faults, for tests, benchmarks and to try the export with.
+
+It binds to loopback, keeps no rows, and asks for no login. Faults are drawn from a seed: they are repeatable.
+"""
 
 import asyncio
+import json
+import random
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from email.utils import formatdate
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TextIO
 
 import typer
+from aiohttp import web
 
 from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
-from game_events.cli.local.mock_receiver import HOST, MockApi, MockFaults
 from game_events.errors import ConfigurationError
+
+HOST = "127.0.0.1"
+MAX_BODY_BYTES = 64 * 2**20
+_STATUS = {"none": 200, "error": 503, "throttle": 429, "refuse": 422}
+_SHARES = ("error", "throttle", "hang", "close", "accept_then_timeout", "refuse")
 
 
 def mock_api(  # noqa: PLR0913, PLR0917 - the command's options
@@ -48,3 +63,116 @@ def mock_api(  # noqa: PLR0913, PLR0917 - the command's options
             asyncio.run(api.serve(port, ready))
         except OSError as error:
             raise ConfigurationError(f"port {port} cannot be taken ({error.strerror}): choose another with --port") from None
+
+
+@dataclass(frozen=True)
+class MockFaults:
+    """Latency and shares of faulty answers: the options of the command."""
+
+    latency_ms: float = 0.0
+    latency_per_row_ms: float = 0.0
+    error_share: float = 0.0
+    throttle_share: float = 0.0
+    hang_share: float = 0.0
+    close_share: float = 0.0
+    accept_then_timeout_share: float = 0.0
+    refuse_share: float = 0.0
+    rate_limit: float = 0.0
+    retry_after_s: int = 1
+    seed: int = 1
+
+
+class MockApi:
+    """The server; it chooses each call's fault in the order of the seed."""
+
+    def __init__(self, faults: MockFaults, log: TextIO | None = None, *, bodies: bool = False) -> None:
+        """Nothing listens yet; `log` gets a JSON line for each call, with its body if `bodies`."""
+        self.faults, self._log, self._bodies = faults, log, bodies
+        self._random = random.Random(faults.seed)  # noqa: S311 - faults, not secrets
+        self._recent: deque[float] = deque()
+        self._as_date = True
+
+    async def serve(
+        self, port: int, ready: Callable[[int], None], tls: ssl.SSLContext | None = None, stop: asyncio.Event | None = None
+    ) -> None:
+        """Listen on loopback until stopped; `ready` gets the port (0 chooses a free one)."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app.router.add_route("*", "/{path:.*}", self.answer)
+        # Calls without an answer end when the caller gives up, or with the server.
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, HOST, port, ssl_context=tls, backlog=1024).start()
+            ready(runner.addresses[0][1])
+            await (stop or asyncio.Event()).wait()
+        finally:
+            await runner.cleanup()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """The answer to a call, once its latency is over."""
+        arrived = time.time()
+        if request.method != "POST":
+            return web.Response(status=200 if request.method in {"GET", "HEAD"} else 204)
+        key, body = request.headers.get("Idempotency-Key", ""), await request.read()
+        try:
+            content = json.loads(body)
+        except ValueError:
+            return web.Response(status=400)
+        rows = len(content) if isinstance(content, list) else 1
+        fault = self._fault()
+        self.note(key, body, rows, _STATUS.get(fault, fault), arrived)
+        if fault == "close" and request.transport is not None:
+            request.transport.abort()
+        if fault not in _STATUS:
+            await asyncio.Event().wait()  # until the connection ends
+        if fault == "none":
+            await asyncio.sleep((self.faults.latency_ms + self.faults.latency_per_row_ms * rows) / 1000)
+        if fault == "refuse":
+            return self.refused(request, 422)
+        headers = {"Retry-After": self._retry_after()} if fault == "throttle" else {}
+        return web.Response(status=_STATUS[fault], text="{}", headers=headers)
+
+    @staticmethod
+    def refused(request: web.Request, status: int) -> web.Response:
+        """An answer that repeats a header of the request, as real services do: it must be masked wherever it is logged."""
+        return web.json_response(
+            {"error": "not taken", "authorization": request.headers.get("Authorization", "")}, status=status
+        )
+
+    def note(self, key: str, body: bytes, rows: int, status: int | str, arrived: float) -> None:
+        """Log a call: its key, rows, answer, and arrival (seconds since 1970)."""
+        if self._log is not None:
+            accepted = status in {200, "accept_then_timeout"}
+            entry: dict[str, Any] = {"time": arrived, "key": key, "rows": rows, "status": status, "accepted": accepted}
+            if self._bodies:
+                entry["body"] = json.loads(body) if body else None
+            self._log.write(json.dumps(entry) + "\n")
+            self._log.flush()
+
+    def _fault(self) -> str:
+        """The fault of the call that has just arrived; "none": none."""
+        drawn = self._random.random()
+        for name in _SHARES:
+            drawn -= getattr(self.faults, f"{name}_share")
+            if drawn < 0:
+                return name
+        return "throttle" if self._too_many() else "none"
+
+    def _retry_after(self) -> str:
+        """The header of a 429: seconds and an HTTP date by turns, as both are in use."""
+        self._as_date = not self._as_date
+        if self._as_date:
+            # A date has whole seconds: one more, so that it is never past.
+            return formatdate(time.time() + self.faults.retry_after_s + 1, usegmt=True)
+        return str(self.faults.retry_after_s)
+
+    def _too_many(self) -> bool:
+        if not self.faults.rate_limit:
+            return False
+        now = time.monotonic()
+        while self._recent and self._recent[0] <= now - 1.0:
+            self._recent.popleft()
+        if len(self._recent) >= self.faults.rate_limit:
+            return True
+        self._recent.append(now)
+        return False

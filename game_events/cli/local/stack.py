@@ -48,6 +48,5 @@ def status(as_json: Json = False) -> None:
     url = found.state.schema_registry_url if found.state else None
     output.say(f"kafka:    {servers or '-'} {'running' if found.kafka_healthy else 'not running'}")
     output.say(f"registry: {url or '-'} {'running' if found.registry_healthy else 'not running'}")
-    output.result({"running": found.healthy, "kafka_bootstrap_servers": servers, "schema_registry_url": url})
-    if not found.healthy:
-        raise typer.Exit(1)
+    body = {"running": found.healthy, "kafka_bootstrap_servers": servers, "schema_registry_url": url}
+    output.result(body, success=found.healthy)

@@ -33,28 +33,24 @@ _LAG = """
 SELECT time_bucket($bucket::INTERVAL, time) AS begins, max(lag)::BIGINT AS lag
 FROM events WHERE kind = 'run' AND lag IS NOT NULL GROUP BY ALL ORDER BY begins
 """
-_BY_GAME = """
-WITH silver AS (
-  SELECT time, game, rows FROM events WHERE kind = 'table' AND layer = 'silver' AND game IS NOT NULL AND rows > 0
-),
-top AS (SELECT game FROM silver GROUP BY game ORDER BY sum(rows) DESC, game LIMIT $games)
-SELECT time_bucket($bucket::INTERVAL, time) AS begins, CASE WHEN game IN (FROM top) THEN game ELSE $others END AS series,
+#: Rows of a series; those with few rows are one series.
+_SERIES = """
+WITH chosen AS ({}),
+top AS (SELECT series FROM chosen GROUP BY series ORDER BY sum(rows) DESC, series LIMIT $games)
+SELECT time_bucket($bucket::INTERVAL, time) AS begins, CASE WHEN series IN (FROM top) THEN series ELSE $others END AS series,
   sum(rows)::BIGINT AS rows
-FROM silver GROUP BY ALL ORDER BY begins, series
+FROM chosen GROUP BY ALL ORDER BY begins, series
 """
+_BY_GAME = _SERIES.format("""
+  SELECT time, game AS series, rows FROM events WHERE kind = 'table' AND layer = 'silver' AND game IS NOT NULL AND rows > 0
+""")
+_RULES = _SERIES.format("""
+  SELECT time, coalesce(game, layer, '-') || ': ' || name AS series, rows FROM events WHERE kind = 'rule' AND rows > 0
+""")
 _REJECTED = """
 SELECT time_bucket($bucket::INTERVAL, time) AS begins,
   CASE kind WHEN 'unrouted' THEN 'unrouted: ' ELSE '' END || name AS series, sum(rows)::BIGINT AS rows
 FROM events WHERE kind IN ('rejected', 'unrouted') GROUP BY ALL ORDER BY begins, series
-"""
-_RULES = """
-WITH broken AS (
-  SELECT time, coalesce(game, layer, '-') || ': ' || name AS series, rows FROM events WHERE kind = 'rule' AND rows > 0
-),
-top AS (SELECT series FROM broken GROUP BY series ORDER BY sum(rows) DESC, series LIMIT $games)
-SELECT time_bucket($bucket::INTERVAL, time) AS begins, CASE WHEN series IN (FROM top) THEN series ELSE $others END AS series,
-  sum(rows)::BIGINT AS rows
-FROM broken GROUP BY ALL ORDER BY begins, series
 """
 _TABLES = """
 SELECT "table", arg_max(table_rows, time) AS rows, arg_max(table_bytes, time) AS bytes, arg_max(delta_version, time) AS version,

@@ -1,19 +1,17 @@
 """The asset `rest_export`: rows of silver or gold POSTed to an HTTP receiver; there is none unless the setting names one."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
 from game_events.lakehouse.tables import REST_FAILED_CHUNKS
-from game_events.orchestration.assets.code_references import made_by
-from game_events.orchestration.assets.operations import own_table_spec
-from game_events.orchestration.assets.specs import asset_spec, lakehouse_of
+from game_events.orchestration.assets.specs import asset_spec, made_by, own_table_spec
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.places import check_place
-from game_events.orchestration.keys import EXPORTS, REPORT
+from game_events.orchestration.keys import REPORT
+from game_events.orchestration.runs.own_runs import lakehouse_of
 from game_events.orchestration.runs.tags import REASON
 from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
@@ -22,7 +20,7 @@ from game_events.sinks.http.tables import failed_chunks_schema
 
 #: Not one name for both: no two nodes of Dagster may share one, and the job is a node, too.
 JOB, OP = "rest_export", "export_new_rows"
-RECEIVER = "rest_receiver"
+RECEIVER, GROUP = "rest_receiver", "exports"
 
 
 class ExportConfig(dg.Config):
@@ -40,20 +38,11 @@ class ExportConfig(dg.Config):
     replay_statuses: list[int] = Field(default=[], description="Of these, only those with such an answer; empty: all.")
 
 
-@dataclass(frozen=True)
-class RestParts:
-    """Assets, job and sensor of the export; empty while it is off."""
-
-    assets: list[dg.AssetsDefinition | dg.AssetSpec] = field(default_factory=list)
-    jobs: list[Any] = field(default_factory=list)
-    sensors: list[dg.AutomationConditionSensorDefinition] = field(default_factory=list)
-
-
-def build_rest(graph: Graph) -> RestParts:
-    """Assets, job and sensor, if the setting names a receiver."""
+def build_rest(graph: Graph) -> dg.Definitions:
+    """Assets, job and sensor; none, unless the setting names a receiver."""
     settings, keys = graph.settings, graph.keys
     if settings.rest_url is None:
-        return RestParts()
+        return dg.Definitions()
     job = dg.define_asset_job(
         keys.named(JOB),
         dg.AssetSelection.assets(keys.rest),
@@ -70,7 +59,7 @@ def build_rest(graph: Graph) -> RestParts:
         run_tags={**graph.tags, REASON: "there are new rows to export"},
         description="Exports rows over HTTP when the layer before has new ones, whoever brought them.",
     )
-    return RestParts([_asset(graph), *_downstream(graph)], [job], [sensor])
+    return dg.Definitions(assets=[_asset(graph), *_downstream(graph)], jobs=[job], sensors=[sensor])
 
 
 def _asset(graph: Graph) -> dg.AssetsDefinition:
@@ -92,7 +81,7 @@ def _asset(graph: Graph) -> dg.AssetsDefinition:
                 "idempotency keys that stay the same. A chunk that is refused has failed, and waits for a replay.",
                 deps=[dg.AssetDep(upstream, partition_mapping=dg.AllPartitionMapping())],
                 automation_condition=_follows(upstream),
-                group_name=EXPORTS,
+                group_name=GROUP,
                 kinds={"spark", "deltalake", "rest"},
                 metadata=made_by(export_rows),
             )
@@ -123,9 +112,7 @@ def _downstream(graph: Graph) -> list[dg.AssetSpec]:
     keys, lakehouse = graph.keys, lakehouse_of(graph.settings)
     # Its address may hold a token.
     said = "The HTTP receiver of the export, at the address of the setting `REST_URL`. External."
-    receiver = asset_spec(
-        graph, dg.AssetKey([keys.named(RECEIVER)]), said, deps=[keys.rest], group_name=EXPORTS, kinds={"http"}
-    )
+    receiver = asset_spec(graph, dg.AssetKey([keys.named(RECEIVER)]), said, deps=[keys.rest], group_name=GROUP, kinds={"http"})
     if lakehouse is None:
         return [receiver]
     table, schema = lakehouse.table(REST_FAILED_CHUNKS), failed_chunks_schema(graph.settings.key_column)

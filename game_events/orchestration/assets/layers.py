@@ -1,37 +1,31 @@
-"""The assets: thin wrappers over the pipeline, for lineage and for materializing by hand."""
+"""The assets: thin wrappers over the pipeline, for lineage and for materializing by hand; here bronze and the unified table."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import dagster as dg
 
 from game_events.config.settings import Settings
 from game_events.extending import GoldAggregate
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED
-from game_events.orchestration.assets.code_references import made_by
-from game_events.orchestration.assets.operations import operations
-from game_events.orchestration.assets.own_gold import build_own_gold
-from game_events.orchestration.assets.per_game import game_asset
-from game_events.orchestration.assets.sources import source_assets
-from game_events.orchestration.assets.specs import SPARK_TABLE, VERSION_CHARS, gold_of_each, silver_of_each, table_spec
-from game_events.orchestration.checks.rules import rule_evaluations
+from game_events.orchestration.assets.external import operations, source_assets
+from game_events.orchestration.assets.per_game import RefreshConfig, game_assets
+from game_events.orchestration.assets.specs import SPARK_TABLE, made_by, table_spec
 from game_events.orchestration.checks.tables import check_evaluation
-from game_events.orchestration.events.materializations import AssetEvent, fail_for, report_events
+from game_events.orchestration.checks.whole_run import changes
+from game_events.orchestration.events.materializations import AssetEvent, fail_for
 from game_events.orchestration.events.metadata import table_metadata
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.jobs.config import RefreshConfig
-from game_events.orchestration.runs.tags import ALL_LAYERS, CARRIES
-from game_events.orchestration.sensors.automation import carry_condition
+from game_events.orchestration.keys import Keys
+from game_events.orchestration.runs.tags import CARRIES_ALL, REASON
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.registry import check_after_run
-from game_events.pipeline.gold.aggregates import DEFAULT_DEFINITION, player_agg
-from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.reporting.present import present
 from game_events.pipeline.runs.refresh import refresh_downstream
 from game_events.pipeline.silver.admission import new_games
-from game_events.pipeline.silver.refresh import refresh_silver
 
 #: Dagster accepts no shorter window of freshness.
 SHORTEST_WINDOW_S = 60
@@ -44,10 +38,8 @@ def build_tables(graph: Graph, own: Iterable[GoldAggregate] = ()) -> list[dg.Ass
     return [
         *external,
         _bronze(sources, graph),
-        _silver(graph),
-        _gold(graph),
+        *game_assets(graph, own),
         _unified(graph),
-        *build_own_gold(own, graph),
         *operations(graph, sources),
     ]
 
@@ -110,39 +102,6 @@ def _freshness(settings: Settings) -> dg.FreshnessPolicy | None:
     return dg.FreshnessPolicy.time_window(fail_window=fail, warn_window=warn)
 
 
-def _silver(graph: Graph) -> dg.AssetsDefinition:
-    words, keys = graph.settings.names, graph.keys
-    spec = table_spec(
-        graph,
-        keys.silver,
-        silver_of_each(graph),
-        f"One append-only table for each {words.entity} with its rows of bronze; all requested {words.entities} in "
-        "one Spark job.",
-        deps=[keys.bronze],
-        partitions_def=keys.partitions,
-        metadata=made_by(refresh_silver),
-    )
-    return game_asset(
-        spec, "silver", "silver", graph, lambda p, report, games, full: refresh_silver(p, report, games, full=full)
-    )
-
-
-def _gold(graph: Graph) -> dg.AssetsDefinition:
-    settings, keys = graph.settings, graph.keys
-    aggregate = player_agg(settings)
-    spec = table_spec(
-        graph,
-        keys.gold,
-        gold_of_each(graph, aggregate.name),
-        f"One table for each {settings.names.entity}. {aggregate.description}. Equal to a full recompute, always.",
-        deps=[keys.silver],
-        partitions_def=keys.partitions,
-        code_version=aggregate.definition[:VERSION_CHARS] or str(DEFAULT_DEFINITION),
-        metadata=made_by(refresh_gold),
-    )
-    return game_asset(spec, "gold", "gold", graph, lambda p, report, games, full: refresh_gold(p, report, games, full=full))
-
-
 def _unified(graph: Graph) -> dg.AssetsDefinition:
     settings, keys = graph.settings, graph.keys
 
@@ -156,7 +115,7 @@ def _unified(graph: Graph) -> dg.AssetsDefinition:
                 f"All {settings.names.entities}' aggregates in one table, for dashboards. A run of it that automation starts "
                 "brings silver and gold up to date first.",
                 deps=[dg.AssetDep(keys.gold, partition_mapping=dg.AllPartitionMapping())],
-                automation_condition=carry_condition(keys),
+                automation_condition=_carry_condition(keys),
                 metadata=made_by(refresh_unified),
             )
         ],
@@ -166,7 +125,7 @@ def _unified(graph: Graph) -> dg.AssetsDefinition:
     def gold_unified_player_agg(context: dg.AssetExecutionContext, config: RefreshConfig) -> Iterator[AssetEvent]:
         """Bring the unified table up to the games' gold tables."""
         with graph.lakehouse(context).recorded(context, keys.unified.path[-1]) as (pipeline, report):
-            if context.run.tags.get(CARRIES) == ALL_LAYERS:
+            if CARRIES_ALL.items() <= context.run.tags.items():
                 refresh_downstream(pipeline, report)
                 check_after_run(pipeline, report)
             else:
@@ -175,10 +134,52 @@ def _unified(graph: Graph) -> dg.AssetsDefinition:
             found = unified[0] if unified else present("unified", pipeline.lakehouse.table(UNIFIED))
         # Its own materialization is the output; the layers above have an event for each game.
         others = replace(report, tables=[t for t in report.tables if t not in unified])
-        yield from report_events(context, others, keys)
-        yield from rule_evaluations(report, keys)
+        yield from changes(context, others, keys)
         yield from (check_evaluation(found, keys) for found in report.checks)
         yield dg.MaterializeResult(keys.unified, metadata=table_metadata(found, report, keys) if found is not None else None)
         fail_for(others.errors)
 
     return gold_unified_player_agg
+
+
+def _carry_condition(keys: Keys) -> dg.AutomationCondition[Any]:
+    """True when a layer above was updated by a run that did not itself carry on, until a run that does is requested.
+
+    Held back while a layer is being written, and while a blocking check of one fails.
+    """
+    condition = dg.AutomationCondition
+    # Of the newest run that updated it: whatever came before that one, it has carried on too. (`all_new_updates_have_run_tags`
+    # is never true on the first tick after an empty event log: a fresh `make up` would start a run too many.)
+    by_carrier = condition.executed_with_tags(tag_values=CARRIES_ALL)
+    by_hand = condition.newly_updated() & ~by_carrier
+
+    def any_of(wanted: dg.AutomationCondition[Any]) -> dg.AutomationCondition[Any]:
+        """True if it is for any layer above."""
+        bronze, silver, gold = (condition.asset_matches(key, wanted) for key in (keys.bronze, keys.silver, keys.gold))
+        return bronze | silver | gold
+
+    blocked = condition.any_checks_match(condition.check_failed(), blocking_only=True)
+    # Of a carrier and bronze by hand between two looks, it is not known which came first: rather a run too many than none. (Not
+    # of silver and gold: of a run of several partitions Dagster 1.13 knows the tags of some only.)
+    done = condition.newly_requested() | (condition.newly_updated() & by_carrier)
+    carried = done & ~condition.asset_matches(keys.bronze, by_hand)
+    return any_of(by_hand).since(carried) & ~any_of(condition.in_progress()) & ~condition.in_progress() & ~any_of(blocked)
+
+
+def build_automation(graph: Graph) -> dg.AutomationConditionSensorDefinition:
+    """Declarative automation: what is materialized by hand is carried down to the unified table with no further click.
+
+    One condition, on the last table. Its run brings silver, gold and the unified table up to date for every game that has news,
+    and logs those games only. Conditions on the partitioned assets themselves would start a run for each contiguous range of
+    changed games and layer, mark every game of a range as materialized, and let one failed game hold up the rest of its range.
+    """
+    keys = graph.keys
+    return dg.AutomationConditionSensorDefinition(
+        keys.named("automation"),
+        # The export is asked for by a sensor of its own.
+        target=dg.AssetSelection.assets(keys.unified),
+        default_status=graph.sensor_status,
+        minimum_interval_seconds=15,
+        run_tags={**graph.tags, **CARRIES_ALL, REASON: "a layer was materialized by hand"},
+        description="Carries what was materialized by hand down to the unified table, in one run.",
+    )

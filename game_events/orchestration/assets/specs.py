@@ -1,19 +1,22 @@
-"""What every asset's page says: description, group, kinds, owners, tags; of tables also where they are and how to read them."""
+"""What every asset's page says: description, group, kinds, owners, tags, the code that makes it; and how to read a table."""
 
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 
-from game_events.config.settings import Settings
-from game_events.errors import ConfigurationError
+from game_events.decoding.core.column_types import type_name
+from game_events.lakehouse.descriptions import comments_of, described
 from game_events.lakehouse.labels import EVERY, Labels
-from game_events.lakehouse.tables import Lakehouse, gold_name, layer_of, silver_name
+from game_events.lakehouse.tables import Table, layer_of
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import OWNERS
+from game_events.orchestration.runs.own_runs import lakehouse_of
 
 SPARK_TABLE = {"spark", "deltalake"}
-#: Of the hash of an aggregate's definition, as its code version.
-VERSION_CHARS = 12
 
 
 def asset_spec(
@@ -35,7 +38,7 @@ def table_spec(
     description: str,
     **more: Any,  # noqa: ANN401 - Dagster's own
 ) -> dg.AssetSpec:
-    """The asset of a table, by the table's key; of the tables of all games by `silver_of_each` or `gold_of_each`."""
+    """The asset of a table, by the table's key; of the tables of all games with `{game}` in it."""
     name, layer = graph.settings.names.name_of(table), layer_of(table)
     lakehouse = lakehouse_of(graph.settings)
     metadata = {"dagster/table_name": graph.keys.table_name(name), **more.pop("metadata", {})}
@@ -45,22 +48,38 @@ def table_spec(
     return asset_spec(graph, key, f"{description}\n\n{_how_to_read(name)}", layer, metadata=metadata, **options)
 
 
-def silver_of_each(graph: Graph) -> str:
-    """Key of the games' silver tables, with `{game}` for the game."""
-    return silver_name(f"{{{graph.settings.names.entity}}}")
+def own_table_spec(
+    graph: Graph, table: Table, schema: pa.Schema, description: str, deps: Sequence[dg.AssetKey]
+) -> dg.AssetSpec:
+    """The asset of a table of the pipeline's own, with its columns; `deps`: what its rows are about."""
+    comments = comments_of(described(table, schema))
+    columns = [dg.TableColumn(f.name, type=type_name(f.type), description=comments.get(f.name)) for f in schema]
+    return table_spec(
+        graph,
+        dg.AssetKey([table.name]),
+        table.key,
+        f"{description}. Written by the pipeline's own runs.",
+        group_name="operations",
+        kinds={"deltalake"},
+        deps=list(deps),
+        metadata={"dagster/column_schema": dg.TableSchema(columns)},
+    )
 
 
-def gold_of_each(graph: Graph, aggregate: str) -> str:
-    """Key of an aggregate's tables, with `{game}` for the game."""
-    return gold_name(f"{{{graph.settings.names.entity}}}", aggregate)
+def made_by(function: Callable[..., object]) -> dict[str, dg.CodeReferencesMetadataValue]:
+    """Metadata by which the page opens a function; Dagster's `with_source_code_references` would name the wrapper of all."""
+    code = inspect.unwrap(function).__code__
+    return declared_in(f"{code.co_filename}:{code.co_firstlineno}")
 
 
-def lakehouse_of(settings: Settings) -> Lakehouse | None:
-    """The lakehouse; None where it cannot be one: the project loads all the same, and each run says what is wrong."""
-    try:
-        return Lakehouse.of(settings)
-    except ConfigurationError:
-        return None
+def declared_in(place: str) -> dict[str, dg.CodeReferencesMetadataValue]:
+    """Metadata by which the page opens `file:line`."""
+    path, _, line = place.rpartition(":")
+    with warnings.catch_warnings():
+        # Both classes are beta in Dagster 1.13.
+        warnings.filterwarnings("ignore", "Class `(LocalFile|)CodeReference", dg.BetaWarning)
+        source = dg.LocalFileCodeReference(file_path=path, line_number=int(line))
+        return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[source])}
 
 
 def _how_to_read(table: str) -> str:

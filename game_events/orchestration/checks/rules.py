@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 
 import dagster as dg
 
-from game_events.config.settings import Settings
 from game_events.orchestration.checks.tables import check_result, fails, is_materialized
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import COVERS, DEFAULT, Keys
@@ -13,28 +12,20 @@ from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.reporting.steps import WHOLE
 from game_events.pipeline.reporting.tables import RuleReport
-from game_events.rules import Rule
 
+#: What the checks of rules begin with, apart from those of checks that are no rules.
+CHECK = "rule_"
 #: What the evaluation of a run covers.
 THIS_RUN = "rows of this run"
 #: Games that a check's metadata names, those with most violations first.
 GAMES_SHOWN = 50
 
 
-def check_name(rule: str) -> str:
-    """The check of a rule: its name is apart from those of checks that are no rules."""
-    return f"rule_{rule}"
-
-
-def declared_rules(settings: Settings) -> tuple[Rule, ...]:
-    """The rules that the pipeline evaluates."""
-    return Pipeline(settings, no_spark).rules
-
-
-def build_rule_checks(rules: Iterable[Rule], graph: Graph) -> list[dg.AssetChecksDefinition]:
-    """The checks of these rules, to be run by themselves: any of them, in one Spark job for each layer."""
+def build_rule_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:
+    """The checks of the settings' rules, to be run by themselves: any of them, in one Spark job for each layer."""
     keys = graph.keys
-    by_name = {(keys.by_layer[rule.layer], check_name(rule.name)): rule for rule in rules}
+    rules = Pipeline(graph.settings, no_spark).rules
+    by_name = {(keys.by_layer[rule.layer], f"{CHECK}{rule.name}"): rule for rule in rules}
     if not by_name:
         return []
     specs = [
@@ -80,7 +71,7 @@ def _evaluation(rule: RuleReport, found: list[RuleReport], keys: Keys, covers: s
     worst = sorted((r for r in found if r.violated), key=lambda r: (-r.violated, r.game))
     return dg.AssetCheckEvaluation(
         asset_key=keys.by_layer[rule.layer],
-        check_name=check_name(rule.rule),
+        check_name=f"{CHECK}{rule.rule}",
         passed=not violated,
         metadata={
             COVERS: covers,

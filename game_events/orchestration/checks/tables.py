@@ -11,7 +11,7 @@ from dagster import DagsterInstance
 
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import COVERS, DEFAULT, FAILED_GAMES, Keys
-from game_events.orchestration.runs.check_alerts import history
+from game_events.orchestration.runs.alerts import history
 from game_events.pipeline.checks.registry import CHECKS, TableCheck
 from game_events.pipeline.reporting.steps import CheckResult
 

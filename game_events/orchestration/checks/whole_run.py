@@ -9,11 +9,14 @@ from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.events.materializations import report_events
 from game_events.orchestration.keys import REPORT, Keys, OpEvent
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import RunResult
 
 
-def changes(context: dg.OpExecutionContext, report: RunReport, keys: Keys) -> Iterator[OpEvent]:
-    """The tables that changed, and the rules that were evaluated."""
-    yield from report_events(context, report, keys)
+def changes(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, report: RunResult, keys: Keys, *, every: bool = False
+) -> Iterator[dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation]:
+    """The tables that changed (`every`: as of `report_events`), and the rules that were evaluated."""
+    yield from report_events(context, report, keys, every=every)
     yield from rule_evaluations(report, keys)
 
 
@@ -26,10 +29,18 @@ def whole_run(
         Failure: tables failed, each alone.
     """
     yield from changes(context, report, keys)
+    yield from outcome(report, {REPORT: dg.MetadataValue.json(report.to_dict() | dict(more or {}))}, keys)
+
+
+def outcome(report: RunReport, metadata: Mapping[str, dg.MetadataValue | float], keys: Keys) -> Iterator[OpEvent]:
+    """The checks of a run that came to its end, and its output with its metadata.
+
+    Raises:
+        Failure: tables failed, each alone.
+    """
     yield from (check_evaluation(found, keys) for found in report.checks)
-    whole = {REPORT: dg.MetadataValue.json(report.to_dict() | dict(more or {}))}
     if report.errors:
         # Not retried here: one game's failure would hold up everybody's next run. The sensor `kafka_lag` tries it again.
         failed = "; ".join(f"{t.table}: {t.error}" for t in report.errors[:10])
-        raise dg.Failure(f"{len(report.errors)} tables failed: {failed}", metadata=whole, allow_retries=False)
-    yield dg.Output(None, metadata=whole)
+        raise dg.Failure(f"{len(report.errors)} tables failed: {failed}", metadata=metadata, allow_retries=False)
+    yield dg.Output(None, metadata=metadata)

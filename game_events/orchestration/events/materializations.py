@@ -1,10 +1,15 @@
-"""A run's report as Dagster events: one materialization for each table that changed, one check result for each check."""
+"""A run's report as Dagster events: one materialization for each table that changed.
 
-from collections.abc import Iterable, Iterator
+With very many games not each table has an event of its own, which costs about 8 KB and 8 ms of processor time in SQLite
+(`benchmarks`, `bookkeeping`): Dagster's storage would cost more than the run.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import dagster as dg
+from dagster import DagsterEventType, DagsterInstance
 
-from game_events.orchestration.events.budget import summaries, with_event
 from game_events.orchestration.events.metadata import table_metadata
 from game_events.orchestration.keys import DEFAULT, REPORT, Keys
 from game_events.pipeline.reporting.result import RunResult
@@ -12,11 +17,15 @@ from game_events.pipeline.reporting.tables import TableReport
 
 #: Games that a message names.
 NAMED = 20
+#: Events of games' tables that one run logs; past these, only tables that never had one.
+EVENTS = 150
+#: Games that are named where not each has an event.
+GAMES_SHOWN = 50
 
 AssetEvent = dg.MaterializeResult[None] | dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 
 
-def add_games(instance: dg.DagsterInstance, report: RunResult, keys: Keys = DEFAULT) -> list[str]:
+def add_games(instance: DagsterInstance, report: RunResult, keys: Keys = DEFAULT) -> list[str]:
     """Make partitions of the report's games that are none yet; returns the new ones."""
     games = sorted({t.game for t in report.tables if t.game and t.error is None})
     known = set(instance.get_dynamic_partitions(str(keys.partitions.name))) if games else set()
@@ -29,7 +38,7 @@ def add_games(instance: dg.DagsterInstance, report: RunResult, keys: Keys = DEFA
 def report_events(
     context: dg.OpExecutionContext | dg.AssetExecutionContext, report: RunResult, keys: Keys = DEFAULT, *, every: bool = False
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
-    """What a whole run did, for the assets and partitions that changed and no others (of very many: `budget`, unless `every`).
+    """What a whole run did, for the assets and partitions that changed and no others (`every`: all, however many games).
 
     An op has to yield these: what it logs instead (`log_event`) is kept back until it ends, and lost if it fails.
     """
@@ -98,3 +107,41 @@ def fail_for(failed: list[TableReport]) -> None:
         errors = [{"table": t.table, "game": t.game, "error": t.error} for t in failed]
         whole = {REPORT: dg.MetadataValue.json({"errors": errors, "rows": {}})}
         raise dg.Failure(f"{len(failed)} tables failed: {named}", metadata=whole, allow_retries=False)
+
+
+def with_event(instance: DagsterInstance, entries: Sequence[TableReport], keys: Keys) -> list[TableReport]:
+    """The tables that get an event: all of them, or of very many games' those that have waited longest for one.
+
+    Guarantee: bronze, quarantine and unified always have one, and so have tables that never had one.
+    """
+    of_games = [entry for entry in entries if entry.game is not None]
+    if len(of_games) <= EVENTS:
+        return list(entries)
+    newest, kind = instance.event_log_storage.get_latest_storage_id_by_partition, DagsterEventType.ASSET_MATERIALIZATION
+    last = {layer: newest(keys.layer(layer), kind) for layer in {entry.layer for entry in of_games}}
+    by_age = sorted(of_games, key=lambda entry: last[entry.layer].get(str(entry.game), 0))
+    chosen = {id(entry) for n, entry in enumerate(by_age) if n < EVENTS or str(entry.game) not in last[entry.layer]}
+    return [entry for entry in entries if entry.game is None or id(entry) in chosen]
+
+
+def summaries(entries: Sequence[TableReport], chosen: Sequence[TableReport], keys: Keys) -> list[dg.AssetObservation]:
+    """One event for each asset with tables that have none: how many, and those with most rows."""
+    without: dict[str, list[TableReport]] = {}
+    known = set(map(id, chosen))
+    for entry in entries:
+        if id(entry) not in known:
+            without.setdefault(entry.layer, []).append(entry)
+    return [_summary(keys.layer(layer), found) for layer, found in without.items()]
+
+
+def _summary(key: dg.AssetKey, entries: Sequence[TableReport]) -> dg.AssetObservation:
+    most = sorted(entries, key=lambda entry: -entry.rows)[:GAMES_SHOWN]
+    rows = [dg.TableRecord({"game": str(e.game), "rows_committed": e.rows, "row_count": e.table_rows}) for e in most]
+    columns = [dg.TableColumn("game"), dg.TableColumn("rows_committed", type="int"), dg.TableColumn("row_count", type="int")]
+    metadata: dict[str, Any] = {
+        "games_changed_without_event": len(entries),
+        "rows_committed": sum(entry.rows for entry in entries),
+        "most_rows": dg.MetadataValue.table(rows, schema=dg.TableSchema(columns)),
+    }
+    said = f"{len(entries):,} more games have changed; `game-events log --kind table` has all of them"
+    return dg.AssetObservation(key, description=said, metadata=metadata)

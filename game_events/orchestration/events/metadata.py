@@ -7,7 +7,8 @@ from typing import Any
 import dagster as dg
 
 from game_events.decoding.core.wire_format import ordered
-from game_events.orchestration.keys import DEFAULT, LAYER_KEYS, Keys
+from game_events.lakehouse.layers import REPORTED
+from game_events.orchestration.keys import DEFAULT, Keys
 from game_events.pipeline.reporting.latency import Histogram
 from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.reporting.tables import TableReport
@@ -101,7 +102,7 @@ def latency_metadata(latency: Mapping[str, Histogram]) -> Mapping[str, float]:
 def latency_table(latency: Mapping[str, Histogram]) -> str:
     """The histograms as Markdown: rows that became visible within so many seconds."""
     bounds = (0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 30, 60, 300, float("inf"))
-    layers = [layer for layer in LAYER_KEYS if layer in latency and latency[layer].total]
+    layers = [layer for layer in REPORTED if layer in latency and latency[layer].total]
     if not layers:
         return "no rows"
     lines = [f"| seconds | {' | '.join(layers)} |", "|---" * (len(layers) + 1) + "|"]

@@ -19,15 +19,13 @@ from pydantic import Field
 from pyspark.errors import PySparkException
 
 from game_events.config.settings import Settings
-from game_events.orchestration.checks.rules import rule_evaluations
-from game_events.orchestration.checks.tables import check_evaluation
-from game_events.orchestration.events.materializations import report_events
+from game_events.orchestration.checks.whole_run import changes, outcome
 from game_events.orchestration.events.metadata import latency_metadata, latency_table
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.event_throttle import EventThrottle
 from game_events.orchestration.keys import DEFAULT, JOB, REPORT, Keys, OpEvent
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG, this_process, worker_is_gone
 from game_events.orchestration.runs.own_runs import OwnRuns, repository_of
-from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process, worker_is_gone
 from game_events.orchestration.runs.tags import CARRIES_ALL, ENDED_BY_ITSELF, HANDED_OVER, ROW_CHANGING_TAG
 from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.continuous.loop import PAUSED, WAITING, Loop, LoopReport, first_line
@@ -195,13 +193,10 @@ def _events_while(
         events = list(_due_events(context, throttle, keys))
         yield from events
         stuck = report.state in (PAUSED, WAITING) and time.monotonic() - reported_at >= STATE_S
-        if stuck or any(_is_bronze(event, keys) for event in events):
+        has_bronze = any(isinstance(event, dg.AssetMaterialization) and event.asset_key == keys.bronze for event in events)
+        if stuck or has_bronze:
             reported_at = time.monotonic()
             yield _observation(report, keys)
-
-
-def _is_bronze(event: OpEvent, keys: Keys) -> bool:
-    return isinstance(event, dg.AssetMaterialization) and event.asset_key == keys.bronze
 
 
 def _due_events(
@@ -211,7 +206,7 @@ def _due_events(
     if report is None:
         return
     try:
-        events: list[OpEvent] = [*report_events(context, report, keys, every=True), *rule_evaluations(report, keys)]
+        events = list(changes(context, report, keys, every=True))
     except BaseException:  # an interrupt among others: it is in the run's last events
         throttle.give_back(report)
         raise
@@ -243,8 +238,4 @@ def _result(loop: Loop, worker: LoopThread, keys: Keys) -> Iterator[OpEvent]:
     }
     if worker.error is not None:
         raise dg.Failure(f"{type(worker.error).__name__}: {first_line(worker.error)}", metadata=whole) from worker.error
-    yield from (check_evaluation(found, keys) for found in report.total.checks)
-    if report.total.errors:
-        failed = "; ".join(f"{t.table}: {t.error}" for t in report.total.errors[:10])
-        raise dg.Failure(f"{len(report.total.errors)} tables failed: {failed}", metadata=whole)
-    yield dg.Output(None, metadata=whole)
+    yield from outcome(report.total, whole, keys)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from game_events.lakehouse.tables import BRONZE
-from game_events.orchestration.events.budget import EVENTS
+from game_events.orchestration.events.materializations import EVENTS
 from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.reporting.tables import TableReport
 
@@ -26,7 +26,6 @@ class EventThrottle:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes the clock."""
         self._clock = clock
         self._lock = threading.Lock()
         self._pending = RunResult()

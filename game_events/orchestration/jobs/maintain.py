@@ -11,8 +11,6 @@ from game_events.orchestration.keys import REPORT
 from game_events.pipeline.maintenance.run import maintain as maintain_tables
 from game_events.pipeline.reporting.steps import TableMaintenance
 
-OP = "look_after_tables"
-
 
 class MaintenanceConfig(dg.Config):
     """Which tables, and whether to count only."""
@@ -25,7 +23,7 @@ def build_maintain(graph: Graph) -> dg.JobDefinition:
     """The job: all tables, or some; a table that fails alone fails the run after the others are done."""
 
     @graph.op(
-        OP,
+        "look_after_tables",
         "Joins small files of append-only tables, deletes files that were replaced long enough ago or left by crashes, "
         "shortens the tables' logs. No row and no progress changes; starts no Spark.",
         # Work that rewrites rows would lose its last commit to a compaction; the continuous run has a pool of its own, and

@@ -1,87 +1,64 @@
-"""The job `refresh`: the whole pipeline, a step for each layer.
+"""The job `refresh`: the whole pipeline, a step for each layer; and its dry run, the job `validate`.
 
 Not a job of the assets themselves: a job with partitioned assets cannot be started in Dagster's UI without a choice of
 partitions, and its options could be no one form (decision 25).
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import dagster as dg
+from pydantic import Field
 
 from game_events.errors import ConfigurationError
 from game_events.extending import GoldAggregate
 from game_events.orchestration.checks.whole_run import changes, whole_run
 from game_events.orchestration.dagster_private import UnresolvedAssetJobDefinition
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.jobs.config import RunConfig
 from game_events.orchestration.keys import OpEvent
+from game_events.orchestration.resources import SharedRun
 from game_events.orchestration.runs.errors import errors_decide
 from game_events.orchestration.runs.tags import CARRIES_ALL, ROW_CHANGING_TAG
 from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.preflight import PreflightResult, run_plan_checks
 from game_events.pipeline.runs.refresh import OWN_GOLD, TriggeredRun
+from game_events.pipeline.runs.selection import Selection, selection_of
+from game_events.pipeline.runs.state_checks import validation
 
 JOB, PLAN, REPORTING = "refresh", "plan", "report"
 #: All steps wait for the same pool, as the jobs do that repair and maintain the tables: a run waits in the queue, where it can
 #: be canceled, and seldom between two steps.
 POOL = "bronze"
-#: Step -> its op.
+#: Step -> its op, and what it does.
 STEPS = {
-    "bronze": "refresh_bronze",
-    "silver": "refresh_silver",
-    "gold": "refresh_gold",
-    "unified": "refresh_unified",
-    OWN_GOLD: "refresh_own_aggregates",
-}
-DESCRIPTIONS = {
-    "bronze": "Reads the topic up to the offsets seen now.",
-    "silver": "Brings every game's silver table up to bronze, in one Spark job.",
-    "gold": "Brings every game's gold table up to its silver table, in one Spark job.",
-    "unified": "Brings the table over all games up to their gold tables; no Spark.",
-    OWN_GOLD: "Brings the tables of user-defined aggregates up to silver.",
+    "bronze": ("refresh_bronze", "Reads the topic up to the offsets seen now."),
+    "silver": ("refresh_silver", "Brings every game's silver table up to bronze, in one Spark job."),
+    "gold": ("refresh_gold", "Brings every game's gold table up to its silver table, in one Spark job."),
+    "unified": ("refresh_unified", "Brings the table over all games up to their gold tables; no Spark."),
+    OWN_GOLD: ("refresh_own_aggregates", "Brings the tables of user-defined aggregates up to silver."),
 }
 
 
-class SharedRun:
-    """What the steps of a run share: its report, its selection, and its entry in the event log, written once at its end.
+class RunConfig(dg.Config):
+    """Options of the job `refresh`; by default everything is brought up to date and nothing is replaced."""
 
-    A step that is retried goes on with the same report.
-    """
+    select: list[str] = Field(
+        default=[], description="Layers, asset keys or tables to bring up to date; empty: all. See docs/refresh.md."
+    )
+    games: list[str] = Field(default=[], description="Only these games, in silver and gold; empty: every game.")
+    full_refresh: list[str] = Field(
+        default=[],
+        description="Layers, asset keys or tables to replace by everything the layer before has of them; `all`: every layer.",
+    )
+    ignore_intervals: bool = Field(
+        default=False, description="Refresh gold aggregates before their own interval has passed, too."
+    )
 
-    def __init__(self, pipeline: Pipeline, config: RunConfig, attempt: int) -> None:
-        """Begin the entry.
-
-        Raises:
-            ConfigurationError: the selection names what there is not; the entry has the error.
-        """
-        self.closed = False
-        self._done: set[str] = set()
-        self._entry, report = ExitStack(), RunReport()
-        self._entry.enter_context(recorded(pipeline, report, JOB, attempt))
-        try:
-            self.work = TriggeredRun(pipeline, report, config.selection(pipeline), config.ignore_intervals)
-        except BaseException as error:
-            self.close(error)
-            raise
-
-    def execute(self, name: str) -> None:
-        """Execute a step, unless this run has."""
-        if name not in self._done:
-            self.work.steps[name]()
-            self._done.add(name)
-
-    def close(self, error: BaseException | None = None) -> None:
-        """Write the entry."""
-        self.closed = True
-        try:
-            self._entry.__exit__(type(error) if error is not None else None, error, None)
-        except BaseException as raised:
-            if raised is not error:
-                raise
+    def selection(self, pipeline: Pipeline) -> Selection:
+        """Checked against what there is; raises before anything is touched."""
+        return selection_of(pipeline, self.select, self.games, self.full_refresh)
 
 
 def build_refresh(graph: Graph) -> dg.JobDefinition:
@@ -128,7 +105,7 @@ def _plan(graph: Graph) -> dg.OpDefinition:
 
 
 def _step(graph: Graph, name: str) -> dg.OpDefinition:
-    @graph.op(STEPS[name], DESCRIPTIONS[name], POOL, after=True)
+    @graph.op(*STEPS[name], POOL, after=True)
     def step(context: dg.OpExecutionContext) -> Iterator[OpEvent]:
         yield from _execute(context, graph, lambda run: run.execute(name))
         yield dg.Output(None)
@@ -148,7 +125,7 @@ def _end(graph: Graph) -> dg.OpDefinition:
 
         yield from _execute(context, graph, finish)
         # All at once: automation must not find half of a run's events.
-        yield from whole_run(context, graph.lakehouse(context).last(SharedRun).work.report, graph.keys)
+        yield from whole_run(context, graph.lakehouse(context).last.work.report, graph.keys)
 
     return report
 
@@ -183,12 +160,48 @@ def _shared(context: dg.OpExecutionContext, graph: Graph) -> SharedRun:
     """What the steps share; its options are those of the first step, also where a run is executed again from a later one.
 
     Raises:
-        ConfigurationError: single steps were chosen, without the last one, which logs what they did.
+        ConfigurationError: single steps were chosen, without the last one, which logs what they did; or the selection names
+            what there is not.
     """
-    lakehouse = graph.lakehouse(context)
     chosen = context.run.step_keys_to_execute or context.run.resolved_op_selection
     if chosen and graph.keys.named(REPORTING) not in chosen:
         raise ConfigurationError(f"the step `{graph.keys.named(REPORTING)}` logs what the others did: choose it, too")
     run_config: dict[str, Any] = dict(context.run.run_config)
     options = run_config.get("ops", {}).get(graph.keys.named(PLAN), {}).get("config", {})
-    return lakehouse.shared(lambda attempt: SharedRun(lakehouse.pipeline(context.run_id), RunConfig(**options), attempt))
+    config = RunConfig(**options)
+
+    def begin(pipeline: Pipeline, report: RunReport) -> TriggeredRun:
+        return TriggeredRun(pipeline, report, config.selection(pipeline), config.ignore_intervals)
+
+    return graph.lakehouse(context).shared(context.run_id, JOB, begin)
+
+
+def dry_run(pipeline: Pipeline, load: Callable[[], dg.Definitions], **asked: Collection[str]) -> list[PreflightResult]:
+    """Everything a run needs, and what it would do if `asked` (as `selection_of`); `load` gives Dagster's definitions."""
+
+    def graph() -> str:
+        definitions = load()
+        dg.Definitions.validate_loadable(definitions)
+        found = definitions.resolve_asset_graph()
+        return f"{len(found.get_all_asset_keys())} assets, {len(found.asset_check_keys)} checks"
+
+    return validation(pipeline, {"graph": graph} | run_plan_checks(pipeline, lambda: selection_of(pipeline, **asked)))
+
+
+def build_validate(graph: Graph, load: Callable[[], dg.Definitions]) -> dg.JobDefinition:
+    """The job `validate`; its run calls `load` for the definitions, as the job is one of their parts."""
+
+    @graph.op("check_everything", "Settings, connections, tables, graph, and what a run would do. Changes nothing.", None)
+    def check_everything(context: dg.OpExecutionContext, config: RunConfig) -> Iterator[dg.Output[None]]:
+        pipeline = graph.lakehouse(context).pipeline(context.run_id)
+        found = dry_run(pipeline, load, select=config.select, games=config.games, full_refresh=config.full_refresh)
+        whole = {"checks": dg.MetadataValue.json([c.to_dict() for c in found])}
+        failed = [c for c in found if not c.ok]
+        if failed:
+            said = "; ".join(f"{c.check}: {c.detail}" for c in failed)
+            # Nothing is different a second later.
+            raise dg.Failure(f"{len(failed)} checks failed: {said}", metadata=whole, allow_retries=False)
+        yield dg.Output(None, metadata=whole | {c.check.replace(" ", "_"): c.detail for c in found})
+
+    description = "Dry run: checks all that a run needs and reports what it would do. The same as `game-events run --dry-run`."
+    return graph.job("validate", description, check_everything)

@@ -1,24 +1,30 @@
 """Alerts of failed runs, failed checks and lost records."""
 
 import logging
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import dagster as dg
 from dagster import DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus
 from deltalake.exceptions import DeltaError
+from pydantic import BaseModel
 
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import BRONZE, Lakehouse
-from game_events.orchestration.dagster_private import DagsterAssetCheckFailedError
-from game_events.orchestration.keys import report_in
-from game_events.orchestration.runs.check_alerts import CheckMemory, alert_of_check, history, turns
+from game_events.orchestration.dagster_private import AssetCheckExecutionRecordStatus, DagsterAssetCheckFailedError
+from game_events.orchestration.keys import FAILED_GAMES, JOB, Keys, report_in
+from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.pipeline.checks.gaps import LOST, Loss, gaps_in_words, losses
 from game_events.pipeline.observability.alerts import LONGEST_ERROR, Alert, Severity, run_url, send, severity_of
 
 log = logging.getLogger(__name__)
 SEE_LOG = "see the run's log in the Dagster UI"
 NO_MESSAGE = f"the run ended without an error message: {SEE_LOG}"
+#: Newest evaluations of one check that are read: more than there are between two ticks.
+HISTORY = 50
+EVALUATED = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
 
 
 def alert_of_run(instance: DagsterInstance, settings: Settings, run: DagsterRun) -> Alert | None:
@@ -87,6 +93,96 @@ def alert_of_loss(settings: Settings, loss: Loss, severity: Severity) -> Alert:
         error=gaps_in_words(loss.gaps)[:LONGEST_ERROR],
         counts={"gaps": len(loss.gaps), "offsets_lost": sum(known), "gaps_of_unknown_length": len(loss.gaps) - len(known)},
     )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of a check, by a run or (no id) a sensor; `at` in seconds since 1970."""
+
+    key: dg.AssetCheckKey
+    run_id: str
+    at: float
+    result: dg.AssetCheckEvaluation
+
+    @property
+    def games(self) -> list[str]:
+        """The games that it failed for, if the check is per game."""
+        value = self.result.metadata.get(FAILED_GAMES)
+        games = value.data if isinstance(value, dg.JsonMetadataValue) else None
+        return [str(game) for game in games] if isinstance(games, list) else []
+
+    def failure(self, settings: Settings) -> Severity | None:
+        """Severity of the failure; None: it passed, or gets no alert."""
+        # Lost records have an alert for each commit (`alert_of_loss`); the check covers several commits.
+        if self.result.passed or self.key.name == LOST:
+            return None
+        return severity_of(settings, self.key.name, wrong_rows=self.result.severity == dg.AssetCheckSeverity.ERROR)
+
+
+class CheckMemory(BaseModel):
+    """State of a check after the evaluation of the time `seen` (seconds since 1970); `games`: those that it failed for."""
+
+    seen: float = 0.0
+    failing: bool = False
+    severity: Severity = "error"
+    games: list[str] = []
+
+    @classmethod
+    def after(cls, settings: Settings, evaluations: Sequence[Evaluation]) -> Self:
+        """State after the last of some evaluations."""
+        if not evaluations:
+            return cls()
+        last = evaluations[-1]
+        bad = last.failure(settings)
+        return cls(seen=last.at) if bad is None else cls(seen=last.at, failing=True, severity=bad, games=last.games)
+
+
+def turns(settings: Settings, evaluations: Sequence[Evaluation], before: CheckMemory) -> list[Evaluation]:
+    """The new evaluations (oldest first) that get an alert: the first new failure, and the last one if it ends failures."""
+
+    def is_new(found: Evaluation) -> bool:
+        new = not before.failing or not set(found.games) <= set(before.games)
+        return new and found.failure(settings) is not None
+
+    first = list(filter(is_new, evaluations))[:1]
+    ended = evaluations[-1:] if before.failing or first else []
+    return [*first, *(found for found in ended if found.result.passed)]
+
+
+def alert_of_check(settings: Settings, found: Evaluation, job: str | None, before: CheckMemory) -> Alert:
+    """Alert of a check that failed, or passes again."""
+    name = f"{found.key.asset_key.to_user_string()}/{found.key.name}"
+    counts = {k: v.value for k, v in found.result.metadata.items() if isinstance(v, dg.IntMetadataValue)}
+    failed = Alert(
+        id=f"check_failed:{name}:{found.run_id}:{found.at:.6f}",
+        event="check_failed",
+        severity=found.failure(settings) or before.severity,
+        summary=f"check {name} failed",
+        run_id=found.run_id or None,
+        job=job,
+        url=run_url(settings, found.run_id) if found.run_id else None,
+        games=found.games,
+        check=name,
+        error=(found.result.description or "")[:LONGEST_ERROR] or None,
+        counts={k: v for k, v in counts.items() if v is not None},
+    )
+    if found.failure(settings) is not None:
+        return failed
+    over = {"id": f"recovered:{failed.id}", "event": "recovered", "of": "check_failed", "error": None}
+    return failed.model_copy(update=over | {"summary": f"check {name} passes again"})
+
+
+def history(instance: DagsterInstance, key: dg.AssetCheckKey) -> list[Evaluation]:
+    """The newest evaluations of a check, oldest first; the last one of each run."""
+    records = instance.event_log_storage.get_asset_check_execution_history(key, HISTORY, status=EVALUATED)
+    # Not a record's own time, which is that of the run's plan.
+    found = [Evaluation(key, r.run_id, r.event.timestamp, r.evaluation) for r in records if r.event and r.evaluation]
+    return sorted(found, key=lambda evaluation: evaluation.at)
+
+
+def sends_own_alerts(settings: Settings, run: DagsterRun | None) -> bool:
+    """Whether a run sends its alerts at its end: one of the command line. For a continuous one that is days later."""
+    return run is not None and run.tags.get(OWN_ALERTS) == "true" and run.job_name != Keys.of(settings).named(JOB)
 
 
 def send_own_alerts(instance: DagsterInstance, settings: Settings, run_id: str) -> None:

@@ -4,10 +4,9 @@ import logging
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import dagster as dg
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+from dagster import DagsterRunStatus
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
@@ -30,33 +29,13 @@ KAFKA_IS_AWAY = (
 )
 #: Beginning of the message of a call into the JVM that got no answer.
 BROKEN_OFF = "An error occurred while calling"
-_progress = logging.getLogger(PROGRESS_LOGGER)
-
-
-class StepContext(Protocol):
-    """What ops, assets and checks have in common."""
-
-    @property
-    def retry_number(self) -> int:
-        """How often the step was tried before."""
-        ...
-
-    @property
-    def instance(self) -> DagsterInstance:
-        """Dagster's storage."""
-        ...
-
-    @property
-    def run(self) -> DagsterRun:
-        """The run, as it was when the step began."""
-        ...
-
-
+StepContext = dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext
 #: The session is lost with its JVM, and this process cannot make another one.
 JVM_ENDED = (
     "Spark's JVM ended in the middle of the run: killed, or out of memory (GAME_EVENTS_SPARK_DRIVER_MEMORY; records of many "
     "megabytes: docs/operations.md, Bounds). What was committed stays, and the next run goes on from there"
 )
+_progress = logging.getLogger(PROGRESS_LOGGER)
 
 
 def delay_s(settings: Settings, attempt: int) -> float:

@@ -16,12 +16,18 @@ LAKEHOUSE_TAG = "game_events/lakehouse"
 REPOSITORY_TAG = ".dagster/repository"
 
 
+def lakehouse_of(settings: Settings) -> Lakehouse | None:
+    """The lakehouse; None where it cannot be one: the project loads all the same, and each run says what is wrong."""
+    try:
+        return Lakehouse.of(settings)
+    except ConfigurationError:
+        return None
+
+
 def lakehouse_tag(settings: Settings) -> dict[str, str]:
     """The tag of a lakehouse's runs."""
-    try:
-        root = Lakehouse.of(settings).root
-    except ConfigurationError:  # the project loads all the same, and each run says what is wrong
-        root = settings.lakehouse
+    lakehouse = lakehouse_of(settings)
+    root = settings.lakehouse if lakehouse is None else lakehouse.root
     return {LAKEHOUSE_TAG: f"{root}/{settings.names.prefix}*"}
 
 

@@ -1,13 +1,11 @@
-"""Tags of runs: what a run does by itself, why it was started, what sends its alerts (its process: `process_tag.py`)."""
+"""Tags of runs: what a run does by itself, why it was started, what sends its alerts (its process: `dead_runs.py`)."""
 
-from itertools import count
+from itertools import chain, count
 
 from dagster import DagsterInstance, RunsFilter
 
 #: The run brings every layer up to date by itself: automation has nothing to add to what it logs.
-CARRIES = "game_events/carries"
-ALL_LAYERS = "all"
-CARRIES_ALL = {CARRIES: ALL_LAYERS}
+CARRIES_ALL = {"game_events/carries": "all"}
 #: A run that replaces rows of tables: continuous mode waits for it.
 ROW_CHANGING_TAG = "game_events/changes_rows"
 #: A continuous run that was stopped by the user or its time limit: the sensor must not start it again.
@@ -27,8 +25,5 @@ def unused_run_key(instance: DagsterInstance, wanted: str) -> str:
 
     After a registry or topic was recreated, or a sensor's cursor cleared, the same keys are asked for again.
     """
-    for number in count(1):
-        key = wanted if number == 1 else f"{wanted}~{number}"
-        if not instance.get_runs_count(RunsFilter(tags={RUN_KEY_TAG: key})):
-            return key
-    raise AssertionError("unreachable")
+    keys = chain([wanted], (f"{wanted}~{number}" for number in count(2)))
+    return next(key for key in keys if not instance.get_runs_count(RunsFilter(tags={RUN_KEY_TAG: key})))

@@ -13,10 +13,7 @@ from pydantic import Field
 
 from game_events.config.settings import Settings
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.keys import JOB as CONTINUOUS_JOB
-from game_events.orchestration.keys import Keys
-from game_events.orchestration.runs.alerts import alert_of_run
-from game_events.orchestration.runs.check_alerts import CheckMemory, alert_of_check, history, turns
+from game_events.orchestration.runs.alerts import CheckMemory, alert_of_check, alert_of_run, history, sends_own_alerts, turns
 from game_events.orchestration.runs.own_runs import OwnRuns, repository_of
 from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.orchestration.sensors.ticks import Cursor, own_runs, sensor
@@ -87,8 +84,8 @@ def send_check_alerts(
         new = [r for r in records if r.at > memory.seen]
         for record in turns(settings, new, memory):
             run = instance.get_run_by_id(record.run_id) if record.run_id else None
-            # A continuous run of the command line sends alerts of its checks only at its end, days later (with the same id).
-            if run is None or run.tags.get(OWN_ALERTS) != "true" or run.job_name == Keys.of(settings).named(CONTINUOUS_JOB):
+            # An alert that a continuous run of the command line sends at its end, too, has the same id.
+            if not sends_own_alerts(settings, run):
                 if not left or not send(settings, alert_of_check(settings, record, run.job_name if run else None, memory)):
                     return 0
                 left -= 1
@@ -103,7 +100,6 @@ def build_alerts(graph: Graph) -> dg.SensorDefinition:
 
     @sensor(
         graph,
-        "alerts",
         "Sends the webhook of the settings an alert when a run of this lakehouse fails, and when a check begins to fail or "
         "passes again.",
         15,

@@ -44,9 +44,8 @@ class PastRun:
 
 @dataclass(frozen=True)
 class StartDecision:
-    """Whether to start a run now; why or why not, in words."""
+    """Whether to start a run now (its key; None: no run); why or why not, in words."""
 
-    start: bool
     why: str
     run_key: str | None = None
 
@@ -54,18 +53,18 @@ class StartDecision:
 def decide(runs: Sequence[PastRun], now_s: float, job: str = JOB) -> StartDecision:
     """Decide from the newest runs, newest first."""
     if not runs:
-        return StartDecision(False, f"continuous mode was never started: start the job `{job}` once, or `run --continuous`")
+        return StartDecision(f"continuous mode was never started: start the job `{job}` once, or `run --continuous`")
     newest = runs[0]
     if newest.status in UNFINISHED:
-        return StartDecision(False, f"on: run {newest.run_id} is {newest.status.value.lower()}")
+        return StartDecision(f"on: run {newest.run_id} is {newest.status.value.lower()}")
     if newest.handed_over:
         left = newest.ended_s + HAND_OVER_S - now_s
         why = f"on: run {newest.run_id} has lasted long enough"
         # Each run hands over once, so no key is ever used twice.
-        return StartDecision(False, f"{why}; the next one in {left:.0f} s") if left > 0 else _after(newest, why)
+        return StartDecision(f"{why}; the next one in {left:.0f} s") if left > 0 else _after(newest, why)
     if newest.status != DagsterRunStatus.FAILURE:
         how = "was terminated" if newest.status == DagsterRunStatus.CANCELED else "ended by itself"
-        return StartDecision(False, f"off: run {newest.run_id} {how}; start the job `{job}` to switch it on")
+        return StartDecision(f"off: run {newest.run_id} {how}; start the job `{job}` to switch it on")
     failures = 0
     for run in runs:
         if run.status != DagsterRunStatus.FAILURE:
@@ -76,13 +75,13 @@ def decide(runs: Sequence[PastRun], now_s: float, job: str = JOB) -> StartDecisi
     pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1))
     left = newest.ended_s + pause - now_s
     if left > 0:
-        return StartDecision(False, f"on: run {newest.run_id} failed ({failures} in a row); started again in {left:.0f} s")
+        return StartDecision(f"on: run {newest.run_id} failed ({failures} in a row); started again in {left:.0f} s")
     # Each run fails at most once, so no key is ever used twice.
     return _after(newest, f"run {newest.run_id} failed ({failures} in a row)")
 
 
 def _after(run: PastRun, why: str) -> StartDecision:
-    return StartDecision(True, why, f"continuous-after-{run.run_id}")
+    return StartDecision(why, f"continuous-after-{run.run_id}")
 
 
 def past_runs(instance: dg.DagsterInstance, own: OwnRuns, job: str = JOB) -> list[PastRun]:
@@ -105,7 +104,6 @@ def build_continuous_mode(graph: Graph) -> dg.SensorDefinition:
 
     @sensor(
         graph,
-        "continuous_mode",
         "Starts continuous mode again if its run failed or its process vanished; does nothing before it was started once, or "
         "after it was terminated.",
         10,
@@ -114,7 +112,7 @@ def build_continuous_mode(graph: Graph) -> dg.SensorDefinition:
     def continuous_mode(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         job, own = graph.keys.named(JOB), own_runs(context, graph.source.read())
         decision = decide(past_runs(context.instance, own, job), datetime.now(UTC).timestamp(), job)
-        if not decision.start:
+        if decision.run_key is None:
             return dg.SkipReason(decision.why)
         return dg.RunRequest(run_key=decision.run_key, tags={REASON: decision.why[:200]})
 

@@ -15,10 +15,8 @@ from pydantic import Field
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.keys import JOB as CONTINUOUS_JOB
 from game_events.orchestration.keys import Keys
-from game_events.orchestration.runs.alerts import alert_of_loss
-from game_events.orchestration.runs.tags import OWN_ALERTS
+from game_events.orchestration.runs.alerts import alert_of_loss, sends_own_alerts
 from game_events.orchestration.sensors.ticks import Cursor, sensor
 from game_events.pipeline.checks.freshness import fresh, last_records
 from game_events.pipeline.checks.gaps import LOST, Loss, losses
@@ -52,10 +50,8 @@ class Watch(Cursor):
     sent: list[str] = Field(default_factory=list)
 
 
-def check(
-    pipeline: Pipeline, watch: Watch, now: float, instance: DagsterInstance
-) -> tuple[list[dg.AssetCheckEvaluation], Watch]:
-    """The results of checks that are due or have turned; sends alerts of what was lost since.
+def check(pipeline: Pipeline, watch: Watch, now: float, instance: DagsterInstance) -> list[dg.AssetCheckEvaluation]:
+    """The results of checks that are due or have turned; sends alerts of what was lost since. The cursor moves on.
 
     Raises:
         GameEventsError: a table or the topic cannot be read.
@@ -64,8 +60,8 @@ def check(
     if everything or TableLog(pipeline.bronze).has(watch.version + 1):
         handle = pipeline.bronze.open()
         if handle is None:
-            return [], watch
-        watch = _read_bronze(pipeline, handle, watch, instance)
+            return []
+        _read_bronze(pipeline, handle, watch, instance)
     allowed = pipeline.settings.freshness_s
     stale = bool(allowed) and now - watch.came > allowed
     found = []
@@ -73,45 +69,38 @@ def check(
         found.append(fresh(pipeline))
     if everything:
         found.append(volume(pipeline, datetime.fromtimestamp(now, UTC)))
-        watch = watch.model_copy(update={"all_at": now})
+        watch.all_at = now
+    watch.stale = stale
     keys = Keys.of(pipeline.settings)
-    return [check_evaluation(result, keys) for result in found], watch.model_copy(update={"stale": stale})
+    return [check_evaluation(result, keys) for result in found]
 
 
-def _read_bronze(pipeline: Pipeline, handle: DeltaTable, watch: Watch, instance: DagsterInstance) -> Watch:
+def _read_bronze(pipeline: Pipeline, handle: DeltaTable, watch: Watch, instance: DagsterInstance) -> None:
     """Read the time of the newest record, and send an alert of each loss since the last tick."""
     version, table = handle.version(), str(handle.metadata().id)
     if watch.table != table:
         # Losses from before the first tick are not reported; a table that was made since may have begun with a loss.
-        watch = watch.model_copy(update={"table": table, "version": -1 if watch.table else version, "sent": []})
+        watch.version = -1 if watch.table else version
+        watch.table, watch.sent = table, []
     last = last_records(pipeline.bronze, version)
-    watch = watch.model_copy(update={"came": last.time.timestamp() if last is not None else 0.0})
+    watch.came = last.time.timestamp() if last is not None else 0.0
     lost = list(losses(pipeline.bronze, version, max(watch.version, version - COMMITS)))
-    return _send_alerts(pipeline, watch, version, lost[::-1], instance)
+    if _send_alerts(pipeline, watch.sent, lost[::-1], instance):
+        watch.version, watch.sent = version, []
 
 
-def _send_alerts(pipeline: Pipeline, watch: Watch, version: int, lost: list[Loss], instance: DagsterInstance) -> Watch:
-    """Send an alert of each loss; those that cannot be sent now are sent by the next tick."""
-    severity, sent = severity_of(pipeline.settings, LOST), list(watch.sent)
-    left = ALERTS
+def _send_alerts(pipeline: Pipeline, sent: list[str], lost: list[Loss], instance: DagsterInstance) -> bool:
+    """Send an alert of each loss that is not among `sent`; whether all were: the others are sent by the next tick."""
+    severity, left = severity_of(pipeline.settings, LOST), ALERTS
     for loss in lost:
-        if severity is None or loss.key in sent or _sends_itself(pipeline, instance, loss.run_id):
+        run = instance.get_run_by_id(loss.run_id) if loss.run_id is not None else None
+        if severity is None or loss.key in sent or sends_own_alerts(pipeline.settings, run):
             continue
         if not left or not send(pipeline.settings, alert_of_loss(pipeline.settings, loss, severity)):
-            return watch.model_copy(update={"sent": sent})
+            return False
         left -= 1
         sent.append(loss.key)
-    return watch.model_copy(update={"version": version, "sent": []})
-
-
-def _sends_itself(pipeline: Pipeline, instance: DagsterInstance, run_id: str | None) -> bool:
-    """Whether a run sends its own alerts: one of the command line, at its end; a continuous one lasts too long."""
-    run = instance.get_run_by_id(run_id) if run_id is not None else None
-    return (
-        run is not None
-        and run.tags.get(OWN_ALERTS) == "true"
-        and run.job_name != Keys.of(pipeline.settings).named(CONTINUOUS_JOB)
-    )
+    return True
 
 
 def build_data_alarms(graph: Graph) -> dg.SensorDefinition:
@@ -119,14 +108,13 @@ def build_data_alarms(graph: Graph) -> dg.SensorDefinition:
 
     @sensor(
         graph,
-        "data_alarms",
         "Checks, also without any run, for producers and games that fell silent (checks `fresh`, `volume`), and sends the "
         "webhook an alert of records that were lost before they were read.",
         60,
     )
     def data_alarms(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         watch = Watch.read(context.cursor)
-        found, watch = check(Pipeline(graph.source.read(), no_spark), watch, time.time(), context.instance)
+        found = check(Pipeline(graph.source.read(), no_spark), watch, time.time(), context.instance)
         if found:
             return dg.SensorResult(asset_events=found, cursor=watch.model_dump_json())
         context.update_cursor(watch.model_dump_json())

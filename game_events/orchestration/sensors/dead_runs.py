@@ -14,7 +14,6 @@ def build_dead_runs(graph: Graph) -> dg.SensorDefinition:
 
     @sensor(
         graph,
-        "dead_runs",
         "Runs of this lakehouse and machine with a killed process are marked as failed, and their pool slots given back; those "
         "that ended more than `RUN_HISTORY_H` ago are deleted from Dagster's storage.",
         30,

@@ -36,12 +36,7 @@ def to_add(settings: Settings, known: set[str], admitted: set[str], tables: set[
 def build_new_games(graph: Graph) -> dg.SensorDefinition:
     """The sensor: it compares the lakehouse with the partitions; nothing is ever removed."""
 
-    @sensor(
-        graph,
-        "new_games",
-        "Games with tables made elsewhere (another Dagster instance, a restored lakehouse) become partitions.",
-        60,
-    )
+    @sensor(graph, "Games with tables made elsewhere (another Dagster instance, a restored lakehouse) become partitions.", 60)
     def new_games(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         settings, partitions = graph.source.read(), graph.keys.partitions
         admitted, tables = games_of(settings)

@@ -67,11 +67,7 @@ def build_schema_versions(graph: Graph, jobs: Jobs) -> dg.SensorDefinition:
     """The sensor: it asks the registry once for each subject; `jobs`: the job that it starts first."""
 
     @sensor(
-        graph,
-        "schema_versions",
-        "A new version of a topic's subject becomes an event of its asset, and starts the job `refresh`.",
-        30,
-        jobs=jobs,
+        graph, "A new version of a topic's subject becomes an event of its asset, and starts the job `refresh`.", 30, jobs=jobs
     )
     def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         events, new_texts, keys = [], [], []

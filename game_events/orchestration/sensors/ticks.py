@@ -3,7 +3,7 @@
 Dagster keeps the reason of each skipped tick, and the traceback of each that fails.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Self, TypeVar, cast
 
@@ -22,19 +22,21 @@ Result = TypeVar("Result")
 Evaluate = Callable[[dg.SensorEvaluationContext], Result]
 #: Jobs that a sensor is the automation of.
 Jobs = Sequence[dg.JobDefinition | UnresolvedAssetJobDefinition]
+#: Names that a reason has.
+SHOWN = 10
 
 
 def sensor(
-    graph: Graph, name: str, description: str, interval_s: int, job: str | None = None, jobs: Jobs = ()
+    graph: Graph, description: str, interval_s: int, job: str | None = None, jobs: Jobs = ()
 ) -> Callable[[Evaluate[Result]], dg.SensorDefinition]:
-    """Decorator of a sensor that `masked` guards; it runs from the beginning unless the settings say that nothing does.
+    """Decorator that makes a sensor of a function, under its name; it runs unless the settings say that nothing does.
 
-    `jobs`: targets, in place of one `job`; its run requests name theirs.
+    `masked` guards it. `jobs`: targets, in place of one `job`; its run requests name theirs.
     """
 
     def sensor_of(evaluate: Evaluate[Result]) -> dg.SensorDefinition:
         decorate = dg.sensor(
-            name=graph.keys.named(name),
+            name=graph.keys.named(evaluate.__name__),
             description=description,
             job_name=None if job is None else graph.keys.named(job),
             jobs=list(jobs) or None,
@@ -75,6 +77,13 @@ def masked(evaluate: Evaluate[Result], given: Settings | None = None) -> Evaluat
         return said
 
     return without_secrets
+
+
+def some(names: Iterable[object]) -> str:
+    """The first names, and how many more there are."""
+    every = list(map(str, names))
+    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
+    return ", ".join(every[:SHOWN]) + more
 
 
 class Cursor(BaseModel):

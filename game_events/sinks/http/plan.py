@@ -24,10 +24,8 @@ from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http.changes import OnReplaced, Step, find_changes
 from game_events.sinks.http.chunks import ChunkOrigin, CutChunks
-from game_events.sinks.http.file_rows import file_rows, folder_table, new_files
-from game_events.sinks.http.table_rows import new_rows
+from game_events.sinks.http.rows import file_rows, folder_table, new_files, new_rows
 from game_events.sinks.http.tables import ExportTables, outbox_schema
-from game_events.sinks.http.target import RestTarget
 
 #: Attempts to commit to the outbox or the delivery log beside concurrent writers.
 ATTEMPTS = 5
@@ -35,9 +33,7 @@ DESCRIPTION = "Rows fixed in chunks that wait for their call over HTTP; a chunk'
 
 
 @retry_on_conflict(ATTEMPTS)
-def plan_slice(
-    pipeline: Pipeline, tables: ExportTables, target: RestTarget, report: RunReport, account: Export, on_replaced: OnReplaced
-) -> bool:
+def plan_slice(pipeline: Pipeline, tables: ExportTables, report: RunReport, account: Export, on_replaced: OnReplaced) -> bool:
     """Fix the new rows of silver or gold in chunks; returns whether there were any.
 
     Raises:
@@ -60,7 +56,7 @@ def plan_slice(
         advance[granted] = 1
     files: list[StagedFile] = []
     if any(step.files or step.gold is not None for step in steps):
-        files = _staged(tables, target, outbox, new_rows(pipeline, steps), origins)
+        files = _staged(pipeline, tables, outbox, new_rows(pipeline, steps), origins)
     if _erased_since(pipeline, steps):
         # Erased rows may be among these.
         discard(tables.outbox, files)
@@ -69,7 +65,7 @@ def plan_slice(
     return True
 
 
-def plan_files(pipeline: Pipeline, tables: ExportTables, target: RestTarget, account: Export, folder: str) -> bool:
+def plan_files(pipeline: Pipeline, tables: ExportTables, account: Export, folder: str) -> bool:
     """Fix the rows of new files in chunks; returns whether there were any. Files without rows make no commit.
 
     Raises:
@@ -83,7 +79,7 @@ def plan_files(pipeline: Pipeline, tables: ExportTables, target: RestTarget, acc
         return False
     place = folder_table(pipeline, folder).uri
     origins = {file: ChunkOrigin(file, None, place) for file in files}
-    staged = _staged(tables, target, outbox, file_rows(pipeline, files), origins)
+    staged = _staged(pipeline, tables, outbox, file_rows(pipeline, files), origins)
     if staged:
         _commit(tables, outbox, staged, {}, {}, account)
     return bool(staged)
@@ -126,11 +122,10 @@ def next_slice(tables: ExportTables, outbox: DeltaTable | None) -> int:
 
 
 def _staged(
-    tables: ExportTables, target: RestTarget, outbox: DeltaTable | None, rows: DataFrame, origins: Mapping[str, ChunkOrigin]
+    pipeline: Pipeline, tables: ExportTables, outbox: DeltaTable | None, rows: DataFrame, origins: Mapping[str, ChunkOrigin]
 ) -> list[StagedFile]:
-    cut = CutChunks(
-        tables.outbox, tables.person, next_slice(tables, outbox), target.rows_per_call, target.bytes_per_call, origins
-    )
+    number, limits = next_slice(tables, outbox), (pipeline.settings.rest_rows_per_call, pipeline.settings.rest_bytes_per_call)
+    cut = CutChunks(tables.outbox, tables.person, number, *limits, origins)
     files = [file for found in cut.collect(rows) for file in found.files]
     failpoints.reach("rest_staged")
     return files

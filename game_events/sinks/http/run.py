@@ -56,11 +56,7 @@ def export_rows(pipeline: Pipeline, report: RunReport, on_replaced: OnReplaced |
     tables = ExportTables.of(pipeline.lakehouse, settings.key_column)
     exporter = _Exporter(pipeline, tables, target, account)
     exporter.send_all()
-    while (
-        plan_files(pipeline, tables, target, account, files)
-        if files
-        else plan_slice(pipeline, tables, target, report, account, on_replaced)
-    ):
+    while plan_files(pipeline, tables, account, files) if files else plan_slice(pipeline, tables, report, account, on_replaced):
         exporter.send_all()
 
 

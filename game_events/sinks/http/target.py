@@ -30,8 +30,6 @@ class RestTarget:
     url: str = field(repr=False)
     headers: dict[str, str] = field(repr=False)
     secrets: tuple[str, ...] = field(repr=False)
-    rows_per_call: int
-    bytes_per_call: int
     as_object: bool
     calls: int
     timeout_s: float
@@ -60,8 +58,6 @@ class RestTarget:
             url,
             {"Content-Type": "application/json", **credentials},
             tuple({url, *secrets}),
-            settings.rest_rows_per_call,
-            settings.rest_bytes_per_call,
             settings.rest_body == "object",
             settings.rest_calls_per_task,
             settings.rest_timeout_s,

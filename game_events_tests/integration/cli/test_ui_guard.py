@@ -22,9 +22,9 @@ from dagster_webserver.webserver import DagsterWebserver
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from game_events.cli.ui import guard as ui_guard
 from game_events.cli.ui import webserver
-from game_events.cli.ui.guard import UiGuard
+from game_events.cli.ui import webserver as ui_guard
+from game_events.cli.ui.webserver import UiGuard
 from game_events.stack.connection_owner import NO_USER, connection_owner
 from game_events.stack.ports import free_ports, listens
 from game_events_tests.scenarios.orchestration.test_ui import CHROMIUM, FLAGS, LOAD_MS

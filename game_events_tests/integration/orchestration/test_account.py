@@ -5,12 +5,13 @@ import json
 import dagster as dg
 import pytest
 
-from game_events.orchestration.keys import BRONZE_KEY, QUARANTINE_KEY, REPORT, SILVER_KEY
+from game_events.orchestration.keys import REPORT
 from game_events.pipeline.checks.registry import CHECKS
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
 from game_events_tests.support.fixtures.dagster import materializations
+from game_events_tests.support.keys import BRONZE_KEY, QUARANTINE_KEY, SILVER_KEY
 
 pytestmark = [
     # Dagster 1.13 calls its own deprecated property for every nested resource.

@@ -15,14 +15,15 @@ from dagster_graphql.test.utils import execute_dagster_graphql
 
 from game_events.orchestration.jobs.continuous import OP
 from game_events.orchestration.jobs.event_throttle import EVENT_S
-from game_events.orchestration.keys import BRONZE_KEY, JOB, REPORT
-from game_events.orchestration.runs.process_tag import PROCESS_TAG, is_gone
+from game_events.orchestration.keys import JOB, REPORT
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG, is_gone
 from game_events.orchestration.runs.tags import HANDED_OVER
 from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
 from game_events_tests.support.fixtures.dagster import PROJECT, logged, materializations
+from game_events_tests.support.keys import BRONZE_KEY
 from game_events_tests.support.servers.small_jvm import JAVA_OPTIONS
 from game_events_tests.support.waiting import until
 

@@ -17,8 +17,8 @@ from game_events.cli.common import dagster_home
 from game_events.cli.common.dagster_home import dagster_file
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
-from game_events.orchestration.keys import BRONZE_KEY, GOLD_KEY, LAYER_KEYS, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY
 from game_events_tests.support.fixtures.dagster import PROJECT
+from game_events_tests.support.keys import BRONZE_KEY, GOLD_KEY, LAYER_KEYS, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY
 
 TOPIC = dg.AssetKey(["kafka", "game_events"])
 SUBJECT = dg.AssetKey(["schema_registry", "game_events-value"])

@@ -9,11 +9,12 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from game_events.lakehouse.tables import EVENT_LOG
-from game_events.orchestration.keys import BRONZE_KEY, GOLD_KEY, QUARANTINE_KEY, REPORT, SILVER_KEY, UNIFIED_KEY
+from game_events.orchestration.keys import REPORT
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
 from game_events_tests.support.fixtures.dagster import logged, materializations
+from game_events_tests.support.keys import BRONZE_KEY, GOLD_KEY, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY
 
 pytestmark = [
     # Dagster 1.13 calls its own deprecated property for every nested resource.

@@ -10,8 +10,7 @@ from deltalake import write_deltalake
 
 from game_events.config.settings import load_settings
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.sensors.kafka_lag import build_kafka_lag
-from game_events.orchestration.sensors.lag_decision import Memory
+from game_events.orchestration.sensors.kafka_lag import Memory, build_kafka_lag
 from game_events.orchestration.sensors.new_games import build_new_games, to_add
 from game_events.pipeline.observability.lag import read_lag
 from game_events.producer.produce import produce

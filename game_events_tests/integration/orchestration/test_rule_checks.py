@@ -5,14 +5,14 @@ import json
 import dagster as dg
 import pytest
 
-from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.orchestration.assets.layers import build_tables
-from game_events.orchestration.checks.rules import build_rule_checks, declared_rules
+from game_events.orchestration.checks.rules import build_rule_checks
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.keys import GOLD_KEY, REPORT, SILVER_KEY
+from game_events.orchestration.keys import REPORT
 from game_events.orchestration.resources import LakehouseResource, SparkResource
 from game_events_tests.support.fixtures.dagster import materializations
+from game_events_tests.support.keys import GOLD_KEY, SILVER_KEY
 from game_events_tests.support.worlds.quality import Event, in_silver, rejected, rule, send_events
 
 pytestmark = [
@@ -105,7 +105,7 @@ def test_a_rule_reads_the_columns_of_the_message_in_a_run_and_by_itself_whatever
 
 def check_alone():
     """All rule checks by themselves, as the UI's button runs them."""
-    checks = build_rule_checks(declared_rules(load_settings()), Graph.of())
+    checks = build_rule_checks(Graph.of())
     return dg.materialize(
         [*build_tables(Graph.of()), *checks],
         selection=dg.AssetSelection.checks(*checks),

@@ -94,7 +94,7 @@ def test_a_worker_that_is_killed_before_it_has_noted_its_answers_sends_them_agai
     with receiving(tmp_path / "log") as receiver:
         pipeline = world.pipeline(receiver, rest_rows_per_call=3)
         target, tables = RestTarget.of(pipeline.settings), ExportTables.of(pipeline.lakehouse, "gamer_id")
-        assert plan_slice(pipeline, tables, target, RunReport(), Export(), OnReplaced())
+        assert plan_slice(pipeline, tables, RunReport(), Export(), OnReplaced())
         outbox = tables.outbox.open()
         assert outbox is not None
         waiting = tables.waiting(outbox, None)

@@ -10,13 +10,13 @@ import dagster as dg
 import pytest
 
 from game_events.definitions import build_defs
+from game_events.orchestration.assets.layers import build_automation
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.keys import BRONZE_KEY, GOLD_KEY, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY
-from game_events.orchestration.sensors.automation import build_automation
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
 from game_events_tests.support.fixtures.dagster import logged
+from game_events_tests.support.keys import BRONZE_KEY, GOLD_KEY, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY
 
 pytestmark = [
     # Dagster 1.13 calls its own deprecated property for every nested resource.

@@ -9,7 +9,7 @@ from game_events.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
 from game_events_tests.support.fixtures.dagster import logged, materializations
 from game_events_tests.support.worlds.own_module import DEVICES, DEVICES_SQL, differences, extension
-from game_events_tests.unit.orchestration.assets.test_own_gold import DEVICES_KEY
+from game_events_tests.unit.orchestration.assets.test_per_game import DEVICES_KEY
 
 
 @pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from game_events.cli.local.mock_receiver import MockApi, MockFaults
+from aiohttp import web
+
+from game_events.cli.local.mock_api import MockApi, MockFaults
+
+
+class LockedApi(MockApi):
+    """Answers 401 to calls without a header of that value (`authorization`); None: to none."""
+
+    authorization: tuple[str, str] | None = None
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if self.authorization is None or request.headers.get(self.authorization[0]) == self.authorization[1]:
+            return await super().answer(request)
+        if request.method == "POST":
+            self.note(request.headers.get("Idempotency-Key", ""), await request.read(), 0, 401, time.time())
+        return self.refused(request, 401)
 
 
 class Receiver:
@@ -78,9 +95,13 @@ def receiving(
         ports.append(found)
         started.set()
 
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if tls else None
+    if context is not None:
+        context.load_cert_chain(*tls)
     with log.open("a") as out:
-        api = MockApi(MockFaults(**faults), out, bodies=True, authorization=authorization)
-        thread = threading.Thread(target=lambda: loop.run_until_complete(api.serve(port, ready, tls, stop)), daemon=True)
+        api = LockedApi(MockFaults(**faults), out, bodies=True)
+        api.authorization = authorization
+        thread = threading.Thread(target=lambda: loop.run_until_complete(api.serve(port, ready, context, stop)), daemon=True)
         thread.start()
         assert started.wait(10)
         try:

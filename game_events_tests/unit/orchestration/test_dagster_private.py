@@ -6,9 +6,8 @@ import dagster as dg
 import pytest
 
 from game_events.orchestration.dagster_private import plan_process
-from game_events.orchestration.runs.dead_runs import end_dead_runs
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG, end_dead_runs, mark_process, process_tag
 from game_events.orchestration.runs.own_runs import OwnRuns
-from game_events.orchestration.runs.process_tag import PROCESS_TAG, mark_process, process_tag
 from game_events_tests.support.fixtures.dagster import PROJECT
 
 ANY = {"game_events/lakehouse": "/lake/*"}

@@ -12,11 +12,12 @@ from game_events.orchestration import resources
 from game_events.orchestration.checks.tables import fails
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.continuous import row_changing_run, run_under_way
-from game_events.orchestration.keys import JOB, SILVER_KEY
+from game_events.orchestration.keys import JOB
 from game_events.orchestration.runs.own_runs import LAKEHOUSE_TAG, REPOSITORY_TAG, OwnRuns
 from game_events.orchestration.sensors.continuous_mode import decide, past_runs
 from game_events.orchestration.sensors.kafka_lag import writer_of_bronze
 from game_events.orchestration.sensors.ticks import sensor
+from game_events_tests.support.keys import SILVER_KEY
 
 DEV = {"prefix": "dev_"}
 
@@ -112,7 +113,7 @@ def test_sparks_context_is_that_of_the_session_with_the_projects_settings(monkey
 def test_secrets_of_settings_that_were_given_are_masked_in_what_a_sensor_says(settings, instance):
     given = load_settings(lakehouse=settings.lakehouse, schema_registry_password="hunter2-planted")  # noqa: S106
 
-    @sensor(Graph.of(given), "talkative", "Says what it should not.", 30)
+    @sensor(Graph.of(given), "Says what it should not.", 30)
     def talkative(context):  # noqa: ARG001 - Dagster passes it by this name
         return dg.SkipReason("login with hunter2-planted failed")
 

@@ -5,7 +5,7 @@ import re
 import dagster as dg
 import pytest
 
-from game_events.cli.local.examples import CONFIG, use_example
+from game_events.cli.local.init import CONFIG, use_example
 from game_events.config.naming import Names
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from google.protobuf.message import DecodeError
 
-from game_events.cli.local.examples import CONFIG, examples, use_example
+from game_events.cli.local.init import CONFIG, examples, use_example
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.producer import message_type

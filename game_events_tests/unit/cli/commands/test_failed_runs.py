@@ -4,7 +4,7 @@ import pytest
 
 from game_events.cli.commands import continuous
 from game_events.cli.commands import run as command
-from game_events.cli.common.job_result import JobResult
+from game_events.cli.common.summary import JobResult
 
 
 @pytest.mark.parametrize("option", ["--continuous", "--select=silver"])

@@ -8,8 +8,8 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
 from game_events.cli.commands import continuous
-from game_events.cli.common.job_result import JobResult
 from game_events.cli.common.output import Output
+from game_events.cli.common.summary import JobResult
 from game_events.config.settings import load_settings
 from game_events.orchestration.keys import JOB
 from game_events.orchestration.runs.own_runs import OwnRuns, lakehouse_tag
@@ -39,4 +39,4 @@ def test_ctrl_c_while_a_run_hands_over_leaves_continuous_mode_off(monkeypatch, t
     assert len(begun) == (1 if ctrl_c else 2)
     with DagsterInstance.from_config(str(tmp_path)) as instance:
         decision = decide(past_runs(instance, OwnRuns.of(load_settings())), time.time() + 2 * HAND_OVER_S)
-    assert (decision.start, decision.why.partition(":")[0]) == (False, "off")
+    assert (decision.run_key, decision.why.partition(":")[0]) == (None, "off")

@@ -9,7 +9,7 @@ import pytest
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.lakehouse.system_tables.event_log import SCHEMA
-from game_events.orchestration.keys import GOLD_KEY, REST_KEY, SILVER_KEY, UNIFIED_KEY
+from game_events_tests.support.keys import GOLD_KEY, REST_KEY, SILVER_KEY, UNIFIED_KEY
 from game_events_tests.support.worlds.own_module import DEVICES, extension
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
-from game_events.orchestration.keys import GOLD_KEY, REST_KEY, SILVER_KEY
+from game_events_tests.support.keys import GOLD_KEY, REST_KEY, SILVER_KEY
 
 URL = "http://127.0.0.1:1/planted-token-51c2"
 

@@ -9,6 +9,7 @@ from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.errors import TransientError
 from game_events.lakehouse.tables import Table
+from game_events.orchestration import resources
 from game_events.orchestration.jobs import refresh as refresh_job
 from game_events.orchestration.keys import DEFAULT
 from game_events.pipeline.reporting.tables import TableReport
@@ -51,7 +52,7 @@ def world(instance, tmp_path, monkeypatch):
     settings = load_settings(lakehouse=str(tmp_path / "lakehouse"), mode="production", retry_delay_s=0.01)
     world = World(instance, settings)
     monkeypatch.setattr(TriggeredRun, "steps", property(lambda run: {n: (lambda n=n: world.step(n, run)) for n in LAYERS}))
-    monkeypatch.setattr(refresh_job, "recorded", world.recorded)
+    monkeypatch.setattr(resources, "recorded", world.recorded)
     monkeypatch.setattr(refresh_job, "check_after_run", lambda *_: None)
     return world
 
@@ -90,7 +91,7 @@ def test_each_layer_is_a_step_and_the_run_is_one_entry_of_the_event_log(world):
     assert result.success
     assert world.called == LAYERS
     steps = [e.step_key for e in result.get_step_success_events()]
-    assert steps == ["plan", *(refresh_job.STEPS[name] for name in LAYERS), "report"]
+    assert steps == ["plan", *(refresh_job.STEPS[name][0] for name in LAYERS), "report"]
     assert world.entries == [("refresh#0", "succeeded", 1)]
     assert materialized(result) == [("silver_events", "rummy")]
 
@@ -149,5 +150,5 @@ def test_steps_without_the_one_that_logs_what_they_did_are_refused(world):
 def test_a_run_waits_in_the_queue_for_the_pool_of_bronze():
     job = build_defs(load_settings()).resolve_job_def("refresh")
     pools = {node.name: node.definition.pool for node in job.nodes}
-    assert pools == {"plan": "bronze", **dict.fromkeys(refresh_job.STEPS.values(), "bronze"), "report": None}
+    assert pools == {"plan": "bronze", **dict.fromkeys((op for op, _ in refresh_job.STEPS.values()), "bronze"), "report": None}
     assert DEFAULT.named("bronze") == "bronze"

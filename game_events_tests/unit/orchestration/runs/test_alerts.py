@@ -14,19 +14,18 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.orchestration.events.materializations import fail_for
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.keys import REPORT, SILVER_KEY
+from game_events.orchestration.keys import REPORT
 from game_events.orchestration.runs.alerts import send_own_alerts
-from game_events.orchestration.runs.dead_runs import end_dead_runs
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG, end_dead_runs
 from game_events.orchestration.runs.own_runs import OwnRuns
-from game_events.orchestration.runs.process_tag import PROCESS_TAG
 from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.orchestration.sensors.alerts import build_alerts
-from game_events.orchestration.sensors.kafka_lag import alert_on_lag
-from game_events.orchestration.sensors.lag_decision import Memory
+from game_events.orchestration.sensors.kafka_lag import Memory, alert_on_lag
 from game_events.pipeline.observability.alerts import VERSION, Alert, send
 from game_events.pipeline.observability.lag import PipelineLag
 from game_events.pipeline.reporting.tables import TableReport
 from game_events_tests.support.fixtures.dagster import PROJECT
+from game_events_tests.support.keys import SILVER_KEY
 from game_events_tests.support.offsets import seen, splits
 from game_events_tests.support.servers.webhook import TOKEN, Receiver
 

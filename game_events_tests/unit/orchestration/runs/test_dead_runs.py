@@ -14,9 +14,8 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from game_events.config.settings import load_settings
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.runs.dead_runs import end_dead_runs
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG, end_dead_runs, this_process
 from game_events.orchestration.runs.own_runs import LAKEHOUSE_TAG, OwnRuns, lakehouse_tag
-from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
 from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.orchestration.sensors.dead_runs import build_dead_runs
 from game_events.orchestration.sensors.kafka_lag import writer_of_bronze
@@ -28,7 +27,7 @@ OWN = OwnRuns.of(load_settings())
 HANG = """
 import sys, time, dagster as dg
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.runs.process_tag import PROCESS_TAG, this_process
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG, this_process
 from game_events.orchestration.runs.tags import OWN_ALERTS
 @dg.op(pool="bronze")
 def hang(): print("working", flush=True); time.sleep(600)

@@ -159,11 +159,11 @@ def past(status, *, handed_over, ended=NOW):
 
 def test_a_run_that_has_lasted_long_enough_is_followed_by_another():
     newest = past(DagsterRunStatus.SUCCESS, handed_over=True)
-    assert not decide([newest], NOW + HAND_OVER_S - 1).start, "the command line begins the next one by itself"
+    assert not decide([newest], NOW + HAND_OVER_S - 1).run_key, "the command line begins the next one by itself"
     decision = decide([newest], NOW + HAND_OVER_S)
-    assert decision.start
+    assert decision.run_key
     assert decision.run_key == "continuous-after-a"
-    assert not decide([past(DagsterRunStatus.SUCCESS, handed_over=False)], NOW + HAND_OVER_S).start
+    assert not decide([past(DagsterRunStatus.SUCCESS, handed_over=False)], NOW + HAND_OVER_S).run_key
 
 
 @pytest.mark.parametrize("status", [DagsterRunStatus.CANCELED, DagsterRunStatus.FAILURE])

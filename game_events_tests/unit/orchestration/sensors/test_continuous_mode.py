@@ -17,8 +17,8 @@ from game_events.orchestration.jobs.continuous import ROW_CHANGING_TAG, build_co
 from game_events.orchestration.jobs.refresh import build_refresh
 from game_events.orchestration.jobs.repair import build_redecode
 from game_events.orchestration.keys import JOB
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG, is_gone, this_process
 from game_events.orchestration.runs.own_runs import OwnRuns
-from game_events.orchestration.runs.process_tag import PROCESS_TAG, is_gone, this_process
 from game_events.orchestration.runs.tags import ENDED_BY_ITSELF
 from game_events.orchestration.sensors.continuous_mode import (
     FIRST_PAUSE_S,
@@ -42,35 +42,35 @@ FAILED = DagsterRunStatus.FAILURE
 
 
 def test_before_it_was_started_once_nothing_happens():
-    assert not decide([], NOW).start
+    assert not decide([], NOW).run_key
     assert "never started" in decide([], NOW).why
 
 
 @pytest.mark.parametrize("status", [DagsterRunStatus.SUCCESS, DagsterRunStatus.CANCELED])
 def test_what_a_user_ended_stays_off_whatever_failed_before(status):
     decision = decide([run(status), run(FAILED)], NOW + 1e6)
-    assert not decision.start
+    assert not decision.run_key
     assert decision.why.startswith("off: ")
 
 
 @pytest.mark.parametrize("status", [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED])
 def test_a_run_under_way_is_left_alone(status):
-    assert not decide([run(status), run(FAILED)], NOW + 1e6).start
+    assert not decide([run(status), run(FAILED)], NOW + 1e6).run_key
 
 
 def test_a_failed_run_is_started_again_after_a_pause_that_doubles_up_to_a_bound():
     for failures in range(1, 12):
         runs = [run(FAILED, name=str(n)) for n in range(failures)]
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1))
-        assert not decide(runs, NOW + pause - 1).start
-        assert decide(runs, NOW + pause).start
+        assert not decide(runs, NOW + pause - 1).run_key
+        assert decide(runs, NOW + pause).run_key
     assert pause == LONGEST_PAUSE_S
 
 
 def test_after_a_run_that_lasted_or_that_a_user_ended_pauses_begin_anew():
     old = [run(FAILED)] * 5
-    assert decide([run(FAILED, lasted=HEALTHY_S), *old], NOW + FIRST_PAUSE_S).start
-    assert decide([run(FAILED), run(DagsterRunStatus.CANCELED), *old], NOW + FIRST_PAUSE_S).start
+    assert decide([run(FAILED, lasted=HEALTHY_S), *old], NOW + FIRST_PAUSE_S).run_key
+    assert decide([run(FAILED), run(DagsterRunStatus.CANCELED), *old], NOW + FIRST_PAUSE_S).run_key
 
 
 def test_each_failure_has_a_run_key_of_its_own():

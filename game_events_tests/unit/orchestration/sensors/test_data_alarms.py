@@ -18,7 +18,6 @@ from game_events.lakehouse.system_tables.event_log import append_events
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
 from game_events.orchestration.checks.tables import build_checks
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.keys import BRONZE_KEY, GOLD_KEY, SILVER_KEY
 from game_events.orchestration.resources import LakehouseResource, SparkResource
 from game_events.orchestration.runs.alerts import send_own_alerts
 from game_events.orchestration.runs.tags import OWN_ALERTS
@@ -30,6 +29,7 @@ from game_events.pipeline.checks.freshness import fresh
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.state.commit_info import batch_info
 from game_events.sources.core.source import Gap, Split
+from game_events_tests.support.keys import BRONZE_KEY, GOLD_KEY, SILVER_KEY
 from game_events_tests.support.servers.webhook import Receiver
 
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"

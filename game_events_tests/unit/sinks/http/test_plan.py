@@ -17,7 +17,6 @@ from game_events.sinks.http import plan
 from game_events.sinks.http.changes import OnReplaced
 from game_events.sinks.http.chunks import CutChunks
 from game_events.sinks.http.tables import ExportTables, outbox_schema
-from game_events.sinks.http.target import RestTarget
 from game_events_tests.support.worlds.export import World
 from game_events_tests.unit.sinks.http.test_chunks import ORIGINS, rows
 
@@ -34,7 +33,7 @@ def test_what_a_person_asked_for_is_done_once_in_a_run_however_often_dagster_tri
     def fixed(run_id: str, on_replaced: OnReplaced) -> bool:
         pipeline = replace(world.pipeline("http://127.0.0.1:1/"), run_id=run_id)
         tables = ExportTables.of(pipeline.lakehouse, "gamer_id")
-        return plan.plan_slice(pipeline, tables, RestTarget.of(pipeline.settings), RunReport(), Export(), on_replaced)
+        return plan.plan_slice(pipeline, tables, RunReport(), Export(), on_replaced)
 
     on_replaced = OnReplaced(**{wish: frozenset({"chess"})})
     world.events(chess=2)
@@ -70,5 +69,5 @@ def test_files_without_rows_are_no_work_and_end_the_export(tmp_path: Path, monke
     # What Spark's job makes of them.
     monkeypatch.setattr(plan, "file_rows", lambda *_: None)
     monkeypatch.setattr(plan, "_staged", lambda *_: [])
-    assert not plan.plan_files(pipeline, tables, RestTarget.of(pipeline.settings), Export(), str(folder))
+    assert not plan.plan_files(pipeline, tables, Export(), str(folder))
     assert tables.outbox.open() is None

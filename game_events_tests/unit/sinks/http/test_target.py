@@ -10,7 +10,6 @@ import pytest
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.sinks.http.delivery import preflight
-from game_events.sinks.http.sizing import size
 from game_events.sinks.http.target import RestTarget
 from game_events_tests.support.servers.rest_receiver import receiving
 
@@ -74,11 +73,3 @@ def test_the_first_call_tells_a_closed_door_a_wrong_address_and_a_busy_server_ap
     assert type(away.value).__name__ == "TransientError"
     with pytest.raises(ConfigurationError, match="REST_PREFLIGHT"):
         load_settings(rest_preflight="POST")
-
-
-def test_tasks_and_cores_follow_from_littles_law():
-    found = size(rows_per_s=1_687, latency_ms=95, rows_per_call=10, calls_per_task=1)
-    assert (found.calls_per_s, found.calls_at_once, found.tasks, found.cores) == (168.7, 17, 17, 1)
-    assert size(1_687, 95, 10, 8).tasks == 3
-    assert size(100_000, 95, 100, 8).cores > 1
-    assert size(1, 1, 100, 8).tasks == 1

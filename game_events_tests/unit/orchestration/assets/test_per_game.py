@@ -8,7 +8,7 @@ import pytest
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.errors import ConfigurationError
-from game_events.orchestration.keys import SILVER_KEY
+from game_events_tests.support.keys import SILVER_KEY
 from game_events_tests.support.worlds.own_module import DEVICES, MEDIAN, extension
 
 DEVICES_KEY, MEDIAN_KEY = dg.AssetKey(["gold_devices"]), dg.AssetKey(["gold_median_hour"])

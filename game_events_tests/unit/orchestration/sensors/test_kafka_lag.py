@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from game_events.orchestration.sensors.lag_decision import GRACE_S, LONGEST_WAIT_S, Memory, decide, wait_s
+from game_events.orchestration.sensors.kafka_lag import GRACE_S, LONGEST_WAIT_S, Memory, decide, wait_s
 from game_events.pipeline.observability.lag import PipelineLag
 from game_events.sources.core.source import Split
 from game_events_tests.support.offsets import seen, splits

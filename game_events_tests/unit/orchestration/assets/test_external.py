@@ -7,13 +7,12 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
-from game_events.orchestration.assets.sources import source_assets
+from game_events.orchestration.assets.external import source_assets
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.keys import BRONZE_KEY
-from game_events.orchestration.sensors.kafka_lag import lag_event
-from game_events.orchestration.sensors.lag_decision import Memory
+from game_events.orchestration.sensors.kafka_lag import Memory, lag_event
 from game_events.pipeline.observability.lag import PipelineLag
 from game_events.sources.core.source import SourceSnapshot
+from game_events_tests.support.keys import BRONZE_KEY
 from game_events_tests.support.offsets import splits
 
 LIST = load_settings(kafka_topic="events,matches")

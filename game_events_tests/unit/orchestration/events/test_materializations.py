@@ -3,8 +3,8 @@
 import dagster as dg
 import pytest
 
-from game_events.orchestration.events import budget
-from game_events.orchestration.events.budget import summaries, with_event
+from game_events.orchestration.events import materializations
+from game_events.orchestration.events.materializations import summaries, with_event
 from game_events.orchestration.keys import DEFAULT
 from game_events.pipeline.reporting.tables import TableReport
 
@@ -28,7 +28,7 @@ def logged(instance):
 
 
 def test_of_very_many_games_those_get_an_event_that_have_waited_longest(instance, logged, monkeypatch):
-    monkeypatch.setattr(budget, "EVENTS", 4)
+    monkeypatch.setattr(materializations, "EVENTS", 4)
     few = entries("a", "b")
     assert logged(with_event(instance, few, DEFAULT)) == few
     many = entries("a", "b", "c", "d")
@@ -41,14 +41,14 @@ def test_of_very_many_games_those_get_an_event_that_have_waited_longest(instance
 
 def test_a_game_that_never_had_an_event_gets_one_whatever_the_number(instance, logged, monkeypatch):
     """Else its partition would be shown as missing."""
-    monkeypatch.setattr(budget, "EVENTS", 2)
+    monkeypatch.setattr(materializations, "EVENTS", 2)
     many = entries("a", "b", "c")
     assert logged(with_event(instance, many, DEFAULT)) == many
     assert len([e for e in with_event(instance, many, DEFAULT) if e.game]) == 2
 
 
 def test_what_has_no_event_of_its_own_is_counted_in_one(instance, logged, monkeypatch):
-    monkeypatch.setattr(budget, "EVENTS", 2)
+    monkeypatch.setattr(materializations, "EVENTS", 2)
     many = entries("a", "b", "c", rows=5)
     logged(many)
     chosen = with_event(instance, many, DEFAULT)

@@ -9,8 +9,8 @@ from dagster import DagsterRunStatus
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.keys import SILVER_KEY
 from game_events.orchestration.runs.own_runs import LAKEHOUSE_TAG
+from game_events_tests.support.keys import SILVER_KEY
 
 
 @pytest.fixture

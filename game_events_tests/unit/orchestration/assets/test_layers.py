@@ -8,9 +8,10 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
-from game_events.orchestration.keys import BRONZE_KEY, GAMES, GOLD_KEY, SILVER_KEY, UNIFIED_KEY
+from game_events.orchestration.keys import GAMES
 from game_events.orchestration.runs.tags import CARRIES_ALL
 from game_events.pipeline.checks.registry import CONSERVED
+from game_events_tests.support.keys import BRONZE_KEY, GOLD_KEY, SILVER_KEY, UNIFIED_KEY
 
 KEYS = {key.path[-1]: key for key in (BRONZE_KEY, SILVER_KEY, GOLD_KEY, UNIFIED_KEY)}
 
