@@ -23,7 +23,7 @@ from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.masking import without_secrets
 from game_events.errors import TransientError
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.maintenance.incremental import IncrementalMaintenance
+from game_events.pipeline.maintenance.run import IncrementalMaintenance
 from game_events.pipeline.reporting.latency import Histogram
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
