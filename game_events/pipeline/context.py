@@ -151,15 +151,12 @@ class Pipeline:
     @cached_property
     def catalog(self) -> SchemaCatalog:
         """Schemas by id."""
-        registry = SchemaRegistry(self.settings)
-        if self.settings.source != FILES:
-            return self._catalog_of(registry)
-        return self._catalog_of(FileSchemas(registry, framed=self.settings.files_framed))
-
-    def _catalog_of(self, registry: SchemaRegistry | FileSchemas) -> SchemaCatalog:
-        settings = self.settings
+        settings, registry = self.settings, SchemaRegistry(self.settings)
+        known: SchemaRegistry | FileSchemas = registry
+        if settings.source == FILES:
+            known = FileSchemas(registry, framed=settings.files_framed)
         limits = {"max_columns": settings.max_columns, "max_unknown_ids": settings.max_unknown_ids}
-        return SchemaCatalog(registry, self.lakehouse, settings.message_types, kept=kept_columns(settings), **limits)
+        return SchemaCatalog(known, self.lakehouse, settings.message_types, kept=kept_columns(settings), **limits)
 
     @property
     def retention(self) -> Retention:

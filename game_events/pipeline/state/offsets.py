@@ -51,16 +51,12 @@ def offsets_of(handle: DeltaTable, topic: str, topic_id: str, known: Iterable[in
     skipped anyway.
     """
     found: Offsets = {}
-    last = max(known, default=-1)
-    partition = missing = 0
-    while partition <= last or missing < HOLE:
+    last, newest, partition = max(known, default=-1), -1, 0
+    while partition <= max(last, newest + HOLE):
         split = Split(topic, topic_id, partition)
         offset = handle.transaction_version(split.app)
-        if offset is None:
-            missing += 1
-        else:
-            missing = 0
-            found[split] = int(offset)
+        if offset is not None:
+            found[split], newest = int(offset), partition
         partition += 1
     return found
 
