@@ -24,7 +24,7 @@ from openlineage.client.naming.dataset import Kafka, LocalFileSystem
 from game_events.config.gold_columns import simple_call
 from game_events.config.settings import Settings
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import BRONZE, Lakehouse, gold_name, silver_name
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, gold_name, silver_name
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import expressions
 from game_events.pipeline.reporting.result import RunResult
@@ -36,7 +36,7 @@ COLUMN_INPUTS = 50
 _PORT = "9092"
 
 
-def place(uri: str) -> tuple[str, str]:
+def _place(uri: str) -> tuple[str, str]:
     """Namespace and name of a table's files: `file` and the path, or the store's bucket and the path in it."""
     parts = urlsplit(uri)
     if "://" not in uri:
@@ -45,40 +45,29 @@ def place(uri: str) -> tuple[str, str]:
     return f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
 
 
-def source_inputs(settings: Settings, report: RunResult) -> list[InputDataset]:
-    """Inputs that were read: topics, folders of files, or another pipeline's table."""
-    found = []
-    for topic in report.topics:
-        namespace, name = _source(settings, topic)
-        rows = sum(end - start for split, (start, end) in report.offsets.items() if split.topic == topic)
-        found.append(
-            InputDataset(
-                namespace,
-                name,
-                facets={"dataSource": datasource_dataset.DatasourceDatasetFacet(namespace, namespace)},
-                inputFacets={"inputStatistics": input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=rows)},
-            )
-        )
-    return found
-
-
-def _source(settings: Settings, topic: str) -> tuple[str, str]:
+def _source_input(settings: Settings, topic: str, report: RunResult) -> InputDataset:
+    """Input that was read: a topic, a folder of files, or another pipeline's table."""
     if settings.source == FILES or settings.source_table is not None:
-        return place(topic)
-    host, _, port = settings.kafka_bootstrap_servers.split(",")[0].strip().rpartition("://")[2].rpartition(":")
-    named = Kafka(host or port, port if host else _PORT, topic)
-    return named.get_namespace(), named.get_name()
+        namespace, name = _place(topic)
+    else:
+        host, _, port = settings.kafka_bootstrap_servers.split(",")[0].strip().rpartition("://")[2].rpartition(":")
+        named = Kafka(host or port, port if host else _PORT, topic)
+        namespace, name = named.get_namespace(), named.get_name()
+    rows = sum(end - start for split, (start, end) in report.offsets.items() if split.topic == topic)
+    statistics = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=rows)
+    source = datasource_dataset.DatasourceDatasetFacet(namespace, namespace)
+    return InputDataset(namespace, name, facets={"dataSource": source}, inputFacets={"inputStatistics": statistics})
 
 
-def table_input(lakehouse: Lakehouse, name: str) -> InputDataset:
+def _table_input(lakehouse: Lakehouse, name: str) -> InputDataset:
     """A table as input of another one."""
-    return InputDataset(*place(lakehouse.table(name).uri), facets={"storage": _storage()})
+    return InputDataset(*_place(lakehouse.table(name).uri), facets={"storage": _storage()})
 
 
 def output(pipeline: Pipeline, entry: TableReport, inputs: list[InputDataset]) -> OutputDataset:
     """A table that changed, as output."""
     table = pipeline.lakehouse.table(pipeline.lakehouse.key(entry.table))
-    namespace, name = place(table.uri)
+    namespace, name = _place(table.uri)
     root = pipeline.lakehouse.root
     facets: dict[str, DatasetFacet] = {
         "schema": schema_dataset.SchemaDatasetFacet(
@@ -110,15 +99,15 @@ def inputs_of(pipeline: Pipeline, entry: TableReport, report: RunResult) -> list
     """Inputs of a table's new rows; of the unified table: gold tables that this run changed."""
     lakehouse = pipeline.lakehouse
     if entry.layer in ("bronze", "quarantine"):
-        found = source_inputs(pipeline.settings, report)
+        found = [_source_input(pipeline.settings, topic, report) for topic in report.topics]
         replayed = entry.layer == "bronze" and report.replayed
-        return [*found, table_input(lakehouse, "quarantine_events")] if replayed else found
+        return [*found, _table_input(lakehouse, QUARANTINE)] if replayed else found
     if entry.layer == Layer.SILVER:
-        return [table_input(lakehouse, BRONZE)]
+        return [_table_input(lakehouse, BRONZE)]
     if entry.layer == Layer.UNIFIED:
         games = [t.game for t in report.of(Layer.GOLD) if t.error is None and t.game is not None]
-        return [table_input(lakehouse, gold_name(game)) for game in games]
-    return [table_input(lakehouse, silver_name(entry.game))] if entry.game is not None else []
+        return [_table_input(lakehouse, gold_name(game)) for game in games]
+    return [_table_input(lakehouse, silver_name(entry.game))] if entry.game is not None else []
 
 
 def _column_lineage(
