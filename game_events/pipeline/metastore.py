@@ -120,11 +120,7 @@ def _tables(lakehouse: Lakehouse) -> dict[str, Table]:
 
 def _cause(pipeline: Pipeline, error: Exception) -> str:
     """The first line of an error: a catalog's errors are long stacks."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # The reason is not in py4j's first line.
-    first = next((line for line in lines if not line.startswith("An error occurred while calling")), "")
-    first = first_line(error) if isinstance(error, GameEventsError) else first
-    return without_secrets(f"{type(error).__name__}: {first[:600]}", pipeline.settings)
+    return without_secrets(f"{type(error).__name__}: {first_line(error)[:600]}", pipeline.settings)
 
 
 def _local(uri: str) -> str:
