@@ -236,7 +236,7 @@ class Loop:
                 if clock - self._tables_at >= LOOK_AT_TABLES_S:
                     find_lost_tables(self.pipeline, report)
                     self._tables_at = clock
-                cycle(self.pipeline, report, until=now, max_commits=1, gold=gold, go_on=lambda: not self.stop.is_set())
+                cycle(self.pipeline, report, until=now, gold=gold, go_on=lambda: not self.stop.is_set())
             self._read = None if any(report.lag.values()) else now.latest
             # An aggregate with an interval may be due long after the last record.
             self._gold_owed = bool(report.postponed) if gold else owed or bool(report.of("silver"))

@@ -7,18 +7,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
-from game_events.errors import DataError
+from game_events.config.gold_columns import measures
+from game_events.errors import DataError, GameEventsError
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import files_with
+from game_events.lakehouse.data.snapshot import files_with, row_count
 from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.layers import DOWNSTREAM, Layer
 from game_events.pipeline.bronze.offset_plan import OffsetPlan
 from game_events.pipeline.bronze.starting_offsets import starting_point
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.routing import Routing
 from game_events.sources.core.source import Offsets
+
+#: Records to read and rows that wait, in a small run: the optimizing compiler takes longer than all of them.
+SMALL_ROWS = 200_000
+#: Rows of bronze in a small run: some checks and aggregates read old rows, too.
+SMALL_BRONZE = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,6 @@ class Backlog:
     rows: int = 0
 
     def __str__(self) -> str:
-        """One line of text."""
         parts = ", ".join(f"{p} {n:,}" for p, n in sorted(self.records.items()))
         read = f"{sum(self.records.values()):,} records to read" + (f" ({parts})" if parts else "")
         behind = "; ".join(f"{layer}: {len(games)} games behind" for layer, games in self.games.items())
@@ -52,20 +58,35 @@ def backlog(pipeline: Pipeline) -> Backlog:
     if bronze is None:
         start = starting_point(pipeline, now)
         waiting = {p: (end - start[p]) // now.unit for p, end in now.latest.items() if end > start[p]}
-        return Backlog(waiting, {Layer.SILVER: [], Layer.GOLD: [], Layer.UNIFIED: []})
+        return Backlog(waiting, {layer: [] for layer in DOWNSTREAM})
     part = OffsetPlan.of(pipeline, bronze, now, {}, sum(now.latest.values()) + 1).micro_batch
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
     names = games_waiting(pipeline)
-    silver = names.keys() | state.failed_in(Layer.SILVER)
-    gold = silver | {g for g, batch in state.games.items() if batch > state.floor(Layer.GOLD)} | state.failed_in(Layer.GOLD)
-    unified = gold | {g for g, batch in state.games.items() if batch > state.floor(Layer.UNIFIED)}
-    games: dict[str, list[str]] = {
-        Layer.SILVER: sorted(silver),
-        Layer.GOLD: sorted(gold),
-        Layer.UNIFIED: sorted(unified | state.failed_in(Layer.UNIFIED)),
-    }
+    behind, games = set(names), dict[str, list[str]]()
+    for layer in DOWNSTREAM:
+        late = (game for game, batch in state.games.items() if layer != Layer.SILVER and batch > state.floor(layer))
+        behind |= state.failed_in(layer).union(late)
+        games[layer] = sorted(behind)
     records = {p: (end - part.start[p]) // now.unit for p, end in part.end.items() if end > part.start[p]} if part else {}
     return Backlog(records, games, sum(names.values()))
+
+
+def is_small_run(pipeline: Pipeline) -> bool | None:
+    """Whether the next run over everything has little to do: decides how Spark's JVM is started, nothing else.
+
+    From the source's offsets and the tables' logs. None: the run may need no Spark, or meets an error, which it reports.
+    """
+    try:
+        found, bronze_rows = backlog(pipeline), row_count(pipeline.bronze.open())
+        recomputed = measures(pipeline.settings.gold_columns) is None or bool(pipeline.extensions.aggregates)
+    except (GameEventsError, DeltaError, OSError):
+        return None
+    rows = sum(found.records.values()) + found.rows
+    if not rows:
+        return False if found.games[Layer.GOLD] else None
+    # Of games that are behind in gold and have no new rows it is not known how many they have.
+    older_games = set(found.games[Layer.GOLD]) - set(found.games[Layer.SILVER])
+    return rows <= SMALL_ROWS and bronze_rows <= SMALL_BRONZE and not recomputed and not older_games
 
 
 def games_waiting(pipeline: Pipeline) -> Counter[str]:
@@ -75,11 +96,8 @@ def games_waiting(pipeline: Pipeline) -> Counter[str]:
         return Counter()
     floor = pipeline.progress.read(BronzeIdentity.of(bronze).key).floor(Layer.SILVER)
     routing = Routing(frozenset(pipeline.settings.games))
-    found: Counter[str] = Counter()
-    for name, rows in _names_above(pipeline, bronze, floor).items():
-        if routing.refusal(name) is None:
-            found[name] = rows
-    return found
+    found = _names_above(pipeline, bronze, floor)
+    return Counter({name: rows for name, rows in found.items() if routing.refusal(name) is None})
 
 
 def _names_above(pipeline: Pipeline, bronze: DeltaTable, floor: int) -> Counter[str]:
