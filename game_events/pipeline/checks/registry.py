@@ -45,10 +45,6 @@ class TableCheck:
     blocking: bool = False
     all_games: bool = False
 
-    def made_in_run(self, pipeline: Pipeline, report: RunReport) -> CheckResult | None:
-        """The result of the cheap form; None: there is none."""
-        return self.in_run(pipeline, report) if self.in_run is not None else None
-
     @property
     def description(self) -> str:
         """The first paragraph of the docstring of `run`."""
@@ -92,9 +88,8 @@ def check_after_run(pipeline: Pipeline, report: RunReport) -> None:
         return
     for check in CHECKS:
         try:
-            found = check.made_in_run(pipeline, report)
-            if found is not None:
-                report.add_checks(found)
+            if check.in_run is not None:
+                report.add_checks(check.in_run(pipeline, report))
         except (GameEventsError, DeltaError, OSError, PySparkException, Py4JJavaError) as error:
             log.warning("check=%s could_not_be_made=%r", check.name, without_secrets(str(error), pipeline.settings))
             # Spark's messages are pages of stack, and may quote data.
