@@ -28,7 +28,7 @@ from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.gold.aggregates import DEFAULT_DEFINITION, player_agg
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
-from game_events.pipeline.reporting.present import present
+from game_events.pipeline.reporting.tables import present
 from game_events.pipeline.runs.refresh import refresh_downstream
 from game_events.pipeline.silver.admission import new_games
 from game_events.pipeline.silver.refresh import refresh_silver

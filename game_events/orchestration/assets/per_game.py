@@ -12,8 +12,8 @@ from game_events.orchestration.events.materializations import AssetEvent, partit
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.config import RefreshConfig
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.present import present
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.tables import present
 
 #: Brings the tables of some games up to date, or (the last argument) replaces them.
 Refresh = Callable[[Pipeline, RunReport, frozenset[str], bool], None]
