@@ -38,16 +38,12 @@ def recorded(pipeline: Pipeline, report: RunReport, job: str, attempt: int = 0, 
         error = raised
         raise
     finally:
-        facts = _facts(job, began, error)
+        facts = RunFacts(job, time.monotonic() - began, error)
         if not facts.stopped:
             register_tables(pipeline, report)
         if sender is not None:
             sender.close(report, error, stopped=facts.stopped)
         write_events(pipeline, report, facts, str(attempt))
-
-
-def _facts(job: str, began: float, error: BaseException | None) -> RunFacts:
-    return RunFacts(job, time.monotonic() - began, error, error is not None and not isinstance(error, Exception))
 
 
 def write_events(pipeline: Pipeline, report: RunResult, run: RunFacts, part: str = "0") -> bool:
@@ -70,7 +66,6 @@ class RunLog:
     """
 
     def __init__(self, pipeline: Pipeline, job: str, attempt: int = 0, interval_s: float = INTERVAL_S) -> None:
-        """Write nothing before the first cycle."""
         self._pipeline, self._job, self._attempt, self._interval_s = pipeline, job, attempt, interval_s
         self._pending = RunReport()
         #: Cycles since lineage was sent: what the event log could not take is not sent a second time.
@@ -93,23 +88,19 @@ class RunLog:
         """Write what is left, and how the run ended."""
         self._write(error, end=True)
 
-    def _send(self, error: BaseException | None, *, end: bool) -> RunResult:
-        """Register the tables and send the lineage of the cycles since the last time; returns what both report."""
+    def _write(self, error: BaseException | None, *, end: bool) -> None:
+        """Register the tables and send the lineage of the cycles since the last time, then write the events."""
         news, self._unsent = self._unsent, RunReport()
-        facts = _facts(self._job, self._began, error)
+        facts = RunFacts(self._job, time.monotonic() - self._began, error)
         if not facts.stopped:
             register_tables(self._pipeline, news)
         if end:
             self._lineage.close(news, error, stopped=facts.stopped)
         else:
             self._lineage.part(news)
-        return RunResult(registered=news.registered, lineage=news.lineage, checks=news.checks, notices=news.notices)
-
-    def _write(self, error: BaseException | None, *, end: bool) -> None:
-        extra = self._send(error, end=end)
+        extra = RunResult(registered=news.registered, lineage=news.lineage, checks=news.checks, notices=news.notices)
         self.extra.add(extra)
         self._pending.add(extra)
-        part = f"{self._attempt}.{self._part}"
-        if write_events(self._pipeline, self._pending, _facts(self._job, self._began, error), part):
+        if write_events(self._pipeline, self._pending, facts, f"{self._attempt}.{self._part}"):
             self._pending, self._part = RunReport(), self._part + 1
         self._began = time.monotonic()

@@ -25,33 +25,35 @@ SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the result does not hold of its run.
-
-    `error`: the error that ended it, if any. `stopped`: it was cancelled (Ctrl-C, the UI).
-    """
+    """What the result does not hold of its run; `error`: the one that ended it, if any."""
 
     job: str
     seconds: float
     error: BaseException | None = None
-    stopped: bool = False
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was cancelled (Ctrl-C, the UI)."""
+        return self.error is not None and not isinstance(self.error, Exception)
 
 
 def event_rows(report: RunResult, run: RunFacts, settings: Settings) -> Sequence[EventRow]:
     """All rows of one run; columns are those of `event_log.SCHEMA`, missing ones are NULL."""
+    names = settings.names
     rows = [_run(report, run, settings), *_layers(report), *_read(report)]
     rows += [_table(entry, report, settings) for entry in report.tables]
-    rows += _counts(report, settings.names)
-    rows += [_rule(rule) for rule in report.rules.values() if rule.violated]  # of all rules: rules x games, in every run
-    rows += [_gap(gap, settings.names) for gap in report.gaps]
+    rows += _counts(report, names)
+    # Not of all rules: rules x games, in every run.
+    rows += [_rule(rule) for rule in report.rules.values() if rule.violated]
+    rows += [_gap(gap, names) for gap in report.gaps]
     rows += [_maintenance(entry, settings) for entry in report.maintenance.values() if entry.anything]
     for part in (report.erasure, report.export):
         rows += part.event_rows() if part is not None else ()
-    rows += [*_schemas(report), *_new_columns(report)]
-    rows += [_check(check, settings) for check in report.checks]
+    rows += [*_schemas(report), *_new_columns(report), *(_check(check, settings) for check in report.checks)]
     for row in rows:
-        row["time"] = run.time
-        row["detail"] = _json(row.get("detail"))
+        detail = row.get("detail")
+        row.update(time=run.time, detail=json.dumps(detail, default=str, ensure_ascii=False) if detail else None)
     return rows
 
 
@@ -124,18 +126,12 @@ def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]
 
 
 def _table(entry: TableReport, report: RunResult, settings: Settings) -> dict[str, Any]:
-    row: dict[str, Any] = {"kind": "table", "layer": entry.layer, "table": entry.table, "game": entry.game}
+    row = _row("table", entry.layer, table=entry.table, game=entry.game)
     if entry.error is not None:
         return row | {"status": FAILED, "detail": {"error": without_secrets(without_quotes(entry.error), settings)}}
-    return row | {
-        "rows": entry.rows,
-        "table_rows": entry.table_rows,
-        "table_bytes": entry.table_bytes,
-        "delta_version": entry.version,
-        "batch": entry.batch,
-        "status": "new" if entry.new else "changed",
-        "detail": {"inputs": _inputs(entry, report, settings.names)},
-    }
+    counts = {name: getattr(entry, name) for name in ("rows", "table_rows", "table_bytes", "batch")}
+    status, inputs = "new" if entry.new else "changed", _inputs(entry, report, settings.names)
+    return row | counts | {"delta_version": entry.version, "status": status, "detail": {"inputs": inputs}}
 
 
 def _inputs(entry: TableReport, report: RunResult, names: Names) -> list[dict[str, Any]]:
@@ -166,7 +162,3 @@ def _new_columns(report: RunResult) -> Iterator[dict[str, Any]]:
             status = "column of another kind" if clash else "new column"
             place = {"table": entry.table, "game": entry.game, "delta_version": entry.version}
             yield _row("schema", entry.layer, name=column, status=status, detail={"type": types.get(column), **clash}, **place)
-
-
-def _json(detail: object) -> str | None:
-    return json.dumps(detail, default=str, ensure_ascii=False) if detail else None
