@@ -20,8 +20,7 @@ from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.pipeline.state.archive_origin import refuse_twice
-from game_events.pipeline.state.offsets import topic_id_read
+from game_events.pipeline.state.offsets import refuse_twice, topic_id_read
 from game_events.rules import Rule, all_rules
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.core.source import FILES, Gap, MicroBatch, Source, SourceSnapshot

@@ -22,7 +22,7 @@ from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.orchestration.sensors.ticks import Cursor, sensor
 from game_events.pipeline.checks.freshness import fresh, last_records
 from game_events.pipeline.checks.gaps import LOST, Loss, losses
-from game_events.pipeline.checks.volume import volume
+from game_events.pipeline.checks.history import volume
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.observability.alerts import send, severity_of
 

@@ -15,10 +15,9 @@ from game_events.lakehouse.layers import Layer
 from game_events.pipeline.checks.freshness import FRESH, fresh
 from game_events.pipeline.checks.gaps import LOST, offsets_lost
 from game_events.pipeline.checks.gold_recompute import RECOMPUTED, gold_equals_recompute
+from game_events.pipeline.checks.history import DRIFT, VOLUME, schema_drift, volume
 from game_events.pipeline.checks.offsets import CONTINUOUS, RECENT_COMMITS, UNIQUE, offsets_continuous, offsets_unique
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.schema_drift import DRIFT, schema_drift
-from game_events.pipeline.checks.volume import VOLUME, volume
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.null_values import KNOWN, keys_and_times_known
 from game_events.pipeline.metastore import REGISTERED, tables_registered
