@@ -5,16 +5,13 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from game_events.config.gold_columns import measures
 from game_events.errors import DataError, GameEventsError
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import files_with, row_count
-from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.data.snapshot import read_parts, row_count, selection
 from game_events.lakehouse.layers import DOWNSTREAM, Layer
 from game_events.pipeline.bronze.offset_plan import OffsetPlan
 from game_events.pipeline.bronze.starting_offsets import starting_point
@@ -95,26 +92,15 @@ def games_waiting(pipeline: Pipeline) -> Counter[str]:
     if bronze is None or not bronze.transaction_version(Txn.BATCH):
         return Counter()
     floor = pipeline.progress.read(BronzeIdentity.of(bronze).key).floor(Layer.SILVER)
+    entity, found = pipeline.settings.entity_column, Counter[object]()
+    wanted = pa.schema([f for f in pa.schema(bronze.schema()) if f.name in (entity, "_batch")])
+    if entity not in wanted.names:
+        return Counter()
+    try:
+        for rows in read_parts(pipeline.bronze, wanted, selection(bronze, "_batch", floor).paths):
+            names = rows.filter(pc.greater(rows.column("_batch"), floor)).column(entity).combine_chunks()
+            found.update({entry["values"]: entry["counts"] for entry in pc.value_counts(names).to_pylist()})
+    except FileNotFoundError as error:
+        raise DataError(f"{pipeline.bronze.uri}: a file that its log lists is gone ({error})") from None
     routing = Routing(frozenset(pipeline.settings.games))
-    found = _names_above(pipeline, bronze, floor)
-    return Counter({name: rows for name, rows in found.items() if routing.refusal(name) is None})
-
-
-def _names_above(pipeline: Pipeline, bronze: DeltaTable, floor: int) -> Counter[str]:
-    entity = pipeline.settings.entity_column
-    system, prefix = file_system(pipeline.bronze)
-    root = bronze.table_uri.rstrip("/") + "/"
-    found: Counter[str] = Counter()
-    for uri in files_with(bronze, "_batch", floor):
-        try:
-            with system.open_input_file(prefix + uri.removeprefix(root)) as source:
-                file = pq.ParquetFile(source)
-                if entity not in file.schema_arrow.names:
-                    continue
-                for batch in file.iter_batches(columns=[entity, "_batch"]):
-                    new = pa.table(batch).filter(pc.greater(batch.column("_batch"), floor))
-                    counted = pc.value_counts(new.column(entity)).to_pylist()
-                    found.update({entry["values"]: entry["counts"] for entry in counted})
-        except FileNotFoundError as error:
-            raise DataError(f"{pipeline.bronze.uri}: a file that its log lists is gone ({error})") from None
-    return found
+    return Counter({str(name): rows for name, rows in found.items() if routing.refusal(name) is None})
