@@ -224,7 +224,7 @@ def _keep(
     tables: Mapping[str, DeltaTable],
     unchanged: Mapping[str, GameRows],
 ) -> None:
-    games: dict[str | None, GameRows] = {**unchanged}
+    games = dict[str | None, GameRows](unchanged.items())
     for name, rows in counts.settled.items():
         if rows and name not in games:
             games[name] = GameRows(rows, *(_rejected(tables[name]) if name is not None and name in tables else ()))

@@ -80,16 +80,17 @@ class LineageRun:
             job = self._job(entry.table, "BATCH", "TASK", about)
             outputs = [output(self.pipeline, entry, inputs)] if entry.error is None else []
             state = RunState.COMPLETE if entry.error is None else RunState.FAIL
-            yield RunEvent(Run(run_id, facets=dict(parent)), job, RunState.START, inputs, eventTime=since.isoformat())
-            facets = parent | self._error(entry.error and without_quotes(entry.error))
-            yield RunEvent(Run(run_id, facets=facets), job, state, inputs, outputs, eventTime=at.isoformat())
+            run = Run(run_id, facets=dict(parent))
+            yield RunEvent(eventType=RunState.START, eventTime=since.isoformat(), run=run, job=job, inputs=inputs)
+            run = Run(run_id, facets=parent | self._error(entry.error and without_quotes(entry.error)))
+            yield RunEvent(eventType=state, eventTime=at.isoformat(), run=run, job=job, inputs=inputs, outputs=outputs)
 
     def _whole(self, state: RunState, at: datetime, facets: dict[str, RunFacet]) -> RunEvent:
         engine = processing_engine_run.ProcessingEngineRunFacet(pyspark.__version__, "Spark", version("game-events"))
         about = f"Brings the tables below {self.pipeline.lakehouse.root} up to their source"
         job = self._job(self.job, "STREAMING" if self.streaming else "BATCH", "JOB", about)
         run = Run(self.run_id, facets={"processing_engine": engine, **facets})
-        return RunEvent(run, job, state, eventTime=at.isoformat())
+        return RunEvent(eventType=state, eventTime=at.isoformat(), run=run, job=job)
 
     def _job(self, name: str, processing: str, kind: str, about: str) -> Job:
         facets: dict[str, JobFacet] = {
