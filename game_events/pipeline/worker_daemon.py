@@ -57,10 +57,8 @@ def _file(module: ModuleType) -> Path | None:
     name = getattr(module, "__file__", None)
     if name is None:
         return None
-    path = Path(name)
-    while not path.is_file() and path != path.parent:
-        path = path.parent
-    return None if not path.is_file() or str(path.resolve()).startswith(_INSTALLED) else path
+    file = next((path for path in (Path(name), *Path(name).parents) if path.is_file()), None)
+    return None if file is None or str(file.resolve()).startswith(_INSTALLED) else file
 
 
 def _state(file: Path) -> FileState | None:

@@ -22,21 +22,13 @@ HISTORY = 50
 
 @dataclass(frozen=True)
 class LastRecords:
-    """When bronze's last commit of records was made.
-
-    `exact`: False: it may be older, as the commits before `time` are not in the log any more. `none_yet`: no commit had
-    records: `time` is that of the table's creation.
-    """
+    """When bronze's last commit of records was made; `known`: what is known of that time, with a place for its age."""
 
     time: datetime
-    exact: bool = True
-    none_yet: bool = False
+    known: str = "the last records came {} ago"
 
     def __str__(self) -> str:
-        age = f"{self.age():,.0f} s"
-        if self.none_yet:
-            return f"no records were read since the table was created {age} ago"
-        return f"the last records came {age} ago" if self.exact else f"no records came for {age} or longer"
+        return self.known.format(f"{self.age():,.0f} s")
 
     def age(self) -> float:
         """Seconds since `time`."""
@@ -87,10 +79,12 @@ def last_records(bronze: Table, version: int) -> LastRecords | None:
             continue
         # A replay adds rows of quarantine, the repair of a restored table none: the producers sent nothing.
         read = note.offsets is not None and note.rows + note.quarantined + note.suppressed > 0
-        if read or note.batch == 0:
-            return LastRecords(oldest, none_yet=not read)
+        if read:
+            return LastRecords(oldest)
+        if note.batch == 0:
+            return LastRecords(oldest, "no records were read since the table was created {} ago")
     # Maintenance deletes old log entries: without new records also that of the last commit with records.
-    return None if oldest is None else LastRecords(oldest, exact=False)
+    return None if oldest is None else LastRecords(oldest, "no records came for {} or longer")
 
 
 def _newest_record(handle: DeltaTable) -> datetime | None:

@@ -8,6 +8,7 @@ import logging
 import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Literal
 
 import httpx2
@@ -28,7 +29,6 @@ ATTEMPTS = 3
 TOTAL_S = 10.0
 #: Characters of an error's text.
 LONGEST_ERROR = 1_000
-TOO_MANY = 429
 Severity = Literal["error", "warning"]
 #: Checks that raise an alert although no row is wrong: no other check fails if a producer stops.
 DEFAULT_SEVERITY: Mapping[str, Severity] = {FRESH: "error", LOST: "error", VOLUME: "warning"}
@@ -69,14 +69,6 @@ class Alert(BaseModel):
     counts: dict[str, int] = {}
 
 
-class _RefusedError(Exception):
-    """The receiver rejects the alert: no retry."""
-
-
-class _BusyError(Exception):
-    """The receiver may accept the alert later."""
-
-
 def severity_of(settings: Settings, check: str, *, wrong_rows: bool = False) -> Severity | None:
     """Severity of a failed check by the setting `alert_severity`, or the default; None: no alert."""
     chosen = settings.alert_severity.get(check, "error" if wrong_rows else DEFAULT_SEVERITY.get(check, "none"))
@@ -100,19 +92,20 @@ def send(settings: Settings, alert: Alert) -> bool:
     attempts = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(ATTEMPTS) | tenacity.stop_after_delay(TOTAL_S),
         wait=tenacity.wait_random_exponential(multiplier=0.2, max=2.0),
-        retry=tenacity.retry_if_exception_type((_BusyError, httpx2.TransportError)),
-        reraise=True,
+        retry=tenacity.retry_if_exception_type(httpx2.TransportError) | tenacity.retry_if_result(_is_busy),
+        retry_error_callback=lambda last: last.outcome.result() if last.outcome is not None else None,
     )
     try:
-        attempts(_post, url, alert, _trust(settings))
-    except _RefusedError as error:
-        log.warning("alert=%s sent=false given_up=true cause=%s", alert.id, error)
-        return True
-    except (_BusyError, httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+        answer = attempts(_post, url, alert, _trust(settings))
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         log.warning("alert=%s sent=false cause=%s", alert.id, _cause(error))
         return False
-    log.info("alert=%s sent=true", alert.id)
-    return True
+    if answer.is_success:
+        log.info("alert=%s sent=true", alert.id)
+        return True
+    given_up = "" if _is_busy(answer) else " given_up=true"
+    log.warning("alert=%s sent=false%s cause=HTTP %s", alert.id, given_up, answer.status_code)
+    return not _is_busy(answer)
 
 
 def _trust(settings: Settings) -> ssl.SSLContext | bool:
@@ -124,16 +117,17 @@ def _cause(error: Exception) -> str:
     """Cause without the address, which the client's own text repeats."""
     if UNTRUSTED in str(error):
         return "the receiver's certificate is not trusted (GAME_EVENTS_TLS_CA_FILE names its authority's PEM file)"
-    return str(error) if isinstance(error, _BusyError) else type(error).__name__
+    return type(error).__name__
 
 
-def _post(url: str, alert: Alert, trust: ssl.SSLContext | bool) -> None:
+def _post(url: str, alert: Alert, trust: ssl.SSLContext | bool) -> httpx2.Response:
     content = alert.model_dump_json(exclude_none=True)
     headers = {"Content-Type": "application/json", "Idempotency-Key": alert.id}
     # Only the status is read, however large the answer is.
     with httpx2.stream("POST", url, content=content, headers=headers, timeout=TIMEOUT_S, verify=trust) as answer:
-        pass
-    if answer.status_code == TOO_MANY or answer.is_server_error:
-        raise _BusyError(f"HTTP {answer.status_code}")
-    if not answer.is_success:
-        raise _RefusedError(f"HTTP {answer.status_code}")
+        return answer
+
+
+def _is_busy(answer: httpx2.Response) -> bool:
+    """Whether the receiver may accept the alert later."""
+    return answer.is_server_error or answer.status_code == HTTPStatus.TOO_MANY_REQUESTS

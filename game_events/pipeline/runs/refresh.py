@@ -198,14 +198,13 @@ def _games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[s
         return frozenset()
     bronze_key = BronzeIdentity.of(bronze).key
     decisions = Decisions.read(pipeline, bronze_key)
-    found: dict[str, set[str]] = {}
+    found = set[tuple[str, str]]()
     if decisions.handle is not None and decisions.rejected_rows:
         rows = read_table(pipeline.spark, decisions.handle)
         rows = rows.where((F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull())
-        for row in rows.select("reason", "game").distinct().collect():
-            found.setdefault(row["reason"], set()).add(row["game"])
-    games = {game for reason, of_reason in found.items() if not rules or reason in rules for game in of_reason}
-    if not rules or rules - set(found):
+        found = {(row["reason"], row["game"]) for row in rows.select("reason", "game").distinct().collect()}
+    games = {game for reason, game in found if not rules or reason in rules}
+    if not rules or rules - {reason for reason, _ in found}:
         known = pipeline.progress.read(bronze_key).games
         games |= {game for game, table in opened(known, pipeline.lakehouse.silver).items() if counter(table, Txn.ROWS_DROPPED)}
     return frozenset(games)
