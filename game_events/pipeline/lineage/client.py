@@ -10,13 +10,7 @@ import time
 import requests
 from openlineage.client.client import OpenLineageClient
 from openlineage.client.event_v2 import RunEvent
-from openlineage.client.transport.http import (
-    ApiKeyTokenProvider,
-    HttpConfig,
-    HttpSslContextConfig,
-    HttpTransport,
-    TokenProvider,
-)
+from openlineage.client.transport import http
 
 from game_events.config.settings import Settings
 from game_events.config.tls import UNTRUSTED
@@ -74,14 +68,14 @@ def _work(settings: Settings, events: list[RunEvent], sent: list[RunEvent], caus
 def _client(settings: Settings) -> OpenLineageClient:
     key = settings.openlineage_api_key
     ca = settings.tls_ca_file
-    transport = HttpTransport(
-        HttpConfig(
+    transport = http.HttpTransport(
+        http.HttpConfig(
             url=f"{settings.openlineage_url}/",
             endpoint=settings.openlineage_endpoint.lstrip("/"),
             timeout=min(REQUEST_S, settings.openlineage_timeout_s),
-            auth=ApiKeyTokenProvider({"api_key": key.get_secret_value()}) if key is not None else TokenProvider({}),
+            auth=http.ApiKeyTokenProvider({"api_key": key.get_secret_value()}) if key is not None else http.TokenProvider({}),
             retry=_RETRY,
-            ssl_context=HttpSslContextConfig(ca_cert_path=str(ca)) if ca is not None else None,
+            ssl_context=http.HttpSslContextConfig(ca_cert_path=str(ca)) if ca is not None else None,
         )
     )
     # The git repository of the working directory is not the source of the job.

@@ -5,20 +5,8 @@ Source: OpenLineage 2-0-2 and its facets; "Naming Conventions" for datasets.
 
 from urllib.parse import urlsplit
 
+from openlineage.client import facet_v2 as ol
 from openlineage.client.event_v2 import InputDataset, OutputDataset
-from openlineage.client.facet_v2 import (
-    DatasetFacet,
-    column_lineage_dataset,
-    dataset_version_dataset,
-    datasource_dataset,
-    input_statistics_input_dataset,
-    lifecycle_state_change_dataset,
-    output_statistics_output_dataset,
-    ownership_dataset,
-    schema_dataset,
-    storage_dataset,
-    tags_dataset,
-)
 from openlineage.client.naming.dataset import Kafka, LocalFileSystem
 
 from game_events.config.gold_columns import simple_call
@@ -54,8 +42,8 @@ def _source_input(settings: Settings, topic: str, report: RunResult) -> InputDat
         named = Kafka(host or port, port if host else _PORT, topic)
         namespace, name = named.get_namespace(), named.get_name()
     rows = sum(end - start for split, (start, end) in report.offsets.items() if split.topic == topic)
-    statistics = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=rows)
-    source = datasource_dataset.DatasourceDatasetFacet(namespace, namespace)
+    statistics = ol.input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=rows)
+    source = ol.datasource_dataset.DatasourceDatasetFacet(namespace, namespace)
     return InputDataset(namespace, name, facets={"dataSource": source}, inputFacets={"inputStatistics": statistics})
 
 
@@ -69,29 +57,29 @@ def output(pipeline: Pipeline, entry: TableReport, inputs: list[InputDataset]) -
     table = pipeline.lakehouse.table(pipeline.lakehouse.key(entry.table))
     namespace, name = _place(table.uri)
     root = pipeline.lakehouse.root
-    facets: dict[str, DatasetFacet] = {
-        "schema": schema_dataset.SchemaDatasetFacet(
+    facets: dict[str, ol.DatasetFacet] = {
+        "schema": ol.schema_dataset.SchemaDatasetFacet(
             [
-                schema_dataset.SchemaDatasetFacetFields(column, kind, entry.comments.get(column), number)
+                ol.schema_dataset.SchemaDatasetFacetFields(column, kind, entry.comments.get(column), number)
                 for number, (column, kind) in enumerate(entry.columns, start=1)
             ]
         ),
-        "dataSource": datasource_dataset.DatasourceDatasetFacet(namespace, root if "://" in root else f"file://{root}"),
+        "dataSource": ol.datasource_dataset.DatasourceDatasetFacet(namespace, root if "://" in root else f"file://{root}"),
         "storage": _storage(),
-        "version": dataset_version_dataset.DatasetVersionDatasetFacet(str(entry.version)),
+        "version": ol.dataset_version_dataset.DatasetVersionDatasetFacet(str(entry.version)),
     }
     if entry.new:
-        changed = lifecycle_state_change_dataset.LifecycleStateChange.CREATE
-        facets["lifecycleStateChange"] = lifecycle_state_change_dataset.LifecycleStateChangeDatasetFacet(changed)
+        changed = ol.lifecycle_state_change_dataset.LifecycleStateChange.CREATE
+        facets["lifecycleStateChange"] = ol.lifecycle_state_change_dataset.LifecycleStateChangeDatasetFacet(changed)
     if table.owners:
-        facets["ownership"] = ownership_dataset.OwnershipDatasetFacet([ownership_dataset.Owner(o) for o in table.owners])
+        facets["ownership"] = ol.ownership_dataset.OwnershipDatasetFacet([ol.ownership_dataset.Owner(o) for o in table.owners])
     if table.tags:
-        tags = [tags_dataset.TagsDatasetFacetFields(key, value, "USER") for key, value in table.tags]
-        facets["tags"] = tags_dataset.TagsDatasetFacet(tags)
+        tags = [ol.tags_dataset.TagsDatasetFacetFields(key, value, "USER") for key, value in table.tags]
+        facets["tags"] = ol.tags_dataset.TagsDatasetFacet(tags)
     columns = _column_lineage(pipeline, entry, inputs)
     if columns:
-        facets["columnLineage"] = column_lineage_dataset.ColumnLineageDatasetFacet(columns)
-    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=entry.rows)
+        facets["columnLineage"] = ol.column_lineage_dataset.ColumnLineageDatasetFacet(columns)
+    statistics = ol.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=entry.rows)
     return OutputDataset(namespace, name, facets=facets, outputFacets={"outputStatistics": statistics})
 
 
@@ -112,7 +100,7 @@ def inputs_of(pipeline: Pipeline, entry: TableReport, report: RunResult) -> list
 
 def _column_lineage(
     pipeline: Pipeline, entry: TableReport, inputs: list[InputDataset]
-) -> dict[str, column_lineage_dataset.Fields]:
+) -> dict[str, ol.column_lineage_dataset.Fields]:
     """Input columns of each column; none for custom transformations and aggregates, where they are not known."""
     settings = pipeline.settings
     whole = inputs if len(inputs) <= COLUMN_INPUTS else []
@@ -136,12 +124,12 @@ def _column_lineage(
 
 def _fields(
     inputs: list[InputDataset], column: str, subtype: str = "IDENTITY", description: str = ""
-) -> column_lineage_dataset.Fields:
-    how = column_lineage_dataset.Transformation(type="DIRECT", subtype=subtype, description=description, masking=False)
-    return column_lineage_dataset.Fields(
-        [column_lineage_dataset.InputField(i.namespace, i.name, column, [how]) for i in inputs]
+) -> ol.column_lineage_dataset.Fields:
+    how = ol.column_lineage_dataset.Transformation(type="DIRECT", subtype=subtype, description=description, masking=False)
+    return ol.column_lineage_dataset.Fields(
+        [ol.column_lineage_dataset.InputField(i.namespace, i.name, column, [how]) for i in inputs]
     )
 
 
-def _storage() -> storage_dataset.StorageDatasetFacet:
-    return storage_dataset.StorageDatasetFacet("delta", "parquet")
+def _storage() -> ol.storage_dataset.StorageDatasetFacet:
+    return ol.storage_dataset.StorageDatasetFacet("delta", "parquet")
