@@ -161,8 +161,6 @@ def _ahead(bronze: DeltaTable, held: DataFrame) -> Offsets:
 
 
 def _as_records() -> list[Column]:
-    columns = []
-    for name in RECORDS.names:
-        column = F.col(STORED_AS[name])
-        columns.append((F.coalesce(column, no_headers()) if name == "headers" else column).alias(name))
-    return columns
+    columns = {name: F.col(STORED_AS[name]) for name in RECORDS.names}
+    columns["headers"] = F.coalesce(columns["headers"], no_headers())
+    return [column.alias(name) for name, column in columns.items()]

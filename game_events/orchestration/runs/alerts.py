@@ -13,7 +13,7 @@ from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.orchestration.dagster_private import DagsterAssetCheckFailedError
 from game_events.orchestration.keys import report_in
 from game_events.orchestration.runs.check_alerts import CheckMemory, alert_of_check, history, turns
-from game_events.pipeline.checks.gaps import LOST, Loss, gaps_in_words, losses
+from game_events.pipeline.checks.source import LOST, Loss, gaps_in_words, losses
 from game_events.pipeline.observability.alerts import LONGEST_ERROR, Alert, Severity, run_url, send, severity_of
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from game_events.config.settings import Settings
 from game_events.orchestration.dagster_private import AssetCheckExecutionRecordStatus
 from game_events.orchestration.keys import FAILED_GAMES
-from game_events.pipeline.checks.gaps import LOST
+from game_events.pipeline.checks.source import LOST
 from game_events.pipeline.observability.alerts import LONGEST_ERROR, Alert, Severity, run_url, severity_of
 
 #: Newest evaluations of one check that are read: more than there are between two ticks.

@@ -71,11 +71,9 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
     }
     wrong = sorted((row["_game"], row["gold"], row["unified"]) for row in found if row["gold"] or row["unified"])
     named = ", ".join(f"{game} ({g} {words.keys} in gold, {u} in unified)" for game, g, u in wrong)
-    summary = (
-        f"not what silver gives: {named}. A full refresh of gold (unified: of the unified table) repairs it"
-        if wrong
-        else f"{players:,} {words.keys} of {len(tables.taken)} {words.entities} are what silver gives"
-    )
+    summary = f"{players:,} {words.keys} of {len(tables.taken)} {words.entities} are what silver gives"
+    if wrong:
+        summary = f"not what silver gives: {named}. A full refresh of gold (unified: of the unified table) repairs it"
     return CheckResult(RECOMPUTED, "gold", not wrong, summary, counts, wrong_rows=True)
 
 
@@ -94,12 +92,8 @@ def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
     taken = {game: batch for game, batch in batches.items() if batch is not None}
     if unified is not None and not (is_current(unified, aggregate) and unified.metadata().partition_columns):
         unified = None
-    current = [game for game in taken if unified is not None and _holds(unified, pairs[game][0])]
+    current = [g for g in taken if unified is not None and txn(unified, gold_app(pairs[g][0])) == pairs[g][0].version()]
     return _Tables({g: pairs[g][1] for g in taken}, {g: pairs[g][0] for g in taken}, taken, unified, current)
-
-
-def _holds(unified: DeltaTable, gold: DeltaTable) -> bool:
-    return txn(unified, gold_app(gold)) == gold.version()
 
 
 def _all_rows(pipeline: Pipeline, tables: _Tables, independent: bool) -> DataFrame:
@@ -117,14 +111,12 @@ def _all_rows(pipeline: Pipeline, tables: _Tables, independent: bool) -> DataFra
     events = events.join(F.broadcast(spark.createDataFrame(limits)), "_game").where(F.col("_batch") <= F.col("_taken"))
     recomputed = events.groupBy("_game", key).agg(*(F.expr(sql).alias(column) for column, sql in made.items()))
     if independent:
-        held = read_versions(
-            spark, {game: (pipeline.lakehouse.gold(game).uri, table.version()) for game, table in tables.gold.items()}
-        )
+        versions = {game: (pipeline.lakehouse.gold(game).uri, table.version()) for game, table in tables.gold.items()}
+        held = read_versions(spark, versions)
     else:
         held = _files(pipeline, tables.gold, (key, *made), called.gold_path())
-    rows = recomputed.select(*columns, F.lit("silver").alias("_source")).unionByName(
-        held.select(*columns, F.lit("gold").alias("_source"))
-    )
+    rows = recomputed.select(*columns, F.lit("silver").alias("_source"))
+    rows = rows.unionByName(held.select(*columns, F.lit("gold").alias("_source")))
     if tables.unified is not None and tables.current:
         found, entity = selection(tables.unified), settings.entity_column
         games = [partition_of(path).get(entity) for path in found.paths]

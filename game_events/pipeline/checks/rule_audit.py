@@ -45,13 +45,10 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
     source = SilverInput.of(pipeline, bronze)
     games = sorted(pipeline.progress.read(source.bronze.key).games)
     found: Found = {}
-    silver = [r for r in chosen if r.layer == "silver"]
-    if silver:
-        tables = opened(games, pipeline.lakehouse.silver)
-        if tables:
-            rows, entity = _rows_taken(source, tables), pipeline.settings.entity_column
-            found |= _count(pipeline, silver, rows, source.columns, entity, tables)
-    gold = [r for r in chosen if r.layer == "gold"]
+    silver, gold = ([rule for rule in chosen if rule.layer == layer] for layer in ("silver", "gold"))
+    if silver and (tables := opened(games, pipeline.lakehouse.silver)):
+        rows, entity = _rows_taken(source, tables), pipeline.settings.entity_column
+        found |= _count(pipeline, silver, rows, source.columns, entity, tables)
     if gold:
         tables = opened(games, pipeline.lakehouse.gold)
         columns = player_agg_columns(pipeline.spark, pipeline.settings, source.columns)

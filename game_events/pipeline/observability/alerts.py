@@ -17,9 +17,8 @@ from pydantic import BaseModel, Field
 
 from game_events.config.settings import Settings
 from game_events.config.tls import UNTRUSTED
-from game_events.pipeline.checks.freshness import FRESH
-from game_events.pipeline.checks.gaps import LOST
 from game_events.pipeline.checks.history import VOLUME
+from game_events.pipeline.checks.source import FRESH, LOST
 
 log = logging.getLogger(__name__)
 VERSION = 1

@@ -76,7 +76,6 @@ def _scope(pipeline: Pipeline) -> str:
 
 
 def _say(report: RunReport, found: list[dict[str, str]]) -> None:
-    """Warn of the tables."""
     names = sorted(what for layer in found for what in layer.values())
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     report.warn(f"made whole again: {', '.join(names[:SHOWN])}{more}")
