@@ -95,7 +95,9 @@ def send(settings: Settings, alert: Alert) -> bool:
         retry_error_callback=lambda last: last.outcome.result() if last.outcome is not None else None,
     )
     try:
-        answer = attempts(_post, url, alert, _trust(settings))
+        # Certificates are always verified.
+        trust = True if settings.tls_ca_file is None else ssl.create_default_context(cafile=str(settings.tls_ca_file))
+        answer = attempts(_post, url, alert, trust)
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         log.warning("alert=%s sent=false cause=%s", alert.id, _cause(error))
         return False
@@ -105,11 +107,6 @@ def send(settings: Settings, alert: Alert) -> bool:
     given_up = "" if _is_busy(answer) else " given_up=true"
     log.warning("alert=%s sent=false%s cause=HTTP %s", alert.id, given_up, answer.status_code)
     return not _is_busy(answer)
-
-
-def _trust(settings: Settings) -> ssl.SSLContext | bool:
-    """Certificates are always verified."""
-    return True if settings.tls_ca_file is None else ssl.create_default_context(cafile=str(settings.tls_ca_file))
 
 
 def _cause(error: Exception) -> str:

@@ -112,15 +112,11 @@ class Erasure:
     def event_rows(self) -> Iterator[dict[str, Any]]:
         """Rows of the event log: of the erasure, then of each table."""
         status = "dry run" if self.dry_run else "finished" if self.finished else "unfinished"
+        row, detail = {"kind": "erased", "status": status}, {"hashes": self.hashes}
         files = {"removed_files": self.removed_files.total(), "unsearchable": self.unsearchable}
-        yield {
-            "kind": "erased",
-            "rows": self.rows.total(),
-            "status": status,
-            "detail": {"hashes": self.hashes, "vacuumed": self.vacuumed, **files},
-        }
+        yield row | {"rows": self.rows.total(), "detail": detail | {"vacuumed": self.vacuumed} | files}
         for table, rows in sorted(self.rows.items()):
-            yield {"kind": "erased", "table": table, "rows": rows, "status": status, "detail": {"hashes": self.hashes}}
+            yield row | {"table": table, "rows": rows, "detail": detail}
 
 
 @dataclass(frozen=True)
