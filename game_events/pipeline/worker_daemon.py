@@ -23,7 +23,7 @@ from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 Task = Callable[[BinaryIO, BinaryIO], None]
 #: Spark's variable that names the session whose daemon this is, and its value for one of all sessions.
@@ -45,13 +45,6 @@ def without_archives(path: list[str]) -> list[str]:
     return [entry for entry in path if entry in folders or not Path(entry).resolve().is_relative_to(home)]
 
 
-class FileState(NamedTuple):
-    """What changes when a file is written."""
-
-    modified_ns: int
-    size: int
-
-
 def _file(module: ModuleType) -> Path | None:
     """The file that a module was read from, or the archive with it; None for an installed module, or one without a file."""
     name = getattr(module, "__file__", None)
@@ -61,12 +54,13 @@ def _file(module: ModuleType) -> Path | None:
     return None if file is None or str(file.resolve()).startswith(_INSTALLED) else file
 
 
-def _state(file: Path) -> FileState | None:
+def _state(file: Path) -> tuple[int, int] | None:
+    """When a file was changed last, in ns, and its size; None: it is gone."""
     try:
         found = file.stat()
     except OSError:
         return None
-    return FileState(found.st_mtime_ns, found.st_size)
+    return found.st_mtime_ns, found.st_size
 
 
 class ChangingModules:
@@ -74,7 +68,7 @@ class ChangingModules:
 
     def __init__(self) -> None:
         self._installed = set(sys.modules)
-        self._found: dict[str, tuple[Path, FileState | None]] = {}
+        self._found: dict[str, tuple[Path, tuple[int, int] | None]] = {}
 
     def run(self, task: Task, infile: BinaryIO, outfile: BinaryIO) -> None:
         """Run a task with modules as their files are now: a worker of a warm server lives longer than a version of a file."""
@@ -99,7 +93,7 @@ class ChangingModules:
                 continue
             state = _state(file)
             # Changed since it may have been imported: what was read is not known.
-            self._found[name] = (file, state if state is not None and state.modified_ns < began_ns else None)
+            self._found[name] = (file, state if state is not None and state[0] < began_ns else None)
 
 
 class UntilIdle:

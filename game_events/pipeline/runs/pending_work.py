@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from game_events.config.settings import Settings
 from game_events.errors import ReadOnlyError
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.observability.event_rows import SUCCEEDED
+from game_events.pipeline.observability.event_log import SUCCEEDED
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import TriggeredRun
 from game_events.pipeline.runs.state_checks import newest_run

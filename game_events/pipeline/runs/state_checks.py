@@ -21,7 +21,7 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import player_agg_columns
 from game_events.pipeline.gold.null_values import of_another_kind
-from game_events.pipeline.observability.event_rows import SUCCEEDED
+from game_events.pipeline.observability.event_log import SUCCEEDED
 from game_events.pipeline.quality.validation import problems, refuse
 from game_events.pipeline.runs.backlog import games_waiting
 from game_events.pipeline.runs.preflight import Check, Hint, PreflightResult, environment_checks, many, run_checks
