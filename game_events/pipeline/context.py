@@ -123,7 +123,7 @@ class Pipeline:
                 self.settings,
                 self.lakehouse,
                 self.run_id,
-                read_by=self._files_read_by,
+                read_by=lambda: topic_id_read(self.bronze.open(), FILES, FILES),
                 refuse_twice=lambda archive, ends: refuse_twice(self.bronze.open(), self.quarantine.open(), archive, ends),
             )
         return make_source(self.settings, SNAPSHOT_S if self.read_only else None)
@@ -142,10 +142,6 @@ class Pipeline:
     def things(self) -> str:
         """The unit of a micro-batch, for messages."""
         return "files" if self.settings.source == FILES else "records"
-
-    def _files_read_by(self) -> str | None:
-        bronze = self.bronze.open()
-        return None if bronze is None else topic_id_read(bronze, FILES, FILES)
 
     @cached_property
     def catalog(self) -> SchemaCatalog:

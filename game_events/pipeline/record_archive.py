@@ -51,8 +51,7 @@ def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
     """
     began = time.monotonic()
     done = _archive(pipeline, report, to)
-    report.add(RunResult(archive=done))
-    report.add_seconds("archive", time.monotonic() - began)
+    report.add(RunResult(archive=done, seconds={"archive": time.monotonic() - began}))
     if done.without_raw:
         report.warn(f"{done.without_raw:,} rows of bronze have no raw value, and are not in the archive")
 

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -17,6 +16,7 @@ from game_events.lakehouse.data.snapshot import files_with, selection
 from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_schema
 from game_events.lakehouse.data.staging import PARTITION_VALUE, partition_of
 from game_events.lakehouse.tables import UNIFIED
+from game_events.pipeline.checks.row_counts import last_batches
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import expressions, is_current, player_agg
 from game_events.pipeline.gold.plan import silver_columns
@@ -30,7 +30,6 @@ RECOMPUTED = "gold_equals_recompute"
 SAMPLE_GAMES = 10
 #: Relative difference up to which floating point numbers are equal.
 CLOSE = 1e-9
-_SOURCES = ("silver", "gold", "unified")
 
 
 @dataclass(frozen=True)
@@ -107,8 +106,7 @@ def _all_rows(pipeline: Pipeline, tables: _Tables, independent: bool) -> DataFra
     wanted = None if settings.gold_columns else (key, settings.time_column, "_batch")
     asked = silver_columns(pipeline)
     events = _files(pipeline, tables.silver, wanted, called.silver_path(), asked)
-    limits = pa.table({"_game": list(tables.taken), "_taken": pa.array(tables.taken.values(), pa.int64())})
-    events = events.join(F.broadcast(spark.createDataFrame(limits)), "_game").where(F.col("_batch") <= F.col("_taken"))
+    events = events.join(last_batches(spark, tables.taken), "_game").where(F.col("_batch") <= F.col("_taken"))
     recomputed = events.groupBy("_game", key).agg(*(F.expr(sql).alias(column) for column, sql in made.items()))
     if independent:
         versions = {game: (pipeline.lakehouse.gold(game).uri, table.version()) for game, table in tables.gold.items()}
@@ -153,7 +151,7 @@ def _files(
 def _compared(rows: DataFrame, pipeline: Pipeline, current: list[str]) -> DataFrame:
     """Game -> players, and how many of them differ between silver and gold, gold and unified."""
     columns = list(expressions(pipeline.settings))
-    of = {source: F.col("_source") == source for source in _SOURCES}
+    of = {source: F.col("_source") == source for source in ("silver", "gold", "unified")}
     kinds = {f.name: f.dataType for f in rows.schema.fields if f.name in columns}
     counted = rows.groupBy("_game", pipeline.settings.key_column).agg(
         *(F.count_if(which).alias(f"n_{source}") for source, which in of.items()),

@@ -171,11 +171,9 @@ def offsets_unique(pipeline: Pipeline) -> CheckResult:
         "doubled_in_quarantine": int(wrong["quarantine"]),
     }
     named = ", ".join(f"[{c['_kafka_partition']}]@{c['_kafka_offset']}" for c in wrong["shown"])
-    summary = (
-        f"{wrong['n']:,} records are there more than once, among them {named}"
-        if wrong["n"]
-        else f"each of {counts['bronze_rows']:,} rows of bronze has unique coordinates, none is in quarantine too"
-    )
+    summary = f"each of {counts['bronze_rows']:,} rows of bronze has unique coordinates, none is in quarantine too"
+    if wrong["n"]:
+        summary = f"{wrong['n']:,} records are there more than once, among them {named}"
     return CheckResult(UNIQUE, "bronze", not wrong["n"], summary, counts, wrong_rows=True, version=bronze.version())
 
 

@@ -88,11 +88,10 @@ class LoopReport:
     def add_cycle(self, report: RunReport, seconds: float) -> None:
         """Add a cycle; it counts if it committed something."""
         self.total.add(report)
-        if not report.tables:
-            return
-        self.cycles += 1
-        self.cycle_s.add(seconds)
-        self._recent.append(seconds)
+        if report.tables:
+            self.cycles += 1
+            self.cycle_s.add(seconds)
+            self._recent.append(seconds)
 
     @property
     def recent_cycle_s(self) -> float | None:

@@ -68,7 +68,9 @@ class Lineage:
         with self._never_failing():
             self._deliver([*self._run.tables(report, self._since, now, self._part), last(self._run, now)])
             found, self._result = self._result, LineageResult()
-            report.add(RunResult(lineage=found, notices=[found.notice] if found.notice else []))
+            report.add(RunResult(lineage=found))
+            if found.lost:
+                report.warn(f"{found.lost:,} OpenLineage events were not taken by the receiver: {found.why}")
         self._since = now
 
     def _deliver(self, events: list[RunEvent]) -> None:

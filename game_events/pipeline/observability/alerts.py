@@ -23,9 +23,7 @@ from game_events.pipeline.checks.source import FRESH, LOST
 log = logging.getLogger(__name__)
 VERSION = 1
 #: Seconds for one attempt; number of attempts; seconds for all of them.
-TIMEOUT_S = 3.0
-ATTEMPTS = 3
-TOTAL_S = 10.0
+TIMEOUT_S, ATTEMPTS, TOTAL_S = 3.0, 3, 10.0
 #: Characters of an error's text.
 LONGEST_ERROR = 1_000
 Severity = Literal["error", "warning"]

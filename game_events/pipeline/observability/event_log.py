@@ -139,7 +139,9 @@ class RunLog:
 def event_rows(report: RunResult, run: RunFacts, settings: Settings) -> Sequence[EventRow]:
     """All rows of one run; columns are those of `event_log.SCHEMA`, missing ones are NULL."""
     names = settings.names
-    rows = [_run(report, run, settings), *_layers(report), *_read(report)]
+    rows = [_run(report, run, settings)]
+    rows += [_row("layer", at, rows=report.rows(at), seconds=round(s, 3)) for at, s in report.seconds.items()]
+    rows += _read(report)
     rows += [_table(entry, report, settings) for entry in report.tables]
     rows += _counts(report, names)
     # Not of all rules: rules x games, in every run.
@@ -157,11 +159,6 @@ def event_rows(report: RunResult, run: RunFacts, settings: Settings) -> Sequence
 
 def _row(kind: str, layer: str | None = None, **columns: object) -> dict[str, Any]:
     return {"kind": kind, "layer": layer, **columns}
-
-
-def _layers(report: RunResult) -> Iterator[dict[str, Any]]:
-    for layer, seconds in report.seconds.items():
-        yield _row("layer", layer, rows=report.rows(layer), seconds=round(seconds, 3))
 
 
 def _read(report: RunResult) -> Iterator[dict[str, Any]]:

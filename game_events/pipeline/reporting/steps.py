@@ -40,11 +40,6 @@ class LineageResult:
     lost: int = merged(add, int)
     why: str = merged(lambda first, second: first or second, str)
 
-    @property
-    def notice(self) -> str | None:
-        """Warning for the user, if events were lost."""
-        return f"{self.lost:,} OpenLineage events were not taken by the receiver: {self.why}" if self.lost else None
-
 
 @dataclass
 class TableMaintenance:

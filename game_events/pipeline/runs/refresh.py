@@ -53,10 +53,7 @@ def refresh(
 
 @dataclass
 class TriggeredRun:
-    """A run in triggered mode, step by step: each one finds in the tables what is left to do, whatever was done before it.
-
-    The report gets the result of each step. `ignore_intervals`: as for `refresh`.
-    """
+    """As `refresh`, step by step: each one finds in the tables what is left to do, whatever was done before it."""
 
     pipeline: Pipeline
     report: RunReport

@@ -17,8 +17,8 @@ _GAP = re.compile(r"([^,\[\s]+)\[(\d+)\]#([^@]+)@(\d+)\.\.(\d*)(?:, |$)")
 #: Split -> offsets [from, to).
 Ranges = Mapping[Split, tuple[int, int]]
 
-#: Key in the information of an erasure's commit: number of erased rows.
-ERASED_ROWS = "erased_rows"
+#: Keys in the information of an erasure's commit: number of erased rows; batch -> erased rows, as JSON.
+ERASED_ROWS, ERASED_BY_BATCH = "erased_rows", "erased_by_batch"
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,6 @@ class BronzeCommit:
     known: Mapping[str, Split] = field(default_factory=dict)
     suppressed: int = 0
     kept: int = 0
-
-
-#: Key in the information of an erasure's commit: batch -> erased rows, as JSON.
-ERASED_BY_BATCH = "erased_by_batch"
 
 
 def batch_info(

@@ -39,8 +39,10 @@ def identity(splits: Iterable[Split]) -> dict[str, int]:
     return found
 
 
-def topic_id_read(handle: DeltaTable, topic: str, kind: str = KAFKA) -> str | None:
+def topic_id_read(handle: DeltaTable | None, topic: str, kind: str = KAFKA) -> str | None:
     """Id of the topic, or table, of a name that bronze has read last; None: it has read none."""
+    if handle is None:
+        return None
     values = [handle.transaction_version(_app(topic, kind, half)) for half in _HALVES]
     if None not in values:
         raw = struct.pack(">qq", *values)
