@@ -33,7 +33,6 @@ STEPS = {
     ("pipeline/reporting", ""): "report",
     ("data/worker_job.py", "decode"): "results of workers",
     ("system_tables/progress.py", ""): "progress",
-    ("observability/event_rows.py", ""): "event log",
     ("observability/event_log.py", ""): "event log",
     ("pipeline/checks", ""): "checks",
 }

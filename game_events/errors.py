@@ -39,8 +39,13 @@ class ReadOnlyError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message (Spark's continue with the JVM's stack), else the name of its class."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """The first line of an error's message (Spark's continue with the JVM's stack), else the name of its class.
+
+    Of an error from Java it is the line with the cause: py4j's own first line only names the call.
+    """
+    lines = [line.strip().removeprefix(":").lstrip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if not line.startswith("An error occurred while calling")]
+    return next(iter(causes or lines), type(error).__name__)
 
 
 def first_few(items: Sequence[object], number: int) -> str:

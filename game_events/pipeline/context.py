@@ -20,8 +20,7 @@ from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.pipeline.state.archive_origin import refuse_twice
-from game_events.pipeline.state.offsets import topic_id_read
+from game_events.pipeline.state.offsets import refuse_twice, topic_id_read
 from game_events.rules import Rule, all_rules
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.core.source import FILES, Gap, MicroBatch, Source, SourceSnapshot
@@ -124,7 +123,7 @@ class Pipeline:
                 self.settings,
                 self.lakehouse,
                 self.run_id,
-                read_by=self._files_read_by,
+                read_by=lambda: topic_id_read(self.bronze.open(), FILES, FILES),
                 refuse_twice=lambda archive, ends: refuse_twice(self.bronze.open(), self.quarantine.open(), archive, ends),
             )
         return make_source(self.settings, SNAPSHOT_S if self.read_only else None)
@@ -144,22 +143,15 @@ class Pipeline:
         """The unit of a micro-batch, for messages."""
         return "files" if self.settings.source == FILES else "records"
 
-    def _files_read_by(self) -> str | None:
-        bronze = self.bronze.open()
-        return None if bronze is None else topic_id_read(bronze, FILES, FILES)
-
     @cached_property
     def catalog(self) -> SchemaCatalog:
         """Schemas by id."""
-        registry = SchemaRegistry(self.settings)
-        if self.settings.source != FILES:
-            return self._catalog_of(registry)
-        return self._catalog_of(FileSchemas(registry, framed=self.settings.files_framed))
-
-    def _catalog_of(self, registry: SchemaRegistry | FileSchemas) -> SchemaCatalog:
-        settings = self.settings
+        settings, registry = self.settings, SchemaRegistry(self.settings)
+        known: SchemaRegistry | FileSchemas = registry
+        if settings.source == FILES:
+            known = FileSchemas(registry, framed=settings.files_framed)
         limits = {"max_columns": settings.max_columns, "max_unknown_ids": settings.max_unknown_ids}
-        return SchemaCatalog(registry, self.lakehouse, settings.message_types, kept=kept_columns(settings), **limits)
+        return SchemaCatalog(known, self.lakehouse, settings.message_types, kept=kept_columns(settings), **limits)
 
     @property
     def retention(self) -> Retention:

@@ -8,11 +8,10 @@ import logging
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from game_events.config.masking import without_secrets
 from game_events.errors import ConfigurationError, GameEventsError, first_line
-from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
+from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
@@ -23,50 +22,6 @@ IMPLEMENTATION = "spark.sql.catalogImplementation"
 REGISTERED = "tables_registered"
 #: Tables that a result names.
 SHOWN = 5
-
-
-class TableCatalog:
-    """One database of the session's catalog."""
-
-    def __init__(self, spark: SparkSession, database: str, lakehouse: Lakehouse) -> None:
-        """Makes nothing, and sends no request."""
-        self._spark, self._database, self._lakehouse = spark, database, lakehouse
-        self._quoted = ".".join(f"`{part}`" for part in database.split("."))
-
-    def names(self) -> set[str]:
-        """Tables that are registered; the database is made if there is none.
-
-        Raises:
-            ConfigurationError: its tables are those of another lakehouse, or the catalog ends with the session.
-        """
-        if "." not in self._database and self._spark.conf.get(IMPLEMENTATION) == "in-memory" and self._is_deltas():
-            raise ConfigurationError(
-                f"the session's catalog is in memory and ends with it: set {IMPLEMENTATION} to hive (a metastore) where Spark "
-                "is started, or name another catalog (GAME_EVENTS_CATALOG=catalog.database)"
-            )
-        self._spark.sql(f"CREATE DATABASE IF NOT EXISTS {self._quoted}")
-        found = {
-            row["tableName"] for row in self._spark.sql(f"SHOW TABLES IN {self._quoted}").collect() if not row["isTemporary"]
-        }
-        bronze = self._lakehouse.table(BRONZE)
-        if bronze.name in found:
-            described = self._spark.sql(f"DESCRIBE DETAIL {self._quoted}.`{bronze.name}`").select("location").collect()
-            place, ours = _local(described[0]["location"]), _local(bronze.uri)
-            if place != ours:
-                raise ConfigurationError(
-                    f"{self._database}.{bronze.name} of the catalog is {place}, not {ours}: set GAME_EVENTS_CATALOG to a "
-                    "database of this lakehouse's own, or drop that table from the catalog"
-                )
-        return found
-
-    def _is_deltas(self) -> bool:
-        """Whether the session's catalog is Spark's own, below Delta's: another one may keep its tables itself."""
-        return str(self._spark.conf.get("spark.sql.catalog.spark_catalog", "")).endswith(".DeltaCatalog")
-
-    def add(self, table: Table) -> None:
-        """Register a table by its place; one that is registered stays as it is."""
-        place = table.uri.replace("\\", "\\\\").replace("'", "\\'")
-        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self._quoted}.`{table.name}` USING delta LOCATION '{place}'")
 
 
 def register_tables(pipeline: Pipeline, report: RunReport) -> None:
@@ -91,7 +46,7 @@ def tables_registered(pipeline: Pipeline) -> CheckResult:
         return CheckResult(REGISTERED, "bronze", True, "no catalog is configured (GAME_EVENTS_CATALOG)")
     there = _tables(pipeline.lakehouse)
     try:
-        known = TableCatalog(pipeline.spark, pipeline.settings.catalog, pipeline.lakehouse).names()
+        known = _registered(pipeline, pipeline.settings.catalog)
     except (GameEventsError, PySparkException, Py4JError) as error:
         return CheckResult(REGISTERED, "bronze", False, f"the catalog could not be asked: {_cause(pipeline, error)}")
     missing = sorted(there.keys() - known)
@@ -103,13 +58,45 @@ def tables_registered(pipeline: Pipeline) -> CheckResult:
 
 
 def _register(pipeline: Pipeline, database: str, report: RunReport) -> None:
-    catalog = TableCatalog(pipeline.spark, database, pipeline.lakehouse)
-    pipeline.registered.update(catalog.names())
+    pipeline.registered.update(_registered(pipeline, database))
     there = _tables(pipeline.lakehouse)
     for name in sorted(there.keys() - pipeline.registered):
-        catalog.add(there[name])
+        place = there[name].uri.replace("\\", "\\\\").replace("'", "\\'")
+        pipeline.spark.sql(f"CREATE TABLE IF NOT EXISTS {_quoted(database)}.`{name}` USING delta LOCATION '{place}'")
         pipeline.registered.add(name)
         report.add(RunResult(registered=[name]))
+
+
+def _registered(pipeline: Pipeline, database: str) -> set[str]:
+    """Tables in a database of the session's catalog; the database is made if there is none.
+
+    Raises:
+        ConfigurationError: its tables are those of another lakehouse, or the catalog ends with the session.
+    """
+    spark, bronze = pipeline.spark, pipeline.bronze
+    # Spark's own catalog, below Delta's: another one may keep its tables itself.
+    of_spark = str(spark.conf.get("spark.sql.catalog.spark_catalog", "")).endswith(".DeltaCatalog")
+    if "." not in database and spark.conf.get(IMPLEMENTATION) == "in-memory" and of_spark:
+        raise ConfigurationError(
+            f"the session's catalog is in memory and ends with it: set {IMPLEMENTATION} to hive (a metastore) where Spark "
+            "is started, or name another catalog (GAME_EVENTS_CATALOG=catalog.database)"
+        )
+    spark.sql(f"CREATE DATABASE IF NOT EXISTS {_quoted(database)}")
+    rows = spark.sql(f"SHOW TABLES IN {_quoted(database)}").collect()
+    found = {row["tableName"] for row in rows if not row["isTemporary"]}
+    if bronze.name in found:
+        described = spark.sql(f"DESCRIBE DETAIL {_quoted(database)}.`{bronze.name}`").select("location").collect()
+        place, ours = _local(described[0]["location"]), _local(bronze.uri)
+        if place != ours:
+            raise ConfigurationError(
+                f"{database}.{bronze.name} of the catalog is {place}, not {ours}: set GAME_EVENTS_CATALOG to a database of "
+                "this lakehouse's own, or drop that table from the catalog"
+            )
+    return found
+
+
+def _quoted(database: str) -> str:
+    return ".".join(f"`{part}`" for part in database.split("."))
 
 
 def _tables(lakehouse: Lakehouse) -> dict[str, Table]:
@@ -120,15 +107,9 @@ def _tables(lakehouse: Lakehouse) -> dict[str, Table]:
 
 def _cause(pipeline: Pipeline, error: Exception) -> str:
     """The first line of an error: a catalog's errors are long stacks."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # The reason is not in py4j's first line.
-    first = next((line for line in lines if not line.startswith("An error occurred while calling")), "")
-    first = first_line(error) if isinstance(error, GameEventsError) else first
-    return without_secrets(f"{type(error).__name__}: {first[:600]}", pipeline.settings)
+    return without_secrets(f"{type(error).__name__}: {first_line(error)[:600]}", pipeline.settings)
 
 
 def _local(uri: str) -> str:
     """An address for comparison: Spark gives `file:/a`, `file:///a` or `/a`, and `s3a` for `s3`."""
-    for prefix in ("file://", "file:"):
-        uri = uri.removeprefix(prefix)
-    return uri.replace("s3a://", "s3://", 1).rstrip("/")
+    return uri.removeprefix("file://").removeprefix("file:").replace("s3a://", "s3://", 1).rstrip("/")

@@ -51,8 +51,7 @@ def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
     """
     began = time.monotonic()
     done = _archive(pipeline, report, to)
-    report.add(RunResult(archive=done))
-    report.add_seconds("archive", time.monotonic() - began)
+    report.add(RunResult(archive=done, seconds={"archive": time.monotonic() - began}))
     if done.without_raw:
         report.warn(f"{done.without_raw:,} rows of bronze have no raw value, and are not in the archive")
 
@@ -161,8 +160,6 @@ def _ahead(bronze: DeltaTable, held: DataFrame) -> Offsets:
 
 
 def _as_records() -> list[Column]:
-    columns = []
-    for name in RECORDS.names:
-        column = F.col(STORED_AS[name])
-        columns.append((F.coalesce(column, no_headers()) if name == "headers" else column).alias(name))
-    return columns
+    columns = {name: F.col(STORED_AS[name]) for name in RECORDS.names}
+    columns["headers"] = F.coalesce(columns["headers"], no_headers())
+    return [column.alias(name) for name, column in columns.items()]

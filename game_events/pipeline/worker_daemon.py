@@ -7,7 +7,7 @@ What each worker, or each task, would do otherwise is done once:
 - the path: before each task Python reads again which files each zip file of the path has. PySpark's own ones (`pyspark.zip`,
   `spark-core.jar`) hold the modules that are installed beside them anyway.
 
-On a Connect server, besides: a worker has modules as their files are now (`worker_modules`), and a daemon ends some time
+On a Connect server, besides: a worker has modules as their files are now (`ChangingModules`), and a daemon ends some time
 after its session.
 """
 
@@ -16,13 +16,14 @@ import importlib
 import os
 import select
 import sys
+import sysconfig
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO
-
-from game_events.pipeline.worker_modules import ChangingModules
 
 Task = Callable[[BinaryIO, BinaryIO], None]
 #: Spark's variable that names the session whose daemon this is, and its value for one of all sessions.
@@ -30,6 +31,8 @@ SESSION, NO_SESSION = "SPARK_JOB_ARTIFACT_UUID", "default"
 #: Seconds: longer than a Connect server keeps a session without requests (60 minutes by default). For a living session Spark
 #: connects to its daemon's port, and another program could have taken that of a daemon that has ended.
 IDLE_S = 3_900.0
+#: Folders of Python's own modules and of installed libraries: those are believed not to change while a server runs.
+_INSTALLED = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def without_archives(path: list[str]) -> list[str]:
@@ -42,10 +45,55 @@ def without_archives(path: list[str]) -> list[str]:
     return [entry for entry in path if entry in folders or not Path(entry).resolve().is_relative_to(home)]
 
 
-def with_current_modules(task: Task) -> Task:
-    """A worker's program for one task after the other, each with its modules as their files are then."""
-    modules = ChangingModules()
-    return lambda infile, outfile: modules.run(task, infile, outfile)
+def _file(module: ModuleType) -> Path | None:
+    """The file that a module was read from, or the archive with it; None for an installed module, or one without a file."""
+    name = getattr(module, "__file__", None)
+    if name is None:
+        return None
+    file = next((path for path in (Path(name), *Path(name).parents) if path.is_file()), None)
+    return None if file is None or str(file.resolve()).startswith(_INSTALLED) else file
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    """When a file was changed last, in ns, and its size; None: it is gone."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+class ChangingModules:
+    """The modules that tasks of this worker have imported, other than installed ones, each with its file's state."""
+
+    def __init__(self) -> None:
+        self._installed = set(sys.modules)
+        self._found: dict[str, tuple[Path, tuple[int, int] | None]] = {}
+
+    def run(self, task: Task, infile: BinaryIO, outfile: BinaryIO) -> None:
+        """Run a task with modules as their files are now: a worker of a warm server lives longer than a version of a file."""
+        if any(_state(file) != state for file, state in self._found.values()):
+            for name in self._found:
+                sys.modules.pop(name, None)
+            self._found.clear()
+            importlib.invalidate_caches()
+        began_ns = time.time_ns()
+        try:
+            task(infile, outfile)
+        finally:
+            self._remember(began_ns)
+
+    def _remember(self, began_ns: int) -> None:
+        for name, module in list(sys.modules.items()):
+            if name in self._installed or name in self._found:
+                continue
+            file = _file(module)
+            if file is None:
+                self._installed.add(name)
+                continue
+            state = _state(file)
+            # Changed since it may have been imported: what was read is not known.
+            self._found[name] = (file, state if state is not None and state[0] < began_ns else None)
 
 
 class UntilIdle:
@@ -58,7 +106,6 @@ class UntilIdle:
     error = select.error
 
     def __init__(self) -> None:
-        """Used now."""
         self._used = time.monotonic()
 
     def select(self, *arguments: Any) -> tuple[list[Any], list[Any], list[Any]]:  # noqa: ANN401 - those of `select.select`
@@ -90,7 +137,7 @@ def main() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "game_events"]:
         del sys.modules[name]
     daemon: Any = importlib.import_module("pyspark.daemon")
-    daemon.worker_main = with_current_modules(daemon.worker_main)
+    daemon.worker_main = partial(ChangingModules().run, daemon.worker_main)
     # Bytecode of a shipped file would be used for one of the same size that was written within the same second.
     sys.dont_write_bytecode = True
     if os.environ.get(SESSION, NO_SESSION) != NO_SESSION:

@@ -16,9 +16,9 @@ from game_events.config.settings import Settings, load_settings
 from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline, no_spark
+from game_events.pipeline.runs.backlog import is_small_run
 from game_events.pipeline.runs.pending_work import PendingWork, find_pending_work
 from game_events.pipeline.runs.preflight import PreflightResult
-from game_events.pipeline.runs.run_size import RunSize, run_size
 from game_events.pipeline.runs.selection import ALL, selection_of
 from game_events.spark.connect import lost
 
@@ -126,11 +126,11 @@ def show_dry_run(output: Output, asked: Mapping[str, list[str]]) -> None:
 
 def start_spark(pipeline: Pipeline) -> None:
     """Begin to start Spark for a run that needs it, while what makes the run is imported."""
-    size = run_size(pipeline)
-    if size != RunSize.UNKNOWN:
+    small = is_small_run(pipeline)
+    if small is not None:
         from game_events.spark.session import begin
 
-        begin(pipeline.settings, small_run=size == RunSize.SMALL)
+        begin(pipeline.settings, small_run=small)
 
 
 def run_on(server: SharedSpark, output: Output, settings: Settings, asked: Mapping[str, object]) -> JobResult:

@@ -13,8 +13,8 @@ from game_events.orchestration.jobs.places import check_place
 from game_events.orchestration.keys import REPORT
 from game_events.orchestration.runs.own_runs import lakehouse_of
 from game_events.orchestration.runs.tags import REASON
-from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.steps import Export
 from game_events.sinks.http.changes import OnReplaced
 from game_events.sinks.http.tables import failed_chunks_schema
 

@@ -23,7 +23,7 @@ from game_events.orchestration.runs.tags import CARRIES_ALL, REASON
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.gold.unified import refresh_unified
-from game_events.pipeline.reporting.present import present
+from game_events.pipeline.reporting.tables import present
 from game_events.pipeline.runs.refresh import refresh_downstream
 from game_events.pipeline.silver.admission import new_games
 

@@ -15,8 +15,8 @@ from game_events.orchestration.graph import Graph
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import DEFAULT_DEFINITION, player_agg
 from game_events.pipeline.gold.refresh import refresh_gold
-from game_events.pipeline.reporting.present import present
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.tables import present
 from game_events.pipeline.silver.refresh import refresh_silver
 
 #: Brings the tables of some games up to date, or (the last argument) replaces them.

@@ -59,11 +59,10 @@ def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
             by_hand = False
         with graph.lakehouse(context).recorded(context, f"check {check.name}", lineage=False) as (pipeline, report):
             # Which games' tables the run has written is not known here.
-            cheap = by_hand and not check.all_games
-            found = check.made_in_run(pipeline, report) if cheap else check.run(pipeline)
-            report.add_checks(*filter(None, [found]))
-        if found is not None:
-            yield check_result(check_evaluation(found, keys))
+            cheap = check.in_run if by_hand and not check.all_games else None
+            found = cheap(pipeline, report) if cheap is not None else check.run(pipeline)
+            report.add_checks(found)
+        yield check_result(check_evaluation(found, keys))
 
     return evaluate
 

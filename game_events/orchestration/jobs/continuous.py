@@ -28,7 +28,7 @@ from game_events.orchestration.runs.dead_runs import PROCESS_TAG, this_process, 
 from game_events.orchestration.runs.own_runs import OwnRuns, repository_of
 from game_events.orchestration.runs.tags import CARRIES_ALL, ENDED_BY_ITSELF, HANDED_OVER, ROW_CHANGING_TAG
 from game_events.pipeline.checks.registry import check_after_run
-from game_events.pipeline.continuous.loop import PAUSED, WAITING, Loop, LoopReport, first_line
+from game_events.pipeline.continuous.loop import PAUSED, WAITING, Loop, LoopReport
 from game_events.pipeline.observability.event_log import RunLog
 from game_events.pipeline.reporting.report import RunReport
 
@@ -237,5 +237,5 @@ def _result(loop: Loop, worker: LoopThread, keys: Keys) -> Iterator[OpEvent]:
         **latency_metadata(report.total.latency),
     }
     if worker.error is not None:
-        raise dg.Failure(f"{type(worker.error).__name__}: {first_line(worker.error)}", metadata=whole) from worker.error
+        raise dg.Failure(f"{type(worker.error).__name__}: {loop.why(worker.error)}", metadata=whole) from worker.error
     yield from outcome(report.total, whole, keys)

@@ -16,7 +16,7 @@ from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.orchestration.dagster_private import AssetCheckExecutionRecordStatus, DagsterAssetCheckFailedError
 from game_events.orchestration.keys import FAILED_GAMES, JOB, Keys, report_in
 from game_events.orchestration.runs.tags import OWN_ALERTS
-from game_events.pipeline.checks.gaps import LOST, Loss, gaps_in_words, losses
+from game_events.pipeline.checks.source import LOST, Loss, gaps_in_words, losses
 from game_events.pipeline.observability.alerts import LONGEST_ERROR, Alert, Severity, run_url, send, severity_of
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,8 @@ from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import Keys
 from game_events.orchestration.runs.alerts import alert_of_loss, sends_own_alerts
 from game_events.orchestration.sensors.ticks import Cursor, sensor
-from game_events.pipeline.checks.freshness import fresh, last_records
-from game_events.pipeline.checks.gaps import LOST, Loss, losses
-from game_events.pipeline.checks.volume import volume
+from game_events.pipeline.checks.history import volume
+from game_events.pipeline.checks.source import LOST, Loss, fresh, last_records, losses
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.observability.alerts import send, severity_of
 

@@ -36,9 +36,8 @@ from game_events.pipeline.quarantine.full_refresh import ResetList, finish_reset
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
-from game_events.pipeline.state.archive_origin import archive_noted, ends_of_origins
 from game_events.pipeline.state.commit_info import batch_info, kept_info
-from game_events.pipeline.state.offsets import identity
+from game_events.pipeline.state.offsets import archive_noted, ends_of_origins, identity
 from game_events.pipeline.state.row_conditions import not_read
 from game_events.sources.core.micro_batch import plan_micro_batch
 from game_events.sources.core.source import FILES, Offsets, SourceSnapshot

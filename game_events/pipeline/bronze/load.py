@@ -42,9 +42,8 @@ from game_events.pipeline.quarantine.full_refresh import finish_reset
 from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
-from game_events.pipeline.state.archive_origin import after_origins, archive_noted
 from game_events.pipeline.state.commit_info import batch_info
-from game_events.pipeline.state.offsets import identity
+from game_events.pipeline.state.offsets import after_origins, archive_noted, identity
 from game_events.pipeline.suppression.driver import erasure_fence
 from game_events.sources.core.source import Gap, MicroBatch, Offsets, SourceSnapshot
 from game_events.sources.files.source import FileSource

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 
-import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -18,6 +17,7 @@ from game_events.lakehouse.data.snapshot import files_with, selection
 from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_schema
 from game_events.lakehouse.data.staging import PARTITION_VALUE, partition_of
 from game_events.lakehouse.tables import UNIFIED
+from game_events.pipeline.checks.row_counts import last_batches
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import expressions, is_current, player_agg
 from game_events.pipeline.gold.plan import silver_columns
@@ -31,7 +31,6 @@ RECOMPUTED = "gold_equals_recompute"
 SAMPLE_GAMES = 10
 #: Relative difference up to which floating point numbers are equal.
 CLOSE = 1e-9
-_SOURCES = ("silver", "gold", "unified")
 
 
 @dataclass(frozen=True)
@@ -72,11 +71,9 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
     }
     wrong = sorted((row["_game"], row["gold"], row["unified"]) for row in found if row["gold"] or row["unified"])
     named = ", ".join(f"{game} ({g} {words.keys} in gold, {u} in unified)" for game, g, u in wrong)
-    summary = (
-        f"not what silver gives: {named}. A full refresh of gold (unified: of the unified table) repairs it"
-        if wrong
-        else f"{players:,} {words.keys} of {len(tables.taken)} {words.entities} are what silver gives"
-    )
+    summary = f"{players:,} {words.keys} of {len(tables.taken)} {words.entities} are what silver gives"
+    if wrong:
+        summary = f"not what silver gives: {named}. A full refresh of gold (unified: of the unified table) repairs it"
     return CheckResult(RECOMPUTED, "gold", not wrong, summary, counts, wrong_rows=True)
 
 
@@ -95,12 +92,8 @@ def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
     taken = {game: batch for game, batch in batches.items() if batch is not None}
     if unified is not None and not (is_current(unified, aggregate) and unified.metadata().partition_columns):
         unified = None
-    current = [game for game in taken if unified is not None and _holds(unified, pairs[game][0])]
+    current = [g for g in taken if unified is not None and txn(unified, gold_app(pairs[g][0])) == pairs[g][0].version()]
     return _Tables({g: pairs[g][1] for g in taken}, {g: pairs[g][0] for g in taken}, taken, unified, current)
-
-
-def _holds(unified: DeltaTable, gold: DeltaTable) -> bool:
-    return txn(unified, gold_app(gold)) == gold.version()
 
 
 def _read_by_delta(pipeline: Pipeline, gold: Mapping[str, DeltaTable]) -> DataFrame:
@@ -124,16 +117,14 @@ def _all_rows(pipeline: Pipeline, tables: _Tables, independent: bool) -> DataFra
     wanted = None if settings.gold_columns else (key, settings.time_column, "_batch")
     asked = silver_columns(pipeline)
     events = _files(pipeline, tables.silver, wanted, called.silver_path(), asked)
-    limits = pa.table({"_game": list(tables.taken), "_taken": pa.array(tables.taken.values(), pa.int64())})
-    events = events.join(F.broadcast(spark.createDataFrame(limits)), "_game").where(F.col("_batch") <= F.col("_taken"))
+    events = events.join(last_batches(spark, tables.taken), "_game").where(F.col("_batch") <= F.col("_taken"))
     recomputed = events.groupBy("_game", key).agg(*(F.expr(sql).alias(column) for column, sql in made.items()))
     if independent:
         held = _read_by_delta(pipeline, tables.gold)
     else:
         held = _files(pipeline, tables.gold, (key, *made), called.gold_path())
-    rows = recomputed.select(*columns, F.lit("silver").alias("_source")).unionByName(
-        held.select(*columns, F.lit("gold").alias("_source"))
-    )
+    rows = recomputed.select(*columns, F.lit("silver").alias("_source"))
+    rows = rows.unionByName(held.select(*columns, F.lit("gold").alias("_source")))
     if tables.unified is not None and tables.current:
         found, entity = selection(tables.unified), settings.entity_column
         games = [partition_of(path).get(entity) for path in found.paths]
@@ -170,7 +161,7 @@ def _files(
 def _compared(rows: DataFrame, pipeline: Pipeline, current: list[str]) -> DataFrame:
     """Game -> players, and how many of them differ between silver and gold, gold and unified."""
     columns = list(expressions(pipeline.settings))
-    of = {source: F.col("_source") == source for source in _SOURCES}
+    of = {source: F.col("_source") == source for source in ("silver", "gold", "unified")}
     kinds = {f.name: f.dataType for f in rows.schema.fields if f.name in columns}
     counted = rows.groupBy("_game", pipeline.settings.key_column).agg(
         *(F.count_if(which).alias(f"n_{source}") for source, which in of.items()),

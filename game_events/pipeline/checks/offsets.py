@@ -1,6 +1,7 @@
 """Checks that no offset was skipped or read twice: by bronze's commits, and by the coordinates of its rows."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,11 +19,12 @@ from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.event_columns import COORDINATES
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table, add_actions, paths
-from game_events.pipeline.checks.offset_ranges import batch_faults, offsets_read, range_faults
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.replay_marks import is_noted
 from game_events.pipeline.reporting.steps import NEW, WHOLE, CheckResult
 from game_events.pipeline.state.commit_info import BronzeCommit, bronze_commit, erased_rows
+from game_events.sources.core.source import FILES, KAFKA, Split
+from game_events.sources.files.offsets import FILE_ROWS
 
 CONTINUOUS, UNIQUE = "offsets_continuous", "offsets_unique"
 #: Newest commits that are checked after each run: a small file each, read in milliseconds.
@@ -45,10 +47,10 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
     first, newest = incarnation(handle), counter(handle, Txn.BATCH)
     found = filter(None, map(bronze_commit, history))
     commits = sorted((c for c in found if first <= c.batch <= newest), key=lambda c: c.batch)
-    faults = [*batch_faults(commits, newest), *range_faults(handle, commits), *_rows(handle, commits, erased)]
+    faults = [*_batch_faults(commits, newest), *_range_faults(handle, commits), *_rows(handle, commits, erased)]
     if recent is None and (missing := missing_files(pipeline.bronze, handle)):
         faults.append(f"{len(missing)} files of the table are missing, among them {missing[0]}")
-    (read, unit), oldest = offsets_read(commits), next((c.batch for c in commits), None)
+    (read, unit), oldest = _offsets_read(commits), next((c.batch for c in commits), None)
     counts = {
         "commits": len(commits),
         "from_batch": oldest or 0,
@@ -65,6 +67,46 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
     return CheckResult(
         CONTINUOUS, "bronze", not faults, summary, counts, wrong_rows=True, version=handle.version(), covers=covers
     )
+
+
+def _offsets_read(commits: Sequence[BronzeCommit]) -> tuple[int, str]:
+    """Number of offsets, or of source files, and the word for it."""
+    ranges = [item for c in commits for item in (c.offsets or {}).items()]
+    files = any(split.kind == FILES for split, _ in ranges)
+    read = sum((end - start) // (FILE_ROWS if split.kind == FILES else 1) for split, (start, end) in ranges)
+    return read, "files" if files else "offsets"
+
+
+def _batch_faults(commits: Sequence[BronzeCommit], newest: int) -> list[str]:
+    """Faults in the batch numbers: they must be consecutive and end at the table's."""
+    faults = [f"batch {b.batch} follows batch {a.batch}" for a, b in pairwise(commits) if b.batch != a.batch + 1]
+    if commits and commits[-1].batch != newest:
+        faults.append(f"the newest commit is batch {commits[-1].batch}, the table's transaction says {newest}")
+    return faults
+
+
+def _range_faults(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
+    """Faults in the offset ranges: each split's must meet, end at the table's next offset, and hold all records."""
+    faults = []
+    # A gap that a commit records is no fault of the table: the check `offsets_lost` shows it.
+    recorded = {(g.topic, g.topic_id, g.partition, g.start, g.end) for c in commits for g in c.gaps}
+    reached: dict[Split, int] = {}
+    for commit in commits:
+        ranges = commit.offsets or {}
+        offsets = sum(end - start for start, end in ranges.values())
+        records = commit.rows - commit.kept + commit.quarantined + commit.suppressed
+        if commit.offsets is not None and records > offsets and all(split.kind == KAFKA for split in ranges):
+            faults.append(f"batch {commit.batch} has {records} records of {offsets} offsets")
+        for split, (start, end) in ranges.items():
+            last = reached.get(split, start)
+            if start != last and (*split[:3], last, start) not in recorded:
+                what = "were left out" if start > last else "were read twice"
+                faults.append(f"{split}: offsets {min(start, last)} to {max(start, last)} {what} before batch {commit.batch}")
+            reached[split] = end
+    for split, last in reached.items():
+        if (held := handle.transaction_version(split.app)) != last:
+            faults.append(f"{split}: the commits end at {last}, the table's transaction says {held}")
+    return faults
 
 
 def _rows(handle: DeltaTable, commits: Sequence[BronzeCommit], erased: Mapping[int, int]) -> list[str]:
@@ -129,11 +171,9 @@ def offsets_unique(pipeline: Pipeline) -> CheckResult:
         "doubled_in_quarantine": int(wrong["quarantine"]),
     }
     named = ", ".join(f"[{c['_kafka_partition']}]@{c['_kafka_offset']}" for c in wrong["shown"])
-    summary = (
-        f"{wrong['n']:,} records are there more than once, among them {named}"
-        if wrong["n"]
-        else f"each of {counts['bronze_rows']:,} rows of bronze has unique coordinates, none is in quarantine too"
-    )
+    summary = f"each of {counts['bronze_rows']:,} rows of bronze has unique coordinates, none is in quarantine too"
+    if wrong["n"]:
+        summary = f"{wrong['n']:,} records are there more than once, among them {named}"
     return CheckResult(UNIQUE, "bronze", not wrong["n"], summary, counts, wrong_rows=True, version=bronze.version())
 
 

@@ -154,9 +154,7 @@ def _of_later_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress, chan
     decisions = Decisions(pipeline.quarantine, pipeline.quarantine.open(), identity.key)
     counts = added(counted, rows, {*tables, *idle}, taken, settled, decisions.rejected_rows)
     unchanged = {game: counted.games[game] for game in idle}
-    result = _compared(pipeline, bronze, decisions, tables, counts, unchanged)
-    if result.passed:
-        _keep(pipeline, identity, settled, counts, tables, unchanged)
+    result = _compared(pipeline, bronze, decisions, tables, counts, settled, unchanged)
     for game, handle in tables.items():
         pipeline.handles.keep(pipeline.lakehouse.silver(game), handle)
     return replace(result, counted_before=counted.batch)
@@ -170,10 +168,7 @@ def _of_all_rows(pipeline: Pipeline, before: DeltaTable, state: Progress) -> Rec
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     settled = _settled(state, taken)
     counts = count_all(pipeline, handle, decisions, taken, settled)
-    found = _compared(pipeline, handle, decisions, tables, counts)
-    if found.passed:
-        _keep(pipeline, identity, settled, counts, tables)
-    return found
+    return _compared(pipeline, handle, decisions, tables, counts, settled, {})
 
 
 def _settled(state: Progress, taken: Mapping[str, int]) -> int:
@@ -182,46 +177,30 @@ def _settled(state: Progress, taken: Mapping[str, int]) -> int:
     return min([state.floor(Layer.SILVER), *behind])
 
 
-def _keep(
-    pipeline: Pipeline,
-    identity: BronzeIdentity,
-    settled: int,
-    counts: RowCounts,
-    tables: Mapping[str, DeltaTable],
-    unchanged: Mapping[str, GameRows] | None = None,
-) -> None:
-    """Note what was counted, for the next check."""
-    games = dict[str | None, GameRows]((game, found) for game, found in (unchanged or {}).items())
-    for name, rows in counts.settled.items():
-        if rows and name not in games:
-            games[name] = GameRows(rows, *(_rejected(tables[name]) if name is not None and name in tables else ()))
-    counted = CountedRows(settled, games)
-    try:
-        pipeline.progress.update(identity.key, lambda now: replace(now, counted=counted))
-    except (GameEventsError, ReadOnlyError, DeltaError, OSError) as error:
-        log.warning("counted_rows_not_kept=true the_next_check_counts_all_rows=true cause=%s", type(error).__name__)
-
-
 def _compared(
     pipeline: Pipeline,
     handle: DeltaTable,
     decisions: Decisions,
     tables: Mapping[str, DeltaTable],
     counts: RowCounts,
-    unchanged: Mapping[str, GameRows] | None = None,
+    settled: int,
+    unchanged: Mapping[str, GameRows],
 ) -> Reconciliation:
-    """The counts of bronze beside those of silver and quarantine; `unchanged`: games that balanced, and have no news."""
-    games_counts = {
-        game: _game_counts(table, counts.rows[game], counts.pending[game], counts.held[game])
+    """The counts of bronze beside those of silver and quarantine, noted for the next check if they add up.
+
+    `unchanged`: games that balanced, and have no news.
+    """
+    games = {
+        game: GameCounts(counts.rows[game] - counts.pending[game], row_count(table), *_rejected(table), counts.held[game])
         for game, table in sorted(tables.items())
     }
-    for game, found in (unchanged or {}).items():
+    for game, found in unchanged.items():
         silver = found.rows - found.dropped - found.quarantined
         held = decisions.rejected_rows.get(game, 0)
-        games_counts[game] = GameCounts(found.rows, silver, found.dropped, found.quarantined, held)
-    transformed = {game: found for game, found in games_counts.items() if pipeline.extensions.transformed(game)}
-    compared = {game: found for game, found in games_counts.items() if game not in transformed}
-    return Reconciliation(
+        games[game] = GameCounts(found.rows, silver, found.dropped, found.quarantined, held)
+    transformed = {game: found for game, found in games.items() if pipeline.extensions.transformed(game)}
+    compared = {game: found for game, found in games.items() if game not in transformed}
+    result = Reconciliation(
         row_count(handle),
         sum(c.silver for c in compared.values()),
         row_count(decisions.handle),
@@ -232,12 +211,30 @@ def _compared(
         {game: found for game, found in compared.items() if not found.balanced},
         transformed,
     )
+    if result.passed:
+        _keep(pipeline, decisions.bronze_id, settled, counts, tables, unchanged)
+    return result
+
+
+def _keep(
+    pipeline: Pipeline,
+    bronze_id: str,
+    settled: int,
+    counts: RowCounts,
+    tables: Mapping[str, DeltaTable],
+    unchanged: Mapping[str, GameRows],
+) -> None:
+    games = dict[str | None, GameRows](unchanged.items())
+    for name, rows in counts.settled.items():
+        if rows and name not in games:
+            games[name] = GameRows(rows, *(_rejected(tables[name]) if name is not None and name in tables else ()))
+    counted = CountedRows(settled, games)
+    try:
+        pipeline.progress.update(bronze_id, lambda now: replace(now, counted=counted))
+    except (GameEventsError, ReadOnlyError, DeltaError, OSError) as error:
+        log.warning("counted_rows_not_kept=true the_next_check_counts_all_rows=true cause=%s", type(error).__name__)
 
 
 def _rejected(silver: DeltaTable) -> tuple[int, int]:
     """A game's rows that rules have dropped, and put into quarantine."""
     return counter(silver, Txn.ROWS_DROPPED), counter(silver, Txn.ROWS_QUARANTINED)
-
-
-def _game_counts(silver: DeltaTable, rows: int, pending: int, held: int) -> GameCounts:
-    return GameCounts(rows - pending, row_count(silver), *_rejected(silver), held)

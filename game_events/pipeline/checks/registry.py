@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError
@@ -12,13 +12,11 @@ from pyspark.errors import PySparkException
 from game_events.config.masking import without_secrets
 from game_events.errors import GameEventsError
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.checks.freshness import FRESH, fresh
-from game_events.pipeline.checks.gaps import LOST, offsets_lost
 from game_events.pipeline.checks.gold_recompute import RECOMPUTED, gold_equals_recompute
+from game_events.pipeline.checks.history import DRIFT, VOLUME, schema_drift, volume
 from game_events.pipeline.checks.offsets import CONTINUOUS, RECENT_COMMITS, UNIQUE, offsets_continuous, offsets_unique
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.schema_drift import DRIFT, schema_drift
-from game_events.pipeline.checks.volume import VOLUME, volume
+from game_events.pipeline.checks.source import FRESH, LOST, fresh, offsets_lost
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.null_values import KNOWN, keys_and_times_known
 from game_events.pipeline.metastore import REGISTERED, tables_registered
@@ -45,28 +43,21 @@ class TableCheck:
     blocking: bool = False
     all_games: bool = False
 
-    def made_in_run(self, pipeline: Pipeline, report: RunReport) -> CheckResult | None:
-        """The result of the cheap form; None: there is none."""
-        return self.in_run(pipeline, report) if self.in_run is not None else None
-
     @property
     def description(self) -> str:
         """The first paragraph of the docstring of `run`."""
         return " ".join((inspect.getdoc(self.run) or "").partition("\n\n")[0].split())
 
 
-def rows_conserved(pipeline: Pipeline, changed: Collection[str] | None = None) -> CheckResult:
+def rows_conserved(pipeline: Pipeline, report: RunReport | None = None) -> CheckResult:
     """Check that bronze = silver + rejected by rules + unrouted + pending, in all and for each game.
 
-    `changed`: games whose tables a run has written: of bronze only what no earlier check has counted is read (`reconcile`).
+    `report`: of the run that has written tables: of bronze only what no earlier check has counted is read (`reconcile`).
     """
+    changed = None if report is None else {table.game for table in report.of(Layer.SILVER) if table.game is not None}
     found = reconcile(pipeline, changed)
     covers = NEW if found.counted_before else WHOLE
     return CheckResult(CONSERVED, "silver", found.passed, found.summary(), found.metadata(), wrong_rows=True, covers=covers)
-
-
-def _conserved_in_run(pipeline: Pipeline, report: RunReport) -> CheckResult:
-    return rows_conserved(pipeline, {table.game for table in report.of(Layer.SILVER) if table.game is not None})
 
 
 CHECKS = (
@@ -76,7 +67,7 @@ CHECKS = (
     TableCheck(FRESH, "bronze", fresh, lambda p, _: fresh(p)),
     TableCheck(DRIFT, "bronze", schema_drift, lambda p, _: schema_drift(p)),
     TableCheck(REGISTERED, "bronze", tables_registered),
-    TableCheck(CONSERVED, "silver", rows_conserved, _conserved_in_run, blocking=True, all_games=True),
+    TableCheck(CONSERVED, "silver", rows_conserved, rows_conserved, blocking=True, all_games=True),
     TableCheck(VOLUME, "silver", volume),
     TableCheck(KNOWN, "gold", keys_and_times_known),
     TableCheck(RECOMPUTED, "gold", gold_equals_recompute, blocking=True),
@@ -92,9 +83,8 @@ def check_after_run(pipeline: Pipeline, report: RunReport) -> None:
         return
     for check in CHECKS:
         try:
-            found = check.made_in_run(pipeline, report)
-            if found is not None:
-                report.add_checks(found)
+            if check.in_run is not None:
+                report.add_checks(check.in_run(pipeline, report))
         except (GameEventsError, DeltaError, OSError, PySparkException, Py4JJavaError) as error:
             log.warning("check=%s could_not_be_made=%r", check.name, without_secrets(str(error), pipeline.settings))
             # Spark's messages are pages of stack, and may quote data.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from game_events.lakehouse.data.snapshot import selection
@@ -43,9 +43,6 @@ def count_all(
     """
     rows = read_table(pipeline.spark, handle)
     # An idle game's silver has an older batch than others and is complete all the same: only rows above it are pending.
-    limits = pipeline.spark.createDataFrame(
-        pa.table({"_game": list(taken), "_taken": pa.array(taken.values(), pa.int64())}), "_game string, _taken bigint"
-    )
     held = decisions.held_rows(pipeline, decisions.rejected_rows)
     name = _name(pipeline, handle)
     if held is None:
@@ -56,7 +53,7 @@ def count_all(
         rows = rows.join(held, [*COORDINATES, "_name"], "left")
     pending = F.col("_batch") > F.col("_taken")
     found = (
-        rows.join(F.broadcast(limits), F.col("_name") == F.col("_game"), "left")
+        rows.join(last_batches(pipeline.spark, taken), F.col("_name") == F.col("_game"), "left")
         .groupBy("_game")
         .agg(
             F.count(F.lit(1)).alias("rows"),
@@ -71,6 +68,12 @@ def count_all(
         for name_of, counter in vars(counts).items():
             counter[row["_game"]] = int(row[name_of])
     return counts
+
+
+def last_batches(spark: SparkSession, taken: Mapping[str, int]) -> DataFrame:
+    """`_game` and `_taken`, the last bronze batch in its silver table: to be joined with rows, a copy for each worker."""
+    limits = pa.table({"_game": pa.array(list(taken), pa.string()), "_taken": pa.array(taken.values(), pa.int64())})
+    return F.broadcast(spark.createDataFrame(limits, "_game string, _taken bigint"))
 
 
 def count_later(pipeline: Pipeline, handle: DeltaTable, above: int) -> dict[tuple[str | None, int], int]:

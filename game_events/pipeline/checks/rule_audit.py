@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -14,6 +13,7 @@ from game_events.lakehouse.commits.transactions import counter
 from game_events.lakehouse.data.snapshot import files_with, row_count
 from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_schema
 from game_events.lakehouse.event_columns import has_decoded_columns
+from game_events.pipeline.checks.row_counts import last_batches
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import player_agg_columns
 from game_events.pipeline.quality.expressions import RuleColumns
@@ -45,13 +45,10 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
     source = SilverInput.of(pipeline, bronze)
     games = sorted(pipeline.progress.read(source.bronze.key).games)
     found: Found = {}
-    silver = [r for r in chosen if r.layer == "silver"]
-    if silver:
-        tables = opened(games, pipeline.lakehouse.silver)
-        if tables:
-            rows, entity = _rows_taken(source, tables), pipeline.settings.entity_column
-            found |= _count(pipeline, silver, rows, source.columns, entity, tables)
-    gold = [r for r in chosen if r.layer == "gold"]
+    silver, gold = ([rule for rule in chosen if rule.layer == layer] for layer in ("silver", "gold"))
+    if silver and (tables := opened(games, pipeline.lakehouse.silver)):
+        rows, entity = _rows_taken(source, tables), pipeline.settings.entity_column
+        found |= _count(pipeline, silver, rows, source.columns, entity, tables)
     if gold:
         tables = opened(games, pipeline.lakehouse.gold)
         columns = player_agg_columns(pipeline.spark, pipeline.settings, source.columns)
@@ -65,11 +62,10 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
 def _rows_taken(source: SilverInput, tables: Mapping[str, DeltaTable]) -> DataFrame:
     """Bronze's rows of each game, up to the last batch in its silver table."""
     taken = {game: counter(handle, source.bronze.app) for game, handle in tables.items()}
-    bounds = pa.table({"_game": pa.array(taken, pa.string()), "_to": pa.array(taken.values(), pa.int64())})
     spark = source.pipeline.spark
     rows = read_files(spark, files_with(source.handle), spark_schema(source.handle.schema()))
     of_game = F.col(source.pipeline.settings.entity_column) == F.col("_game")
-    return rows.join(F.broadcast(spark.createDataFrame(bounds)), of_game).where(F.col("_batch") <= F.col("_to"))
+    return rows.join(last_batches(spark, taken), of_game).where(F.col("_batch") <= F.col("_taken"))
 
 
 def _count(

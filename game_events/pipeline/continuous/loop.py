@@ -5,7 +5,6 @@ tables, and the next run continues from them. An idle loop starts no Spark job a
 """
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -21,9 +20,9 @@ from tenacity import RetryCallState, Retrying, sleep_using_event, stop_when_even
 
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.masking import without_secrets
-from game_events.errors import TransientError
+from game_events.errors import TransientError, first_line
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.maintenance.incremental import IncrementalMaintenance
+from game_events.pipeline.maintenance.run import IncrementalMaintenance
 from game_events.pipeline.reporting.latency import Histogram
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
@@ -60,11 +59,6 @@ JVM_GONE = (Py4JNetworkError, ConnectionRefusedError)
 MIB = 1024 * 1024
 
 
-def nothing_urgent() -> str | None:
-    """Default of `Loop.wait_for`: never wait."""
-    return None
-
-
 @dataclass
 class LoopReport:
     """One continuous run.
@@ -94,11 +88,10 @@ class LoopReport:
     def add_cycle(self, report: RunReport, seconds: float) -> None:
         """Add a cycle; it counts if it committed something."""
         self.total.add(report)
-        if not report.tables:
-            return
-        self.cycles += 1
-        self.cycle_s.add(seconds)
-        self._recent.append(seconds)
+        if report.tables:
+            self.cycles += 1
+            self.cycle_s.add(seconds)
+            self._recent.append(seconds)
 
     @property
     def recent_cycle_s(self) -> float | None:
@@ -149,7 +142,7 @@ class Loop:
 
     pipeline: Pipeline
     stop: threading.Event = field(default_factory=threading.Event)
-    wait_for: Callable[[], str | None] = nothing_urgent
+    wait_for: Callable[[], str | None] = lambda: None
     on_cycle: Callable[[RunReport], None] = lambda _report: None
     duration_s: float | None = None
     hand_over_s: float | None = None
@@ -187,9 +180,7 @@ class Loop:
         except (TransientError, *FAULTS) as error:
             if not self.stop.is_set():
                 raise
-            log.info(
-                "continuous=stopped abandoned=%r", without_secrets(first_line(error), self.pipeline.settings)
-            )  # nothing of that step is committed
+            log.info("continuous=stopped abandoned=%r", self.why(error))  # nothing of that step is committed
         finally:
             self._set(STOPPED)
         return self.report
@@ -244,7 +235,7 @@ class Loop:
                 if clock - self._tables_at >= LOOK_AT_TABLES_S:
                     find_lost_tables(self.pipeline, report)
                     self._tables_at = clock
-                cycle(self.pipeline, report, until=now, max_commits=1, gold=gold, go_on=lambda: not self.stop.is_set())
+                cycle(self.pipeline, report, until=now, gold=gold, go_on=lambda: not self.stop.is_set())
             self._read = None if any(report.lag.values()) else now.latest
             # An aggregate with an interval may be due long after the last record.
             self._gold_owed = bool(report.postponed) if gold else owed or bool(report.of("silver"))
@@ -254,12 +245,9 @@ class Loop:
             self.report.add_cycle(report, time.monotonic() - clock)
             if report.tables:
                 self.on_cycle(report)
-                self._line()
-
-    def _line(self) -> None:
-        if time.monotonic() - self._line_at >= LINE_S:
-            self._line_at = time.monotonic()
-            _progress.info("continuous: %s", self.report.summary())
+                if time.monotonic() - self._line_at >= LINE_S:
+                    self._line_at = time.monotonic()
+                    _progress.info("continuous: %s", self.report.summary())
 
     def _set(self, state: str, why: str = "") -> None:
         if (state, why) != (self.report.state, self.report.why) and {state, self.report.state} - {RUNNING, IDLE}:
@@ -291,18 +279,14 @@ class Loop:
         self.report.retries += 1
         if is_session_lost(error):
             close_session(self.pipeline.spark)
-        why = without_secrets(first_line(error), self.pipeline.settings)
+        why = self.why(error) if error is not None else ""
         self.report.state, self.report.why = WAITING, why
-        pause = attempt.next_action.sleep if attempt.next_action is not None else 0.0
-        log.warning("continuous=waiting attempt=%d again_in_s=%.1f why=%r", attempt.attempt_number, pause, why)
+        again = attempt.attempt_number, attempt.upcoming_sleep
+        log.warning("continuous=waiting attempt=%d again_in_s=%.1f why=%r", *again, why)
 
-
-def first_line(error: BaseException | None) -> str:
-    """The first line of an error's text with the cause; of a py4j error that is the second line."""
-    first, _, rest = str(error).strip().partition("\n")
-    if isinstance(error, Py4JError) and rest.strip():
-        first = rest.strip().removeprefix(":").strip().partition("\n")[0]
-    return first[:500]
+    def why(self, error: BaseException) -> str:
+        """The first line of an error's text with the cause, without secrets."""
+        return without_secrets(first_line(error)[:500], self.pipeline.settings)
 
 
 def memory_mib() -> dict[str, float]:
@@ -311,8 +295,9 @@ def memory_mib() -> dict[str, float]:
     Pages that forked workers share count once for each, so `workers` is an upper bound. With Spark Connect only `driver` is
     known.
     """
-    held = {"driver": psutil.Process(os.getpid()).memory_info().rss / MIB}
-    for jvm in psutil.Process(os.getpid()).children():
+    driver = psutil.Process()
+    held = {"driver": driver.memory_info().rss / MIB}
+    for jvm in driver.children():
         with suppress(psutil.Error):
             if any("org.apache.spark" in part for part in jvm.cmdline()):
                 held["jvm"] = held.get("jvm", 0.0) + jvm.memory_info().rss / MIB

@@ -1,25 +1,16 @@
 """Delivery of OpenLineage events by the standard client.
 
-Guarantee: sending never raises, and takes at most `openlineage_timeout_s` per run (in continuous mode: per part). Lost events
-are counted and reported, and not sent again.
+Guarantee: sending never raises, and takes no longer than it may. Lost events are counted and reported, and not sent again.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import requests
 from openlineage.client.client import OpenLineageClient
 from openlineage.client.event_v2 import RunEvent
-from openlineage.client.transport.http import (
-    ApiKeyTokenProvider,
-    HttpConfig,
-    HttpSslContextConfig,
-    HttpTransport,
-    TokenProvider,
-)
+from openlineage.client.transport import http
 
 from game_events.config.settings import Settings
 from game_events.config.tls import UNTRUSTED
@@ -37,74 +28,54 @@ _RETRY = {
 }  # fmt: skip
 
 
-@dataclass
-class Sender:
-    """Sends the events of one run, within its time limit."""
+def send(settings: Settings, events: list[RunEvent], within_s: float) -> LineageResult:
+    """Send events in order, until the time is over or the receiver is unavailable."""
+    sent, causes = list[RunEvent](), list[str]()
+    # In a thread: a receiver that answers byte by byte never reaches a time-out of the client.
+    arguments = (settings, events, sent, causes, time.monotonic() + within_s)
+    worker = threading.Thread(target=_work, args=arguments, name="openlineage", daemon=True)
+    worker.start()
+    worker.join(within_s)
+    taken = len(sent)  # once: the thread may still be at work
+    why = causes[0] if causes else "it took too long" if taken < len(events) else ""
+    found = LineageResult(taken, len(events) - taken, why)
+    if found.lost:
+        log.warning("lineage_sent=%d lineage_lost=%d why=%r", found.sent, found.lost, found.why)
+    return found
 
-    settings: Settings
-    _left_s: float = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._left_s = self.settings.openlineage_timeout_s
-
-    def again(self) -> None:
-        """Restart the time limit for the next part of a continuous run."""
-        self._left_s = self.settings.openlineage_timeout_s
-
-    def hurry(self, seconds: float) -> None:
-        """Limit the time that is left."""
-        self._left_s = min(self._left_s, seconds)
-
-    def send(self, events: Iterable[RunEvent]) -> LineageResult:
-        """Send events in order, until the time limit or until the receiver is unavailable."""
-        waiting, sent, causes = list(events), list[RunEvent](), list[str]()
-        began = time.monotonic()
-        # In a thread: a receiver that answers byte by byte never reaches a time-out of the client.
-        worker = threading.Thread(
-            target=self._work, args=(waiting, sent, causes, began + self._left_s), name="openlineage", daemon=True
-        )
-        worker.start()
-        worker.join(self._left_s)
-        taken = len(sent)  # once: the thread may still be at work
-        why = causes[0] if causes else "it took too long" if taken < len(waiting) else ""
-        found = LineageResult(taken, len(waiting) - taken, why)
-        self._left_s = max(0.0, self._left_s - (time.monotonic() - began))
-        if found.lost:
-            log.warning("lineage_sent=%d lineage_lost=%d why=%r", found.sent, found.lost, found.why)
-        return found
-
-    def _work(self, events: list[RunEvent], sent: list[RunEvent], causes: list[str], until: float) -> None:
-        client: OpenLineageClient | None = None
-        try:
-            client = _client(self.settings)
-            for event in events:
-                if time.monotonic() >= until:
+def _work(settings: Settings, events: list[RunEvent], sent: list[RunEvent], causes: list[str], until: float) -> None:
+    client: OpenLineageClient | None = None
+    try:
+        client = _client(settings)
+        for event in events:
+            if time.monotonic() >= until:
+                return
+            try:
+                client.emit(event)
+                sent.append(event)
+            except requests.HTTPError as error:
+                causes.append(_cause(error))
+                if error.response is None or error.response.status_code not in _ABOUT_THE_EVENT:
                     return
-                try:
-                    client.emit(event)
-                    sent.append(event)
-                except requests.HTTPError as error:
-                    causes.append(_cause(error))
-                    if error.response is None or error.response.status_code not in _ABOUT_THE_EVENT:
-                        return
-        except Exception as error:  # noqa: BLE001 - the run did its work: nothing that happens here may fail it
-            causes.append(_cause(error))
-        finally:
-            if client is not None:
-                client.close()
+    except Exception as error:  # noqa: BLE001 - the run did its work: nothing that happens here may fail it
+        causes.append(_cause(error))
+    finally:
+        if client is not None:
+            client.close()
 
 
 def _client(settings: Settings) -> OpenLineageClient:
     key = settings.openlineage_api_key
     ca = settings.tls_ca_file
-    transport = HttpTransport(
-        HttpConfig(
+    transport = http.HttpTransport(
+        http.HttpConfig(
             url=f"{settings.openlineage_url}/",
             endpoint=settings.openlineage_endpoint.lstrip("/"),
             timeout=min(REQUEST_S, settings.openlineage_timeout_s),
-            auth=ApiKeyTokenProvider({"api_key": key.get_secret_value()}) if key is not None else TokenProvider({}),
+            auth=http.ApiKeyTokenProvider({"api_key": key.get_secret_value()}) if key is not None else http.TokenProvider({}),
             retry=_RETRY,
-            ssl_context=HttpSslContextConfig(ca_cert_path=str(ca)) if ca is not None else None,
+            ssl_context=http.HttpSslContextConfig(ca_cert_path=str(ca)) if ca is not None else None,
         )
     )
     # The git repository of the working directory is not the source of the job.

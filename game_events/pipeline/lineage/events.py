@@ -11,18 +11,8 @@ from datetime import datetime
 from importlib.metadata import version
 
 import pyspark
+from openlineage.client import facet_v2 as ol
 from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
-from openlineage.client.facet_v2 import (
-    JobFacet,
-    RunFacet,
-    documentation_job,
-    error_message_run,
-    job_type_job,
-    ownership_job,
-    parent_run,
-    processing_engine_run,
-    set_producer,
-)
 
 from game_events.config.masking import without_secrets
 from game_events.errors import without_quotes
@@ -30,11 +20,8 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.lineage.facets import inputs_of, output
 from game_events.pipeline.reporting.redaction import safe_error_text
 from game_events.pipeline.reporting.result import RunResult
-from game_events.pipeline.reporting.tables import TableReport
 
-#: This package and its version.
-PRODUCER = f"urn:game-events:{version('game-events')}"
-set_producer(PRODUCER)
+ol.set_producer(f"urn:game-events:{version('game-events')}")
 _NAMES = uuid.UUID("5d5b3c55-2f3a-5d0c-9a57-6f0b7a3e9a11")
 
 
@@ -50,7 +37,10 @@ class LineageRun:
     @property
     def run_id(self) -> str:
         """The run id as a UUID, which the specification requires."""
-        return _as_uuid(self.pipeline.run_id)
+        try:
+            return str(uuid.UUID(self.pipeline.run_id))
+        except ValueError:
+            return str(uuid.uuid5(_NAMES, self.pipeline.run_id))
 
     def started(self) -> RunEvent:
         """Event: the run started."""
@@ -68,69 +58,42 @@ class LineageRun:
         state = RunState.FAIL if text is not None else RunState.ABORT if stopped else RunState.COMPLETE
         return self._whole(state, at, self._error(text))
 
-    def tables(self, report: RunResult, since: datetime, at: datetime, part: str = "0") -> Iterator[RunEvent]:
+    def tables(self, report: RunResult, since: datetime, at: datetime, part: int) -> Iterator[RunEvent]:
         """Start (at `since`) and end (`at`) of each table's run; events of the same `part` have the same ids."""
+        settings = self.pipeline.settings
+        of_run = ol.parent_run.Run(self.run_id), ol.parent_run.Job(settings.openlineage_namespace, self.job)
+        parent: dict[str, ol.RunFacet] = {"parent": ol.parent_run.ParentRunFacet(*of_run)}
         for entry in report.tables:
             inputs = inputs_of(self.pipeline, entry, report)
             run_id = str(uuid.uuid5(_NAMES, f"{self.run_id}/{entry.table}/{part}"))
-            job = self._table_job(entry)
+            about = f"Brings the table {entry.table} up to what it is made from (layer {entry.layer})"
+            job = self._job(entry.table, "BATCH", "TASK", about)
             outputs = [output(self.pipeline, entry, inputs)] if entry.error is None else []
             state = RunState.COMPLETE if entry.error is None else RunState.FAIL
-            parent: dict[str, RunFacet] = {
-                "parent": parent_run.ParentRunFacet(
-                    parent_run.Run(self.run_id), parent_run.Job(self.pipeline.settings.openlineage_namespace, self.job)
-                )
-            }
-            for kind, time, facets, made in (
-                (RunState.START, since, parent, []),
-                (state, at, parent | self._error(entry.error and without_quotes(entry.error)), outputs),
-            ):
-                yield RunEvent(
-                    eventType=kind,
-                    eventTime=time.isoformat(),
-                    run=Run(run_id, facets=dict(facets)),
-                    job=job,
-                    inputs=inputs,
-                    outputs=made,
-                    producer=PRODUCER,
-                )
+            run = Run(run_id, facets=dict(parent))
+            yield RunEvent(eventType=RunState.START, eventTime=since.isoformat(), run=run, job=job, inputs=inputs)
+            run = Run(run_id, facets=parent | self._error(entry.error and without_quotes(entry.error)))
+            yield RunEvent(eventType=state, eventTime=at.isoformat(), run=run, job=job, inputs=inputs, outputs=outputs)
 
-    def _whole(self, state: RunState, at: datetime, facets: dict[str, RunFacet]) -> RunEvent:
-        engine = processing_engine_run.ProcessingEngineRunFacet(pyspark.__version__, "Spark", version("game-events"))
-        kind = "STREAMING" if self.streaming else "BATCH"
+    def _whole(self, state: RunState, at: datetime, facets: dict[str, ol.RunFacet]) -> RunEvent:
+        engine = ol.processing_engine_run.ProcessingEngineRunFacet(pyspark.__version__, "Spark", version("game-events"))
         about = f"Brings the tables below {self.pipeline.lakehouse.root} up to their source"
-        job_facets = self._job_facets(kind, "JOB", about)
-        return RunEvent(
-            eventType=state,
-            eventTime=at.isoformat(),
-            run=Run(self.run_id, facets={"processing_engine": engine, **facets}),
-            job=Job(self.pipeline.settings.openlineage_namespace, self.job, facets=job_facets),
-            producer=PRODUCER,
-        )
+        job = self._job(self.job, "STREAMING" if self.streaming else "BATCH", "JOB", about)
+        run = Run(self.run_id, facets={"processing_engine": engine, **facets})
+        return RunEvent(eventType=state, eventTime=at.isoformat(), run=run, job=job)
 
-    def _table_job(self, entry: TableReport) -> Job:
-        about = f"Brings the table {entry.table} up to what it is made from (layer {entry.layer})"
-        facets = self._job_facets("BATCH", "TASK", about)
-        return Job(self.pipeline.settings.openlineage_namespace, entry.table, facets=facets)
-
-    def _job_facets(self, processing: str, kind: str, about: str) -> dict[str, JobFacet]:
-        facets: dict[str, JobFacet] = {
-            "jobType": job_type_job.JobTypeJobFacet(processing, "GAME_EVENTS", kind),
-            "documentation": documentation_job.DocumentationJobFacet(about),
+    def _job(self, name: str, processing: str, kind: str, about: str) -> Job:
+        facets: dict[str, ol.JobFacet] = {
+            "jobType": ol.job_type_job.JobTypeJobFacet(processing, "GAME_EVENTS", kind),
+            "documentation": ol.documentation_job.DocumentationJobFacet(about),
         }
         owners = self.pipeline.settings.owners
         if owners:
-            facets["ownership"] = ownership_job.OwnershipJobFacet([ownership_job.Owner(owner) for owner in owners])
-        return facets
+            facets["ownership"] = ol.ownership_job.OwnershipJobFacet([ol.ownership_job.Owner(owner) for owner in owners])
+        return Job(self.pipeline.settings.openlineage_namespace, name, facets=facets)
 
-    def _error(self, text: str | None) -> dict[str, RunFacet]:
+    def _error(self, text: str | None) -> dict[str, ol.RunFacet]:
         if text is None:
             return {}
-        return {"errorMessage": error_message_run.ErrorMessageRunFacet(without_secrets(text, self.pipeline.settings), "python")}
-
-
-def _as_uuid(run_id: str) -> str:
-    try:
-        return str(uuid.UUID(run_id))
-    except ValueError:
-        return str(uuid.uuid5(_NAMES, run_id))
+        masked = without_secrets(text, self.pipeline.settings)
+        return {"errorMessage": ol.error_message_run.ErrorMessageRunFacet(masked, "python")}

@@ -5,26 +5,14 @@ Source: OpenLineage 2-0-2 and its facets; "Naming Conventions" for datasets.
 
 from urllib.parse import urlsplit
 
+from openlineage.client import facet_v2 as ol
 from openlineage.client.event_v2 import InputDataset, OutputDataset
-from openlineage.client.facet_v2 import (
-    DatasetFacet,
-    column_lineage_dataset,
-    dataset_version_dataset,
-    datasource_dataset,
-    input_statistics_input_dataset,
-    lifecycle_state_change_dataset,
-    output_statistics_output_dataset,
-    ownership_dataset,
-    schema_dataset,
-    storage_dataset,
-    tags_dataset,
-)
 from openlineage.client.naming.dataset import Kafka, LocalFileSystem
 
 from game_events.config.gold_columns import simple_call
 from game_events.config.settings import Settings
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import BRONZE, Lakehouse, gold_name, silver_name
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, gold_name, silver_name
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import expressions
 from game_events.pipeline.reporting.result import RunResult
@@ -36,7 +24,7 @@ COLUMN_INPUTS = 50
 _PORT = "9092"
 
 
-def place(uri: str) -> tuple[str, str]:
+def _place(uri: str) -> tuple[str, str]:
     """Namespace and name of a table's files: `file` and the path, or the store's bucket and the path in it."""
     parts = urlsplit(uri)
     if "://" not in uri:
@@ -45,64 +33,53 @@ def place(uri: str) -> tuple[str, str]:
     return f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
 
 
-def source_inputs(settings: Settings, report: RunResult) -> list[InputDataset]:
-    """Inputs that were read: topics, folders of files, or another pipeline's table."""
-    found = []
-    for topic in report.topics:
-        namespace, name = _source(settings, topic)
-        rows = sum(end - start for split, (start, end) in report.offsets.items() if split.topic == topic)
-        found.append(
-            InputDataset(
-                namespace,
-                name,
-                facets={"dataSource": datasource_dataset.DatasourceDatasetFacet(namespace, namespace)},
-                inputFacets={"inputStatistics": input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=rows)},
-            )
-        )
-    return found
-
-
-def _source(settings: Settings, topic: str) -> tuple[str, str]:
+def _source_input(settings: Settings, topic: str, report: RunResult) -> InputDataset:
+    """Input that was read: a topic, a folder of files, or another pipeline's table."""
     if settings.source == FILES or settings.source_table is not None:
-        return place(topic)
-    host, _, port = settings.kafka_bootstrap_servers.split(",")[0].strip().rpartition("://")[2].rpartition(":")
-    named = Kafka(host or port, port if host else _PORT, topic)
-    return named.get_namespace(), named.get_name()
+        namespace, name = _place(topic)
+    else:
+        host, _, port = settings.kafka_bootstrap_servers.split(",")[0].strip().rpartition("://")[2].rpartition(":")
+        named = Kafka(host or port, port if host else _PORT, topic)
+        namespace, name = named.get_namespace(), named.get_name()
+    rows = sum(end - start for split, (start, end) in report.offsets.items() if split.topic == topic)
+    statistics = ol.input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=rows)
+    source = ol.datasource_dataset.DatasourceDatasetFacet(namespace, namespace)
+    return InputDataset(namespace, name, facets={"dataSource": source}, inputFacets={"inputStatistics": statistics})
 
 
-def table_input(lakehouse: Lakehouse, name: str) -> InputDataset:
+def _table_input(lakehouse: Lakehouse, name: str) -> InputDataset:
     """A table as input of another one."""
-    return InputDataset(*place(lakehouse.table(name).uri), facets={"storage": _storage()})
+    return InputDataset(*_place(lakehouse.table(name).uri), facets={"storage": _storage()})
 
 
 def output(pipeline: Pipeline, entry: TableReport, inputs: list[InputDataset]) -> OutputDataset:
     """A table that changed, as output."""
     table = pipeline.lakehouse.table(pipeline.lakehouse.key(entry.table))
-    namespace, name = place(table.uri)
+    namespace, name = _place(table.uri)
     root = pipeline.lakehouse.root
-    facets: dict[str, DatasetFacet] = {
-        "schema": schema_dataset.SchemaDatasetFacet(
+    facets: dict[str, ol.DatasetFacet] = {
+        "schema": ol.schema_dataset.SchemaDatasetFacet(
             [
-                schema_dataset.SchemaDatasetFacetFields(column, kind, entry.comments.get(column), number)
+                ol.schema_dataset.SchemaDatasetFacetFields(column, kind, entry.comments.get(column), number)
                 for number, (column, kind) in enumerate(entry.columns, start=1)
             ]
         ),
-        "dataSource": datasource_dataset.DatasourceDatasetFacet(namespace, root if "://" in root else f"file://{root}"),
+        "dataSource": ol.datasource_dataset.DatasourceDatasetFacet(namespace, root if "://" in root else f"file://{root}"),
         "storage": _storage(),
-        "version": dataset_version_dataset.DatasetVersionDatasetFacet(str(entry.version)),
+        "version": ol.dataset_version_dataset.DatasetVersionDatasetFacet(str(entry.version)),
     }
     if entry.new:
-        changed = lifecycle_state_change_dataset.LifecycleStateChange.CREATE
-        facets["lifecycleStateChange"] = lifecycle_state_change_dataset.LifecycleStateChangeDatasetFacet(changed)
+        changed = ol.lifecycle_state_change_dataset.LifecycleStateChange.CREATE
+        facets["lifecycleStateChange"] = ol.lifecycle_state_change_dataset.LifecycleStateChangeDatasetFacet(changed)
     if table.owners:
-        facets["ownership"] = ownership_dataset.OwnershipDatasetFacet([ownership_dataset.Owner(o) for o in table.owners])
+        facets["ownership"] = ol.ownership_dataset.OwnershipDatasetFacet([ol.ownership_dataset.Owner(o) for o in table.owners])
     if table.tags:
-        tags = [tags_dataset.TagsDatasetFacetFields(key, value, "USER") for key, value in table.tags]
-        facets["tags"] = tags_dataset.TagsDatasetFacet(tags)
+        tags = [ol.tags_dataset.TagsDatasetFacetFields(key, value, "USER") for key, value in table.tags]
+        facets["tags"] = ol.tags_dataset.TagsDatasetFacet(tags)
     columns = _column_lineage(pipeline, entry, inputs)
     if columns:
-        facets["columnLineage"] = column_lineage_dataset.ColumnLineageDatasetFacet(columns)
-    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=entry.rows)
+        facets["columnLineage"] = ol.column_lineage_dataset.ColumnLineageDatasetFacet(columns)
+    statistics = ol.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=entry.rows)
     return OutputDataset(namespace, name, facets=facets, outputFacets={"outputStatistics": statistics})
 
 
@@ -110,20 +87,20 @@ def inputs_of(pipeline: Pipeline, entry: TableReport, report: RunResult) -> list
     """Inputs of a table's new rows; of the unified table: gold tables that this run changed."""
     lakehouse = pipeline.lakehouse
     if entry.layer in ("bronze", "quarantine"):
-        found = source_inputs(pipeline.settings, report)
+        found = [_source_input(pipeline.settings, topic, report) for topic in report.topics]
         replayed = entry.layer == "bronze" and report.replayed
-        return [*found, table_input(lakehouse, "quarantine_events")] if replayed else found
+        return [*found, _table_input(lakehouse, QUARANTINE)] if replayed else found
     if entry.layer == Layer.SILVER:
-        return [table_input(lakehouse, BRONZE)]
+        return [_table_input(lakehouse, BRONZE)]
     if entry.layer == Layer.UNIFIED:
         games = [t.game for t in report.of(Layer.GOLD) if t.error is None and t.game is not None]
-        return [table_input(lakehouse, gold_name(game)) for game in games]
-    return [table_input(lakehouse, silver_name(entry.game))] if entry.game is not None else []
+        return [_table_input(lakehouse, gold_name(game)) for game in games]
+    return [_table_input(lakehouse, silver_name(entry.game))] if entry.game is not None else []
 
 
 def _column_lineage(
     pipeline: Pipeline, entry: TableReport, inputs: list[InputDataset]
-) -> dict[str, column_lineage_dataset.Fields]:
+) -> dict[str, ol.column_lineage_dataset.Fields]:
     """Input columns of each column; none for custom transformations and aggregates, where they are not known."""
     settings = pipeline.settings
     whole = inputs if len(inputs) <= COLUMN_INPUTS else []
@@ -147,12 +124,12 @@ def _column_lineage(
 
 def _fields(
     inputs: list[InputDataset], column: str, subtype: str = "IDENTITY", description: str = ""
-) -> column_lineage_dataset.Fields:
-    how = column_lineage_dataset.Transformation(type="DIRECT", subtype=subtype, description=description, masking=False)
-    return column_lineage_dataset.Fields(
-        [column_lineage_dataset.InputField(i.namespace, i.name, column, [how]) for i in inputs]
+) -> ol.column_lineage_dataset.Fields:
+    how = ol.column_lineage_dataset.Transformation(type="DIRECT", subtype=subtype, description=description, masking=False)
+    return ol.column_lineage_dataset.Fields(
+        [ol.column_lineage_dataset.InputField(i.namespace, i.name, column, [how]) for i in inputs]
     )
 
 
-def _storage() -> storage_dataset.StorageDatasetFacet:
-    return storage_dataset.StorageDatasetFacet("delta", "parquet")
+def _storage() -> ol.storage_dataset.StorageDatasetFacet:
+    return ol.storage_dataset.StorageDatasetFacet("delta", "parquet")

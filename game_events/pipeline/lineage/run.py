@@ -1,11 +1,13 @@
 """OpenLineage events of a run: start, changed tables, end. Nothing is sent if the settings name no receiver.
 
-The client is imported only if one is configured, because the import takes a fifth of a second.
+Sending takes at most `openlineage_timeout_s` per run (in continuous mode: per part). The client is imported only if a receiver
+is configured, because the import takes a fifth of a second.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -21,7 +23,6 @@ from game_events.pipeline.reporting.steps import LineageResult
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent
 
-    from game_events.pipeline.lineage.client import Sender
     from game_events.pipeline.lineage.events import LineageRun
 
 log = logging.getLogger(__name__)
@@ -34,47 +35,50 @@ class Lineage:
 
     def __init__(self, pipeline: Pipeline, job: str, *, streaming: bool = False) -> None:
         """Send the start of the run."""
+        self._pipeline = pipeline
         self._result = LineageResult()
         self._run: LineageRun | None = None
-        self._sender: Sender | None = None
-        self._since = datetime.now(UTC)
-        self._part = 0
-        self._pipeline = pipeline
+        self._since, self._part = datetime.now(UTC), 0
+        self._left_s = pipeline.settings.openlineage_timeout_s
         if pipeline.settings.openlineage_url is None:
             return
         with self._never_failing():
-            from game_events.pipeline.lineage.client import Sender  # noqa: PLC0415
             from game_events.pipeline.lineage.events import LineageRun  # noqa: PLC0415 - see above
 
             self._run = LineageRun(pipeline, job, self._since, streaming)
-            self._sender = Sender(pipeline.settings)
-            self._result = self._sender.send([self._run.started()])
+            self._deliver([self._run.started()])
 
     def part(self, report: RunReport) -> None:
         """Send what a continuous run did since the last time, and add the delivery to the report."""
-        self._send(report, lambda run, now: run.running(now), again=True)
+        self._left_s = self._pipeline.settings.openlineage_timeout_s
+        self._send(report, lambda run, now: run.running(now))
         self._part += 1
 
     def close(self, report: RunReport, error: BaseException | None, *, stopped: bool) -> None:
         """Send what is left and how the run ended, and add the delivery to the report."""
-        most_s = STOPPED_S if stopped else float("inf")
-        self._send(report, lambda run, now: run.ended(now, report, error, stopped=stopped), again=self._part > 0, most_s=most_s)
+        left_s = self._pipeline.settings.openlineage_timeout_s if self._part else self._left_s
+        self._left_s = min(left_s, STOPPED_S) if stopped else left_s
+        self._send(report, lambda run, now: run.ended(now, report, error, stopped=stopped))
 
-    def _send(
-        self, report: RunReport, last: Callable[[LineageRun, datetime], RunEvent], *, again: bool, most_s: float = float("inf")
-    ) -> None:
+    def _send(self, report: RunReport, last: Callable[[LineageRun, datetime], RunEvent]) -> None:
         """Send the tables since the last time, and a last event."""
-        if self._run is None or self._sender is None:
+        if self._run is None:
             return
         now = datetime.now(UTC)
         with self._never_failing():
-            if again:
-                self._sender.again()
-            self._sender.hurry(most_s)
-            events = [*self._run.tables(report, self._since, now, str(self._part)), last(self._run, now)]
-            found, self._result = merge(self._result, self._sender.send(events)), LineageResult()
-            report.add(RunResult(lineage=found, notices=[found.notice] if found.notice else []))
+            self._deliver([*self._run.tables(report, self._since, now, self._part), last(self._run, now)])
+            found, self._result = self._result, LineageResult()
+            report.add(RunResult(lineage=found))
+            if found.lost:
+                report.warn(f"{found.lost:,} OpenLineage events were not taken by the receiver: {found.why}")
         self._since = now
+
+    def _deliver(self, events: list[RunEvent]) -> None:
+        from game_events.pipeline.lineage.client import send  # noqa: PLC0415 - see above
+
+        began = time.monotonic()
+        self._result = merge(self._result, send(self._pipeline.settings, events, self._left_s))
+        self._left_s = max(0.0, self._left_s - (time.monotonic() - began))
 
     @contextmanager
     def _never_failing(self) -> Iterator[None]:

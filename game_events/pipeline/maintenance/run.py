@@ -1,12 +1,15 @@
-"""Maintenance of all tables, beside any run: compaction, deletion of old files, shorter logs.
+"""Maintenance of tables: compaction, deletion of old files, shorter logs; of all of them, or between two cycles of a loop.
 
 Guarantee: no row and no progress changes; a version that a reader opened less than the retention ago stays readable; staged
-files stay. What a concurrent writer prevents is done the next time.
+files stay. What a concurrent writer prevents, or an error of one table, is done the next time, and ends neither run nor loop.
 """
 
+import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 
 from deltalake import DeltaTable
 
@@ -15,19 +18,37 @@ from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.restores import unchecked_restore
-from game_events.lakehouse.maintenance.compaction import FULL_GOAL
+from game_events.lakehouse.maintenance.compaction import FULL_GOAL, LOOP_GOAL, Goal, join_files, small_files
 from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles, delete_files, orphans
-from game_events.lakehouse.tables import OWN_TABLES, QUARANTINE, UNIFIED, Table, game_of_gold, game_of_silver, is_game, paths
+from game_events.lakehouse.retention import Retention, is_derived
+from game_events.lakehouse.tables import (
+    EVENT_LOG,
+    OWN_TABLES,
+    PROGRESS,
+    QUARANTINE,
+    UNIFIED,
+    Lakehouse,
+    Table,
+    game_of_gold,
+    game_of_silver,
+    is_game,
+    paths,
+)
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.maintenance.incremental import delete_replaced, groups_of, join_small_files
 from game_events.pipeline.quarantine.full_refresh import listed_files
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.steps import TableMaintenance
+
+log = logging.getLogger(__name__)
 
 #: Tables at a time; each holds a row group in memory.
 TABLES_AT_ONCE = 4
 #: A log with more entries gets a checkpoint, so that older entries can be deleted.
 LOG_ENTRIES = 10
+#: In a loop a table is due after so many commits, or so many seconds after one.
+COMMITS, SECONDS = 16, 300.0
+#: Maximum share of the loop's time.
+SHARE = 0.1
 
 
 def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), *, dry_run: bool = False) -> None:
@@ -46,15 +67,68 @@ def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), 
         raise ConfigurationError(
             f"no table {', '.join(unknown)} below {pipeline.lakehouse.root}: `game-events tables` names those that are there"
         )
-    wanted = [name for name in names if (name in chosen.values() if only else is_ours(pipeline, name))]
+    wanted = [name for name in names if (name in chosen.values() if only else _is_ours(pipeline, name))]
     pipeline.on_progress(f"maintenance: {len(wanted)} tables")
+
+    work = partial(_count if dry_run else _work, pipeline)
     with ThreadPoolExecutor(TABLES_AT_ONCE) as pool:
-        report.add_maintenance(pool.map(lambda name: _maintain(pipeline, name, dry_run=dry_run), wanted))
+        report.add_maintenance(pool.map(lambda name: _maintained(pipeline.lakehouse.table(name), work), wanted))
     report.add_seconds("maintenance", time.monotonic() - began)
 
 
-def _maintain(pipeline: Pipeline, name: str, *, dry_run: bool) -> TableMaintenance:
-    table = pipeline.lakehouse.table(name)
+@dataclass
+class IncrementalMaintenance:
+    """Maintenance of the tables that one loop commits to, within a share of its time."""
+
+    lakehouse: Lakehouse
+    retention: Retention
+    _commits: dict[str, int] = field(default_factory=dict)
+    _checked_at: dict[str, float] = field(default_factory=dict)
+    _logs: dict[str, ReplacedFiles] = field(default_factory=dict)
+    _budget_s: float = 0.0
+    _last: float = field(default_factory=time.monotonic)
+
+    def note(self, tables: Iterable[str]) -> None:
+        """Count a commit to each table of a cycle, and to the tables that every cycle commits to."""
+        changed = [self.lakehouse.key(name) for name in tables]
+        for name in (*changed, *((PROGRESS, EVENT_LOG) if changed else ())):
+            self._commits[name] = self._commits.get(name, 0) + 1
+            self._checked_at.setdefault(name, time.monotonic())
+
+    def work(self) -> list[TableMaintenance]:
+        """Maintain the tables that are due, as many as there is time for; the others remain due."""
+        clock = time.monotonic()
+        # Unspent time is not saved up: a loop that was idle for an hour has no backlog.
+        self._budget_s = min(self._budget_s + SHARE * (clock - self._last), 1.0)
+        self._last = clock
+        done = []
+        for name in self._due(clock):
+            if self._budget_s <= 0:
+                break
+            began = time.monotonic()
+            done.append(self._maintain(name))
+            self._budget_s -= time.monotonic() - began
+        return done
+
+    def _due(self, clock: float) -> list[str]:
+        waiting = {name for name, log_ in self._logs.items() if log_.waiting}
+        late = {n for n in self._commits.keys() | waiting if clock - self._checked_at.get(n, 0.0) >= SECONDS}
+        due = {name for name, commits in self._commits.items() if commits >= COMMITS} | late
+        return sorted(due, key=lambda name: -self._commits.get(name, 0))
+
+    def _maintain(self, name: str) -> TableMaintenance:
+        table = self.lakehouse.table(name)
+        self._commits.pop(name, None)
+        self._checked_at[name] = time.monotonic()
+        known = self._logs.setdefault(name, ReplacedFiles(table))
+        done = _maintained(table, lambda _, handle, done: _tidy(known, handle, LOOP_GOAL, self.retention, done))
+        if done.error:
+            log.warning("maintenance=failed table=%s why=%r", name, done.error)
+        return done
+
+
+def _maintained(table: Table, work: Callable[[Table, DeltaTable, TableMaintenance], object]) -> TableMaintenance:
+    """The result of some work on a table; nothing is done after a restore that has to be checked first."""
     done = TableMaintenance(table.name)
     try:
         handle = table.open()
@@ -62,7 +136,7 @@ def _maintain(pipeline: Pipeline, name: str, *, dry_run: bool) -> TableMaintenan
             _refuse_partitioned(table, handle)
             done.skipped = unchecked_restore(table, handle)
             if not done.skipped:
-                (_count if dry_run else _work)(pipeline, table, handle, done)
+                work(table, handle, done)
     except ConflictError as error:
         done.skipped = str(error)
     except Exception as error:  # noqa: BLE001 - an error of one table is reported, and the others are maintained
@@ -70,7 +144,30 @@ def _maintain(pipeline: Pipeline, name: str, *, dry_run: bool) -> TableMaintenan
     return done
 
 
-def is_ours(pipeline: Pipeline, name: str) -> bool:
+def _tidy(known: ReplacedFiles, handle: DeltaTable, goal: Goal, retention: Retention, done: TableMaintenance) -> DeltaTable:
+    """Compact a table, then delete files that were removed longer ago than the retention; returns the newest version."""
+    table = known.table
+    if retention.apply(table.key, handle):
+        handle = table.open() or handle
+    groups = _groups_of(table, handle, goal)
+    for group in groups:
+        landed = join_files(table, handle, group)
+        done.joined += len(group)
+        done.into += landed.files
+        done.joined_bytes += landed.bytes
+    handle = (table.open() or handle) if groups else handle
+    known.read_log(handle)
+    done.replaced += known.delete(retention.seconds(table.key))
+    done.waiting, done.files = len(known.waiting), len(paths(handle))
+    return handle
+
+
+def _groups_of(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
+    """Groups of files to merge; none of a derived table, which is one file."""
+    return [] if is_derived(table.key) else small_files(table, handle, goal)
+
+
+def _is_ours(pipeline: Pipeline, name: str) -> bool:
     """Whether a table is one of this project's, by its key: other tables below the root are never touched."""
     aggregates = (PLAYER_AGG, *(aggregate.name for aggregate in pipeline.extensions.aggregates))
     games = (game_of_silver(name), *(game_of_gold(name, aggregate) for aggregate in aggregates))
@@ -85,11 +182,8 @@ def _refuse_partitioned(table: Table, handle: DeltaTable) -> None:
 
 
 def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
-    if pipeline.retention.apply(table.key, handle):
-        handle = table.open() or handle
-    handle = join_small_files(table, handle, FULL_GOAL, done)
     known = ReplacedFiles(table)
-    delete_replaced(known, handle, pipeline.retention.seconds(table.key), done)
+    handle = _tidy(known, handle, FULL_GOAL, pipeline.retention, done)
     found = _orphans(pipeline, table, known, dry_run=False)
     done.orphan_bytes += sum(found.values())
     done.orphans += delete_files(table, sorted(found))
@@ -102,7 +196,7 @@ def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaint
 
 def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     """Count what `_work` would do now."""
-    groups = groups_of(table, handle, FULL_GOAL)
+    groups = _groups_of(table, handle, FULL_GOAL)
     done.joined, done.into = sum(len(group) for group in groups), len(groups)
     known = ReplacedFiles(table)
     known.read_log(handle)

@@ -8,6 +8,7 @@ import logging
 import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Literal
 
 import httpx2
@@ -16,19 +17,15 @@ from pydantic import BaseModel, Field
 
 from game_events.config.settings import Settings
 from game_events.config.tls import UNTRUSTED
-from game_events.pipeline.checks.freshness import FRESH
-from game_events.pipeline.checks.gaps import LOST
-from game_events.pipeline.checks.volume import VOLUME
+from game_events.pipeline.checks.history import VOLUME
+from game_events.pipeline.checks.source import FRESH, LOST
 
 log = logging.getLogger(__name__)
 VERSION = 1
 #: Seconds for one attempt; number of attempts; seconds for all of them.
-TIMEOUT_S = 3.0
-ATTEMPTS = 3
-TOTAL_S = 10.0
+TIMEOUT_S, ATTEMPTS, TOTAL_S = 3.0, 3, 10.0
 #: Characters of an error's text.
 LONGEST_ERROR = 1_000
-TOO_MANY = 429
 Severity = Literal["error", "warning"]
 #: Checks that raise an alert although no row is wrong: no other check fails if a producer stops.
 DEFAULT_SEVERITY: Mapping[str, Severity] = {FRESH: "error", LOST: "error", VOLUME: "warning"}
@@ -69,14 +66,6 @@ class Alert(BaseModel):
     counts: dict[str, int] = {}
 
 
-class _RefusedError(Exception):
-    """The receiver rejects the alert: no retry."""
-
-
-class _BusyError(Exception):
-    """The receiver may accept the alert later."""
-
-
 def severity_of(settings: Settings, check: str, *, wrong_rows: bool = False) -> Severity | None:
     """Severity of a failed check by the setting `alert_severity`, or the default; None: no alert."""
     chosen = settings.alert_severity.get(check, "error" if wrong_rows else DEFAULT_SEVERITY.get(check, "none"))
@@ -100,40 +89,39 @@ def send(settings: Settings, alert: Alert) -> bool:
     attempts = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(ATTEMPTS) | tenacity.stop_after_delay(TOTAL_S),
         wait=tenacity.wait_random_exponential(multiplier=0.2, max=2.0),
-        retry=tenacity.retry_if_exception_type((_BusyError, httpx2.TransportError)),
-        reraise=True,
+        retry=tenacity.retry_if_exception_type(httpx2.TransportError) | tenacity.retry_if_result(_is_busy),
+        retry_error_callback=lambda last: last.outcome.result() if last.outcome is not None else None,
     )
     try:
-        attempts(_post, url, alert, _trust(settings))
-    except _RefusedError as error:
-        log.warning("alert=%s sent=false given_up=true cause=%s", alert.id, error)
-        return True
-    except (_BusyError, httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+        # Certificates are always verified.
+        trust = True if settings.tls_ca_file is None else ssl.create_default_context(cafile=str(settings.tls_ca_file))
+        answer = attempts(_post, url, alert, trust)
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         log.warning("alert=%s sent=false cause=%s", alert.id, _cause(error))
         return False
-    log.info("alert=%s sent=true", alert.id)
-    return True
-
-
-def _trust(settings: Settings) -> ssl.SSLContext | bool:
-    """Certificates are always verified."""
-    return True if settings.tls_ca_file is None else ssl.create_default_context(cafile=str(settings.tls_ca_file))
+    if answer.is_success:
+        log.info("alert=%s sent=true", alert.id)
+        return True
+    given_up = "" if _is_busy(answer) else " given_up=true"
+    log.warning("alert=%s sent=false%s cause=HTTP %s", alert.id, given_up, answer.status_code)
+    return not _is_busy(answer)
 
 
 def _cause(error: Exception) -> str:
     """Cause without the address, which the client's own text repeats."""
     if UNTRUSTED in str(error):
         return "the receiver's certificate is not trusted (GAME_EVENTS_TLS_CA_FILE names its authority's PEM file)"
-    return str(error) if isinstance(error, _BusyError) else type(error).__name__
+    return type(error).__name__
 
 
-def _post(url: str, alert: Alert, trust: ssl.SSLContext | bool) -> None:
+def _post(url: str, alert: Alert, trust: ssl.SSLContext | bool) -> httpx2.Response:
     content = alert.model_dump_json(exclude_none=True)
     headers = {"Content-Type": "application/json", "Idempotency-Key": alert.id}
     # Only the status is read, however large the answer is.
     with httpx2.stream("POST", url, content=content, headers=headers, timeout=TIMEOUT_S, verify=trust) as answer:
-        pass
-    if answer.status_code == TOO_MANY or answer.is_server_error:
-        raise _BusyError(f"HTTP {answer.status_code}")
-    if not answer.is_success:
-        raise _RefusedError(f"HTTP {answer.status_code}")
+        return answer
+
+
+def _is_busy(answer: httpx2.Response) -> bool:
+    """Whether the receiver may accept the alert later."""
+    return answer.is_server_error or answer.status_code == HTTPStatus.TOO_MANY_REQUESTS

@@ -39,9 +39,8 @@ def by_key(merge_values: Merge) -> Merge:
     """Merge of two mappings: values under one key are merged."""
 
     def merge_mappings(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        return (
-            first if not second else {**first, **{k: merge_values(first[k], v) if k in first else v for k, v in second.items()}}
-        )
+        news = {key: merge_values(first[key], value) if key in first else value for key, value in second.items()}
+        return {**first, **news} if news else first
 
     return merge_mappings
 

@@ -13,10 +13,9 @@ from typing import Self
 from game_events.decoding.core.wire_format import ordered
 from game_events.lakehouse.layers import REPORTED, Layer
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
-from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.latency import Arrivals, Histogram
 from game_events.pipeline.reporting.merging import Event, add_counts, by_key, distinct, extend, merge, merged, newest
-from game_events.pipeline.reporting.steps import ArchiveResult, CheckResult, Erasure, LineageResult, TableMaintenance
+from game_events.pipeline.reporting.steps import ArchiveResult, CheckResult, Erasure, Export, LineageResult, TableMaintenance
 from game_events.pipeline.reporting.tables import RuleReport, TableReport, merge_tables, rules_dict
 from game_events.sources.core.source import Gap, Offsets, Split
 

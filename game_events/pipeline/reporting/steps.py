@@ -1,9 +1,10 @@
-"""Results of single steps of a run: archive, maintenance of a table, OpenLineage, an erasure, a check."""
+"""Results of single steps of a run: archive, maintenance, OpenLineage, an erasure, an export, a check. No rows, no secrets."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
+from statistics import quantiles
 from types import NoneType
 from typing import Any
 
@@ -11,6 +12,8 @@ from game_events.pipeline.reporting.merging import latest, merged
 
 #: What a check covers.
 WHOLE, NEW = "whole tables", "what is new"
+#: Latencies that a task of an export reports.
+LATENCIES_REPORTED = 200
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,6 @@ class LineageResult:
     sent: int = merged(add, int)
     lost: int = merged(add, int)
     why: str = merged(lambda first, second: first or second, str)
-
-    @property
-    def notice(self) -> str | None:
-        """Warning for the user, if events were lost."""
-        return f"{self.lost:,} OpenLineage events were not taken by the receiver: {self.why}" if self.lost else None
 
 
 @dataclass
@@ -112,15 +110,111 @@ class Erasure:
     def event_rows(self) -> Iterator[dict[str, Any]]:
         """Rows of the event log: of the erasure, then of each table."""
         status = "dry run" if self.dry_run else "finished" if self.finished else "unfinished"
+        row, detail = {"kind": "erased", "status": status}, {"hashes": self.hashes}
         files = {"removed_files": self.removed_files.total(), "unsearchable": self.unsearchable}
-        yield {
-            "kind": "erased",
-            "rows": self.rows.total(),
-            "status": status,
-            "detail": {"hashes": self.hashes, "vacuumed": self.vacuumed, **files},
-        }
+        yield row | {"rows": self.rows.total(), "detail": detail | {"vacuumed": self.vacuumed} | files}
         for table, rows in sorted(self.rows.items()):
-            yield {"kind": "erased", "table": table, "rows": rows, "status": status, "detail": {"hashes": self.hashes}}
+            yield row | {"table": table, "rows": rows, "detail": detail}
+
+
+@dataclass
+class TaskAccount:
+    """Result of one Spark task of an export.
+
+    Attributes:
+        began, ended: seconds since 1970.
+        delivered, failed: rows, by outcome; `delivered_calls`, `failed_calls`: their chunks.
+        calls: attempts made.
+        answers: status, or kind of failure -> attempts.
+        latencies: seconds of some of its answered calls.
+        stopped: why it stopped before its chunks were sent, if so.
+        kind: class of that error.
+    """
+
+    began: float = 0.0
+    ended: float = 0.0
+    delivered: int = 0
+    failed: int = 0
+    delivered_calls: int = 0
+    failed_calls: int = 0
+    calls: int = 0
+    answers: dict[str, int] = field(default_factory=dict)
+    latencies: list[float] = field(default_factory=list)
+    stopped: str | None = None
+    kind: str = "TransientError"
+
+
+@dataclass
+class Export:
+    """Result of one run of the export over HTTP.
+
+    Attributes:
+        planned_rows, planned_chunks: planned by this run.
+        delivered_rows, delivered_chunks: accepted by the receiver.
+        dead_rows, dead_chunks: failed, and in `rest_dead_letters`.
+        waiting_chunks: left for the next run.
+        calls: attempts; `answers`: status, or kind of failure -> attempts.
+        held: game -> why nothing of it was planned.
+        tasks, at_once: Spark tasks that sent, and the most of them that ran at the same time.
+        seconds: of sending alone.
+        latency_s: median and 95th percentile of answered calls.
+    """
+
+    planned_rows: int = 0
+    planned_chunks: int = 0
+    delivered_rows: int = 0
+    delivered_chunks: int = 0
+    dead_rows: int = 0
+    dead_chunks: int = 0
+    waiting_chunks: int = 0
+    calls: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+    held: dict[str, str] = field(default_factory=dict)
+    tasks: int = 0
+    at_once: int = 0
+    seconds: float = 0.0
+    latency_s: tuple[float, float] | None = None
+    _latencies: list[float] = field(default_factory=list, repr=False)
+
+    def add(self, tasks: Sequence[TaskAccount]) -> None:
+        """Add the tasks of one micro-batch."""
+        for task in tasks:
+            self.delivered_rows += task.delivered
+            self.delivered_chunks += task.delivered_calls
+            self.dead_rows += task.failed
+            self.dead_chunks += task.failed_calls
+            self.calls += task.calls
+            self.answers.update(task.answers)
+            self._latencies += task.latencies
+        moments = sorted([(t.began, 1) for t in tasks] + [(t.ended, -1) for t in tasks])
+        running = 0
+        for _, change in moments:
+            running += change
+            self.at_once = max(self.at_once, running)
+        self.tasks = max(self.tasks, len(tasks))
+        if len(self._latencies) > 1:
+            cuts = quantiles(self._latencies, n=20)
+            self.latency_s = (cuts[9], cuts[18])
+
+    def to_dict(self) -> dict[str, object]:
+        """For `--json`."""
+        found = {name: value for name, value in vars(self).items() if name not in ("at_once", "latency_s", "_latencies")}
+        return found | {
+            "answers": dict(sorted(self.answers.items())),
+            "tasks_at_once": self.at_once,
+            "seconds": round(self.seconds, 3),
+            "rows_per_s": round(self.delivered_rows / self.seconds, 1) if self.seconds else None,
+            "calls_per_s": round(self.calls / self.seconds, 1) if self.seconds else None,
+            "latency_ms": {n: round(s * 1000, 1) for n, s in zip(("p50", "p95"), self.latency_s or (), strict=False)},
+        }
+
+    def event_rows(self) -> Iterator[dict[str, Any]]:
+        """Row of the event log."""
+        if self.planned_chunks or self.calls or self.held:
+            states = {"held": self.held, "waiting": self.waiting_chunks, "dead letters": self.dead_chunks, "done": True}
+            status = next(state for state, applies in states.items() if applies)
+            counts = {"rows": self.delivered_rows, "seconds": round(self.seconds, 3)}
+            yield {"kind": "exported", "layer": "rest", "status": status, "detail": self.to_dict()} | counts
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,24 @@
 """Results of single tables and of single rules."""
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import add
 from types import NoneType
 
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake.exceptions import DeltaError
+
+from game_events.decoding.core.column_types import type_name
+from game_events.errors import GameEventsError
+from game_events.lakehouse.descriptions import comments_of
 from game_events.lakehouse.layers import Layer, is_gold
+from game_events.lakehouse.tables import Table, add_actions
 from game_events.pipeline.reporting.merging import Summed, add_counts, distinct, latest, merge, merged
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,31 @@ class TableReport:
     def __post_init__(self) -> None:
         """Keep the layer as a plain text: Dagster's serializer does not know this project's enums."""
         object.__setattr__(self, "layer", str(self.layer))
+
+
+def present(layer: str, table: Table, game: str | None = None) -> TableReport | None:
+    """The result of a table of which no row was changed; None: there is none, or its log does not say what it holds."""
+    try:
+        handle = table.open()
+    except (GameEventsError, DeltaError, OSError) as error:
+        log.warning("table=%s not_described=true cause=%s", table.name, type(error).__name__)
+        return None
+    files = add_actions(handle) if handle is not None else None
+    if handle is None or files is None or files.column("num_records").null_count:
+        return None
+    schema = pa.schema(handle.schema())
+    rows, size = (int(pc.sum(files.column(name)).as_py() or 0) for name in ("num_records", "size_bytes"))
+    return TableReport(
+        layer,
+        table.name,
+        table.uri,
+        game,
+        table_rows=rows,
+        table_bytes=size,
+        version=handle.version(),
+        columns=[(column.name, type_name(column.type)) for column in schema],
+        comments=comments_of(schema),
+    )
 
 
 def merge_tables(first: Sequence[TableReport], second: Sequence[TableReport]) -> Sequence[TableReport]:

@@ -5,19 +5,23 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
-from game_events.errors import DataError
+from game_events.config.gold_columns import measures
+from game_events.errors import DataError, GameEventsError
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import files_with
-from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.data.snapshot import read_parts, row_count, selection
+from game_events.lakehouse.layers import DOWNSTREAM, Layer
 from game_events.pipeline.bronze.offset_plan import OffsetPlan, starting_point
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.routing import Routing
 from game_events.sources.core.source import Offsets
+
+#: Records to read and rows that wait, in a small run: the optimizing compiler takes longer than all of them.
+SMALL_ROWS = 200_000
+#: Rows of bronze in a small run: some checks and aggregates read old rows, too.
+SMALL_BRONZE = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,6 @@ class Backlog:
     rows: int = 0
 
     def __str__(self) -> str:
-        """One line of text."""
         parts = ", ".join(f"{p} {n:,}" for p, n in sorted(self.records.items()))
         read = f"{sum(self.records.values()):,} records to read" + (f" ({parts})" if parts else "")
         behind = "; ".join(f"{layer}: {len(games)} games behind" for layer, games in self.games.items())
@@ -51,20 +54,35 @@ def backlog(pipeline: Pipeline) -> Backlog:
     if bronze is None:
         start = starting_point(pipeline, now)
         waiting = {p: (end - start[p]) // now.unit for p, end in now.latest.items() if end > start[p]}
-        return Backlog(waiting, {Layer.SILVER: [], Layer.GOLD: [], Layer.UNIFIED: []})
+        return Backlog(waiting, {layer: [] for layer in DOWNSTREAM})
     part = OffsetPlan.of(pipeline, bronze, now, {}, sum(now.latest.values()) + 1).micro_batch
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
     names = games_waiting(pipeline)
-    silver = names.keys() | state.failed_in(Layer.SILVER)
-    gold = silver | {g for g, batch in state.games.items() if batch > state.floor(Layer.GOLD)} | state.failed_in(Layer.GOLD)
-    unified = gold | {g for g, batch in state.games.items() if batch > state.floor(Layer.UNIFIED)}
-    games: dict[str, list[str]] = {
-        Layer.SILVER: sorted(silver),
-        Layer.GOLD: sorted(gold),
-        Layer.UNIFIED: sorted(unified | state.failed_in(Layer.UNIFIED)),
-    }
+    behind, games = set(names), dict[str, list[str]]()
+    for layer in DOWNSTREAM:
+        late = (game for game, batch in state.games.items() if layer != Layer.SILVER and batch > state.floor(layer))
+        behind |= state.failed_in(layer).union(late)
+        games[layer] = sorted(behind)
     records = {p: (end - part.start[p]) // now.unit for p, end in part.end.items() if end > part.start[p]} if part else {}
     return Backlog(records, games, sum(names.values()))
+
+
+def is_small_run(pipeline: Pipeline) -> bool | None:
+    """Whether the next run over everything has little to do: decides how Spark's JVM is started, nothing else.
+
+    From the source's offsets and the tables' logs. None: the run may need no Spark, or meets an error, which it reports.
+    """
+    try:
+        found, bronze_rows = backlog(pipeline), row_count(pipeline.bronze.open())
+        recomputed = measures(pipeline.settings.gold_columns) is None or bool(pipeline.extensions.aggregates)
+    except (GameEventsError, DeltaError, OSError):
+        return None
+    rows = sum(found.records.values()) + found.rows
+    if not rows:
+        return False if found.games[Layer.GOLD] else None
+    # Of games that are behind in gold and have no new rows it is not known how many they have.
+    older_games = set(found.games[Layer.GOLD]) - set(found.games[Layer.SILVER])
+    return rows <= SMALL_ROWS and bronze_rows <= SMALL_BRONZE and not recomputed and not older_games
 
 
 def games_waiting(pipeline: Pipeline) -> Counter[str]:
@@ -73,29 +91,15 @@ def games_waiting(pipeline: Pipeline) -> Counter[str]:
     if bronze is None or not bronze.transaction_version(Txn.BATCH):
         return Counter()
     floor = pipeline.progress.read(BronzeIdentity.of(bronze).key).floor(Layer.SILVER)
+    entity, found = pipeline.settings.entity_column, Counter[object]()
+    wanted = pa.schema([f for f in pa.schema(bronze.schema()) if f.name in (entity, "_batch")])
+    if entity not in wanted.names:
+        return Counter()
+    try:
+        for rows in read_parts(pipeline.bronze, wanted, selection(bronze, "_batch", floor).paths):
+            names = rows.filter(pc.greater(rows.column("_batch"), floor)).column(entity).combine_chunks()
+            found.update({entry["values"]: entry["counts"] for entry in pc.value_counts(names).to_pylist()})
+    except FileNotFoundError as error:
+        raise DataError(f"{pipeline.bronze.uri}: a file that its log lists is gone ({error})") from None
     routing = Routing(frozenset(pipeline.settings.games))
-    found: Counter[str] = Counter()
-    for name, rows in _names_above(pipeline, bronze, floor).items():
-        if routing.refusal(name) is None:
-            found[name] = rows
-    return found
-
-
-def _names_above(pipeline: Pipeline, bronze: DeltaTable, floor: int) -> Counter[str]:
-    entity = pipeline.settings.entity_column
-    system, prefix = file_system(pipeline.bronze)
-    root = bronze.table_uri.rstrip("/") + "/"
-    found: Counter[str] = Counter()
-    for uri in files_with(bronze, "_batch", floor):
-        try:
-            with system.open_input_file(prefix + uri.removeprefix(root)) as source:
-                file = pq.ParquetFile(source)
-                if entity not in file.schema_arrow.names:
-                    continue
-                for batch in file.iter_batches(columns=[entity, "_batch"]):
-                    new = pa.table(batch).filter(pc.greater(batch.column("_batch"), floor))
-                    counted = pc.value_counts(new.column(entity)).to_pylist()
-                    found.update({entry["values"]: entry["counts"] for entry in counted})
-        except FileNotFoundError as error:
-            raise DataError(f"{pipeline.bronze.uri}: a file that its log lists is gone ({error})") from None
-    return found
+    return Counter({str(name): rows for name, rows in found.items() if routing.refusal(name) is None})

@@ -43,24 +43,23 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
     routing = Routing(frozenset(pipeline.settings.games))
     # Tables of games that are not allowed any more are not rebuilt.
     games = sorted(game for game in state.games if routing.refusal(game) is None)
-    silver = search.lost({game: pipeline.lakehouse.silver(game) for game in games})
-    gold = search.lost({game: pipeline.lakehouse.gold(game) for game in _made(state, Layer.GOLD, games)})
-    own: dict[str, dict[str, str]] = {}
+    lost: dict[str, dict[str, str]] = {
+        Layer.SILVER: search.lost({game: pipeline.lakehouse.silver(game) for game in games}),
+        Layer.GOLD: search.lost({game: pipeline.lakehouse.gold(game) for game in _made(state, Layer.GOLD, games)}),
+    }
     for aggregate in pipeline.extensions.aggregates:
         mine = [game for game in _made(state, aggregate.layer, games) if aggregate.applies_to(game)]
-        own[aggregate.layer] = search.lost({game: pipeline.lakehouse.gold(game, aggregate.name) for game in mine})
-    found = [silver, gold, *own.values()]
-    if any(found):
-        _say(report, found)
+        lost[aggregate.layer] = search.lost({game: pipeline.lakehouse.gold(game, aggregate.name) for game in mine})
+    if any(lost.values()):
+        _say(report, lost)
     elif search.read <= FEW or search.unreadable or pipeline.read_only or not began:
         return
     why = note(pipeline, "its table was deleted or restored")
 
     def noted(now: Progress) -> Progress:
-        after = now.pending(Layer.SILVER, silver, why).pending_downstream(silver, why)
-        after = after.pending(Layer.GOLD, gold, why).pending(Layer.UNIFIED, gold, why)
-        for layer, lost in own.items():
-            after = after.pending(layer, lost, why)
+        after = now.pending_downstream(lost[Layer.SILVER], why).pending(Layer.UNIFIED, lost[Layer.GOLD], why)
+        for layer, tables in lost.items():
+            after = after.pending(layer, tables, why)
         return after if search.unreadable or not began else replace(after, searched=Search(int(began), scope))
 
     pipeline.progress.update(key, noted)
@@ -72,9 +71,8 @@ def _scope(pipeline: Pipeline) -> str:
     return sha256(json.dumps([sorted(pipeline.settings.games), aggregates]).encode()).hexdigest()[:16]
 
 
-def _say(report: RunReport, found: list[dict[str, str]]) -> None:
-    """Warn of the tables."""
-    names = sorted(what for layer in found for what in layer.values())
+def _say(report: RunReport, lost: Mapping[str, Mapping[str, str]]) -> None:
+    names = sorted(what for tables in lost.values() for what in tables.values())
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     report.warn(f"made whole again: {', '.join(names[:SHOWN])}{more}")
     log.info("lost_tables=%d first=%r", len(names), names[0])

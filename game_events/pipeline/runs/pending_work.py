@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from game_events.config.settings import Settings
 from game_events.errors import ReadOnlyError
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.observability.event_rows import SUCCEEDED
+from game_events.pipeline.observability.event_log import SUCCEEDED
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import TriggeredRun
 from game_events.pipeline.runs.state_checks import newest_run
@@ -19,11 +19,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PendingWork:
-    """What a run would find.
+    """What a run would find; neither `report` nor `work`: that is not known.
 
-    Attributes:
-        report: that of a run that finds nothing to do; None: it may have to do something, or to say something.
-        work: the pipeline of the search, which is read only, if the run has something to do; None: it has not, or is not known.
+    `report`: that of a run that finds nothing to do or to say. `work`: the read-only pipeline of the search, if there is work.
     """
 
     report: RunReport | None = None

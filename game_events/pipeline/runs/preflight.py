@@ -48,8 +48,7 @@ TYPES_SHOWN = 20
 class PreflightResult:
     """One check.
 
-    `detail`: finding, or problem and remedy. `data`: details for programs. `look`: a run can begin, but the finding needs
-    attention.
+    `detail`: finding, or problem and remedy. `data`: for programs. `look`: a run can begin, but the finding needs attention.
     """
 
     check: str
@@ -185,10 +184,9 @@ def _registry(settings: Settings) -> str:
 def _message_types(settings: Settings) -> str:
     """A hint, no failure: with some naming strategies a type is not known before its first record."""
     lakehouse = Lakehouse.of(settings)
-    from_files = settings.source == FILES
     catalog = SchemaCatalog(SchemaRegistry(settings), lakehouse)
     ids = set(SchemaArchive(lakehouse).read())
-    if not from_files:
+    if settings.source != FILES:
         ids |= {i for subject in subjects(settings) for i in catalog.ids_of(subject)}
     known = {name for i in ids for name in catalog.names(i)}
     # Nested messages are not listed.

@@ -32,11 +32,7 @@ OWN_GOLD = "own_gold"
 
 
 def refresh(
-    pipeline: Pipeline,
-    report: RunReport | None = None,
-    selection: Selection = EVERYTHING,
-    *,
-    ignore_intervals: bool = False,
+    pipeline: Pipeline, report: RunReport | None = None, selection: Selection = EVERYTHING, *, ignore_intervals: bool = False
 ) -> RunReport:
     """Triggered mode: read the source up to its current end, then refresh the selected layers.
 
@@ -57,10 +53,7 @@ def refresh(
 
 @dataclass
 class TriggeredRun:
-    """A run in triggered mode, step by step: each one finds in the tables what is left to do, whatever was done before it.
-
-    The report gets the result of each step. `ignore_intervals`: as for `refresh`.
-    """
+    """As `refresh`, step by step: each one finds in the tables what is left to do, whatever was done before it."""
 
     pipeline: Pipeline
     report: RunReport
@@ -139,52 +132,37 @@ class TriggeredRun:
         return all(layer in update and update[layer] is None for layer in (Layer.SILVER, Layer.GOLD))
 
 
-def cycle(
-    pipeline: Pipeline,
-    report: RunReport,
-    *,
-    until: SourceSnapshot | None = None,
-    max_commits: int | None = None,
-    gold: bool = True,
-    ignore_intervals: bool = False,
-    go_on: Callable[[], bool] = lambda: True,
-) -> None:
-    """One cycle of both modes: micro-batches to bronze, bronze to silver, silver to gold and the unified table.
+def cycle(pipeline: Pipeline, report: RunReport, *, until: SourceSnapshot, gold: bool, go_on: Callable[[], bool]) -> None:
+    """One cycle of continuous mode: a micro-batch to bronze, bronze to silver, silver to gold and the unified table.
 
-    `until`: a recent snapshot of the source; None: take one. `max_commits`: most commits of bronze. `gold`: False leaves gold
-    and the unified table for later. `ignore_intervals`: refresh custom aggregates before their interval has passed, too.
-    `go_on`: called between the steps; False ends the cycle there, and the next one continues from its commits.
+    `until`: a recent snapshot of the source. `gold`: False leaves gold and the unified table for later. `go_on`: called between
+    the steps; False ends the cycle there, and the next one continues from its commits.
     """
-    load_bronze(pipeline, report, until, max_commits)
+    load_bronze(pipeline, report, until, max_commits=1)
     if not go_on():
         return
     replay_what_became_known(pipeline, report)
-    refresh_downstream(pipeline, report, gold=gold, ignore_intervals=ignore_intervals, just_loaded=True, go_on=go_on)
-
-
-def refresh_downstream(
-    pipeline: Pipeline,
-    report: RunReport,
-    *,
-    full: bool = False,
-    gold: bool = True,
-    ignore_intervals: bool = False,
-    just_loaded: bool = False,
-    go_on: Callable[[], bool] = lambda: True,
-) -> None:
-    """Refresh silver, gold and the unified table; `full`: replace every game's rows from bronze.
-
-    Gold detects a replaced silver table, after a crash too. `gold` and `go_on` as for `cycle`, `just_loaded` as for
-    `refresh_silver`.
-    """
-    refresh_silver(pipeline, report, full=full, just_loaded=just_loaded)
+    refresh_silver(pipeline, report, just_loaded=True)
     report.visible(Layer.SILVER)
     if gold and go_on():
-        refresh_gold(pipeline, report)
-        report.visible(Layer.GOLD)
-        refresh_unified(pipeline, report)
-        report.visible(Layer.UNIFIED)
-        refresh_own_gold(pipeline, report, ignore_intervals=ignore_intervals)
+        _refresh_aggregates(pipeline, report)
+
+
+def refresh_downstream(pipeline: Pipeline, report: RunReport, *, full: bool = False) -> None:
+    """Refresh silver, gold and the unified table; `full`: replace every game's rows from bronze.
+
+    Gold detects a replaced silver table, after a crash too.
+    """
+    refresh_silver(pipeline, report, full=full)
+    report.visible(Layer.SILVER)
+    _refresh_aggregates(pipeline, report)
+
+
+def _refresh_aggregates(pipeline: Pipeline, report: RunReport) -> None:
+    run = TriggeredRun(pipeline, report)
+    run.gold()
+    run.unified()
+    run.own_gold()
 
 
 def replay_and_refresh(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
@@ -199,14 +177,14 @@ def replay_and_refresh(pipeline: Pipeline, report: RunReport, selection: ReplayS
         TransientError: the registry is unavailable, and a schema is not archived.
     """
     done = replay(pipeline, report, selection) if selection.undecodable else Replayed()
-    games = games_kept_out_of(pipeline, selection.rules) if selection.rejected else frozenset()
+    games = _games_kept_out_of(pipeline, selection.rules) if selection.rejected else frozenset()
     if games:
         refresh_silver(pipeline, report, games, full=True)
     refresh_downstream(pipeline, report)
     return done
 
 
-def games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[str]:
+def _games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[str]:
     """Games with rows that these rules (empty: any rule) reject.
 
     Dropped rows are counted per game, not per rule: without a rule, or with one that has no row in quarantine, every game with
@@ -217,14 +195,13 @@ def games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[st
         return frozenset()
     bronze_key = BronzeIdentity.of(bronze).key
     decisions = Decisions.read(pipeline, bronze_key)
-    found: dict[str, set[str]] = {}
+    found = set[tuple[str, str]]()
     if decisions.handle is not None and decisions.rejected_rows:
         rows = read_table(pipeline.spark, decisions.handle)
         rows = rows.where((F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull())
-        for row in rows.select("reason", "game").distinct().collect():
-            found.setdefault(row["reason"], set()).add(row["game"])
-    games = {game for reason, of_reason in found.items() if not rules or reason in rules for game in of_reason}
-    if not rules or rules - set(found):
+        found = {(row["reason"], row["game"]) for row in rows.select("reason", "game").distinct().collect()}
+    games = {game for reason, game in found if not rules or reason in rules}
+    if not rules or rules - {reason for reason, _ in found}:
         known = pipeline.progress.read(bronze_key).games
         games |= {game for game, table in opened(known, pipeline.lakehouse.silver).items() if counter(table, Txn.ROWS_DROPPED)}
     return frozenset(games)

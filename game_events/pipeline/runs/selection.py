@@ -5,6 +5,7 @@ Names are layers, asset keys or tables, in any order; the run keeps the order of
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from game_events.config.naming import Names
 from game_events.errors import ConfigurationError
@@ -92,15 +93,14 @@ def _united(one: Parts, other: Parts) -> dict[str, Games]:
 
 
 class _Names:
-    """The known names, read once on demand."""
+    """The known names."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._known: frozenset[str] | None = None
 
     def games(self, words: Collection[str]) -> Games:
         """Validated names of games; None if there are none."""
-        unknown = sorted(set(words) - self._all_games()) if words else []
+        unknown = sorted(set(words) - self._all_games) if words else []
         if unknown:
             raise ConfigurationError(f"--games: there is no {', '.join(map(repr, unknown))}; {self._what_games()}")
         return frozenset(words) or None
@@ -129,28 +129,23 @@ class _Names:
         key = self._pipeline.lakehouse.key(word)
         tables = [(Layer.SILVER, game_of_silver(key)), (Layer.GOLD, game_of_gold(key))]
         for layer, game in (*tables, *((a.layer, game_of_gold(key, a.name)) for a in own)):
-            if game is not None and game in self._all_games():
+            if game is not None and game in self._all_games:
                 return [(layer, frozenset({game}))]
+        template = f"{{{called.entity}}}"
+        keys = (silver_name(template), gold_name(template), *(gold_name(template, a.name) for a in own))
         raise ConfigurationError(
             f"{option}: there is no {word!r}. There are the layers {', '.join(REFRESHED)} (or {ALL}), the assets "
-            f"{', '.join(name for name in whole if name not in REFRESHED)}, and the tables {', '.join(self._templates())}; "
-            f"{self._what_games()}"
+            f"{', '.join(name for name in whole if name not in REFRESHED)}, and the tables "
+            f"{', '.join(map(called.name_of, keys))}; {self._what_games()}"
         )
 
-    def _templates(self) -> Iterable[str]:
-        """Name templates of a game's tables."""
-        called, game = self._pipeline.settings.names, f"{{{self._pipeline.settings.names.entity}}}"
-        own = (gold_name(game, a.name) for a in self._pipeline.extensions.aggregates)
-        return [called.name_of(key) for key in (silver_name(game), gold_name(game), *own)]
-
+    @cached_property
     def _all_games(self) -> frozenset[str]:
         """Games with tables, games of the allow list, and names in bronze without a table."""
-        if self._known is None:
-            allowed = frozenset(self._pipeline.settings.games)
-            found = frozenset(self._pipeline.lakehouse.games()) | games_waiting(self._pipeline).keys() | allowed
-            self._known = found & allowed if allowed else found
-        return self._known
+        allowed = frozenset(self._pipeline.settings.games)
+        found = frozenset(self._pipeline.lakehouse.games()) | games_waiting(self._pipeline).keys() | allowed
+        return found & allowed if allowed else found
 
     def _what_games(self) -> str:
-        games = sorted(self._all_games())
+        games = sorted(self._all_games)
         return f"games: {', '.join(games)}" if games else "there are no games yet: the first run finds them"

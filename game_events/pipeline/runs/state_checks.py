@@ -21,7 +21,7 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import player_agg_columns
 from game_events.pipeline.gold.null_values import of_another_kind
-from game_events.pipeline.observability.event_rows import SUCCEEDED
+from game_events.pipeline.observability.event_log import SUCCEEDED
 from game_events.pipeline.quality.validation import problems, refuse
 from game_events.pipeline.runs.backlog import games_waiting
 from game_events.pipeline.runs.preflight import Check, Hint, PreflightResult, environment_checks, many, run_checks
@@ -96,15 +96,15 @@ def quarantine(pipeline: Pipeline) -> str:
     rows = read_arrow(pipeline.quarantine, handle, ["reason", "replayed_batch"])
     open_ones = rows.filter(pc.is_null(rows.column("replayed_batch"))).column("reason")
     found = Counter({entry["values"]: entry["counts"] for entry in pc.value_counts(open_ones.combine_chunks()).to_pylist()})
-    text = f"{many(len(open_ones), 'row')}" + (f": {_by_reason(found)}" if found else "")
+    by_reason = ", ".join(f"{why} {rows:,}" for why, rows in found.most_common())
+    text = many(len(open_ones), "row") + (f": {by_reason}" if found else "")
     needs_schema = found.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA}
     return Hint(f"{text}; `game-events quarantine list` says why") if needs_schema else text
 
 
 def schemas(pipeline: Pipeline) -> str:
     """Whether the newest versions of the subjects compile; if not, their records are quarantined."""
-    bad: list[str] = []
-    left_out = 0
+    bad, left_out = list[str](), 0
     ids = {i for subject in subjects(pipeline.settings) for i in pipeline.catalog.ids_of(subject)[-VERSIONS:]}
     for schema_id in sorted(ids):
         try:
@@ -128,24 +128,16 @@ def columns(pipeline: Pipeline) -> str:
     return Hint("; ".join(wrong)) if wrong else many(len(types), "column")
 
 
-def _by_reason(found: Counter[str]) -> str:
-    return ", ".join(f"{why} {rows:,}" for why, rows in found.most_common())
-
-
 def check_rules(pipeline: Pipeline) -> str:
-    """Analyze each rule against the columns of its layer; without a bronze table, parse it.
+    """Analyze each rule against the columns of its layer; without rows, parse it.
 
     Raises:
         ConfigurationError: names each rule that cannot be evaluated, with the problem.
     """
     if not pipeline.rules:
         return "no rules"
-    bronze = pipeline.bronze.open()
-    silver: StructType | None = None
-    gold: StructType | None = None
-    if bronze is not None and row_count(bronze) and has_decoded_columns(bronze):
-        source = SilverInput.of(pipeline, bronze)
-        silver, gold = source.columns, _gold(pipeline, source.columns)
+    silver = _silver_columns(pipeline)
+    gold = _gold_columns(pipeline, silver) if silver is not None else None
     found: dict[str, str] = {}
     for layer, columns in (("silver", silver), ("gold", gold)):
         found |= problems(pipeline.spark, [r for r in pipeline.rules if r.layer == layer], columns)
@@ -160,11 +152,10 @@ def check_gold_columns(pipeline: Pipeline) -> str:
     Raises:
         ConfigurationError: one does not fit them.
     """
-    bronze = pipeline.bronze.open()
-    count = len(pipeline.settings.gold_columns)
-    if bronze is None or not row_count(bronze) or not has_decoded_columns(bronze):
+    count, silver = len(pipeline.settings.gold_columns), _silver_columns(pipeline)
+    if silver is None:
         return f"{count} columns; not compared with silver's: there are no rows yet"
-    player_agg_columns(pipeline.spark, pipeline.settings, SilverInput.of(pipeline, bronze).columns)
+    player_agg_columns(pipeline.spark, pipeline.settings, silver)
     way = "merged with the old" if measures(pipeline.settings.gold_columns) else "recomputed where rows are new"
     return f"{count} columns fit those of silver; {way}"
 
@@ -175,8 +166,16 @@ def sql_checks(pipeline: Pipeline) -> dict[str, Callable[[], str]]:
     return checks | ({"gold columns": lambda: check_gold_columns(pipeline)} if pipeline.settings.gold_columns else {})
 
 
-def _gold(pipeline: Pipeline, silver: StructType) -> StructType | None:
+def _silver_columns(pipeline: Pipeline) -> StructType | None:
+    """The columns of silver's rows; None: there are no rows yet."""
+    bronze = pipeline.bronze.open()
+    if bronze is None or not row_count(bronze) or not has_decoded_columns(bronze):
+        return None
+    return SilverInput.of(pipeline, bronze).columns
+
+
+def _gold_columns(pipeline: Pipeline, silver: StructType) -> StructType | None:
     settings = pipeline.settings
     if not {settings.key_column, *(() if settings.gold_columns else (settings.time_column,))} <= set(silver.names):
         return None  # an error of gold itself
-    return player_agg_columns(pipeline.spark, pipeline.settings, silver)
+    return player_agg_columns(pipeline.spark, settings, silver)

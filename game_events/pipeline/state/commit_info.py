@@ -1,7 +1,4 @@
-"""Information of bronze's commits: batch, rows and offsets [from, to).
-
-It is for people and for checks; runs start from the table's transactions, never from this.
-"""
+"""Information of bronze's commits, for people and for checks: runs start from the table's transactions, never from this."""
 
 import json
 import re
@@ -20,8 +17,8 @@ _GAP = re.compile(r"([^,\[\s]+)\[(\d+)\]#([^@]+)@(\d+)\.\.(\d*)(?:, |$)")
 #: Split -> offsets [from, to).
 Ranges = Mapping[Split, tuple[int, int]]
 
-#: Key in the information of an erasure's commit: number of erased rows.
-ERASED_ROWS = "erased_rows"
+#: Keys in the information of an erasure's commit: number of erased rows; batch -> erased rows, as JSON.
+ERASED_ROWS, ERASED_BY_BATCH = "erased_rows", "erased_by_batch"
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,6 @@ class BronzeCommit:
         offsets: what was read; None: nothing (a replay from quarantine).
         known: topic -> one of its splits, of all topics (or the table) of the source, read or not.
         gaps: offsets it passed over, as they were gone before they were read.
-        time_ms: milliseconds since 1970, UTC.
         suppressed: records of its offsets that are in no table, as their data subjects were erased.
         kept: those of `rows` that a full refresh has not read: of topics that were not named.
     """
@@ -46,13 +42,8 @@ class BronzeCommit:
     offsets: Ranges | None = None
     gaps: tuple[Gap, ...] = ()
     known: Mapping[str, Split] = field(default_factory=dict)
-    time_ms: int = field(default=0, compare=False)
     suppressed: int = 0
     kept: int = 0
-
-
-#: Key in the information of an erasure's commit: batch -> erased rows, as JSON.
-ERASED_BY_BATCH = "erased_by_batch"
 
 
 def batch_info(
@@ -69,25 +60,20 @@ def batch_info(
     if suppressed:
         info["suppressed"] = str(suppressed)
     if offsets is not None:
-        info["offsets"] = ", ".join(f"{_name(p.topic)}[{p.partition}]@{a}..{b}" for p, (a, b) in sorted(offsets.items()))
+        # A topic's name is unchanged; a table's address may hold characters that separate the entries.
+        named = ((quote(p.topic, safe="/:"), p.partition, *read) for p, read in sorted(offsets.items()))
+        info["offsets"] = ", ".join(f"{name}[{partition}]@{start}..{end}" for name, partition, start, end in named)
         info["sources"] = json.dumps({p.topic: [p.kind, p.topic_id] for p in sorted({*splits, *offsets})})
     if gaps:
-        info["gaps"] = ", ".join(f"{g.topic}[{g.partition}]#{g.topic_id}@{g.start}..{_end(g)}" for g in gaps)
+        info["gaps"] = ", ".join(
+            f"{g.topic}[{g.partition}]#{g.topic_id}@{g.start}..{'' if g.end is None else g.end}" for g in gaps
+        )
     return info
 
 
 def kept_info(rows: int) -> dict[str, str]:
     """The part of a full refresh: rows that it kept."""
     return {"kept_rows": str(rows)} if rows else {}
-
-
-def _name(topic: str) -> str:
-    """A topic's name is unchanged; a table's address may hold characters that separate the entries."""
-    return quote(topic, safe="/:")
-
-
-def _end(gap: Gap) -> str:
-    return "" if gap.end is None else str(gap.end)
 
 
 def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
@@ -104,19 +90,17 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
         for name, partition, start, end in _RANGE.findall(str(entry["offsets"])):
             kind, topic_id = known[unquote(name)]
             offsets[Split(unquote(name), topic_id, int(partition), kind)] = (int(start), int(end))
+    kinds = {topic: FileGap for topic, (kind, _) in known.items() if kind == FILES}
     return BronzeCommit(
         int(entry["batch"]),
         int(entry["rows"]),
         int(entry["quarantined"]),
         offsets,
         tuple(
-            (FileGap if topic in known and known[topic][0] == FILES else Gap)(
-                topic, topic_id, int(p), int(a), int(b) if b else None
-            )
-            for topic, p, topic_id, a, b in _GAP.findall(str(entry.get("gaps", "")))
+            kinds.get(topic, Gap)(topic, topic_id, int(partition), int(start), int(end) if end else None)
+            for topic, partition, topic_id, start, end in _GAP.findall(str(entry.get("gaps", "")))
         ),
         {topic: Split(topic, topic_id, 0, kind) for topic, (kind, topic_id) in known.items()},
-        int(entry.get("timestamp") or 0),
         int(entry.get("suppressed") or 0),
         int(entry.get("kept_rows") or 0),
     )

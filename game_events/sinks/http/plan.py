@@ -20,8 +20,8 @@ from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.lakehouse.tables import table_id
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.steps import Export
 from game_events.sinks.http.changes import OnReplaced, Step, find_changes
 from game_events.sinks.http.chunks import ChunkOrigin, CutChunks
 from game_events.sinks.http.rows import file_rows, folder_table, new_files, new_rows

@@ -18,9 +18,9 @@ from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn, txn
 from game_events.lakehouse.tables import paths, table_id
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.reporting.steps import Export
 from game_events.sinks.http.changes import OnReplaced
 from game_events.sinks.http.delivery import preflight
 from game_events.sinks.http.outcomes import DELIVERY_LOG

@@ -24,7 +24,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.staging import StagedFile, file_system, staged
 from game_events.lakehouse.data.worker_job import WorkerJob
-from game_events.pipeline.reporting.export_result import LATENCIES_REPORTED, TaskAccount
+from game_events.pipeline.reporting.steps import LATENCIES_REPORTED, TaskAccount
 from game_events.sinks.http.delivery import LOCKED_OUT, Calls, client
 from game_events.sinks.http.outcomes import DELIVERY_LOG, ChunkResult, about, add, append
 from game_events.sinks.http.rate_limiter import LimiterAddress, RateLimiter

@@ -10,9 +10,9 @@ import pytest
 
 from game_events.errors import DataError
 from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline.checks.gaps import losses, offsets_lost
 from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
-from game_events.pipeline.observability.event_rows import RunFacts, event_rows
+from game_events.pipeline.checks.source import losses, offsets_lost
+from game_events.pipeline.observability.event_log import RunFacts, event_rows
 from game_events.pipeline.runs.backlog import backlog
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.state.offsets import topic_id_read

@@ -70,7 +70,7 @@ def test_each_run_counts_its_own_rows_and_comes_to_what_a_count_of_all_rows_come
     assert (found.bronze, found.quarantined, found.unrouted) == (13, 4, 3)
     checks = {check.name: check for check in CHECKS}
     assert checks[CONSERVED].run(pipeline).covers == WHOLE
-    in_run = checks[CONSERVED].made_in_run(pipeline, RunReport())
+    in_run = checks[CONSERVED].in_run(pipeline, RunReport())
     assert in_run is not None
     assert in_run.covers == NEW
 

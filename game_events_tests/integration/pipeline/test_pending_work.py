@@ -19,9 +19,9 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs.backlog import is_small_run
 from game_events.pipeline.runs.pending_work import find_pending_work
 from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.runs.run_size import RunSize, run_size
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.servers.registry_proxy import RegistryProxy
@@ -166,13 +166,13 @@ def test_the_size_of_the_work_is_known_before_spark_is_started(
     send_events(settings, [Event("uno", 1)])
     work = find_pending_work(settings).work
     assert work is not None
-    assert run_size(work) == RunSize.SMALL
+    assert is_small_run(work)
     refresh(make_pipeline(settings))
     assert find_pending_work(settings).work is None
     lost_table("gold_uno_player_agg")(make_pipeline(settings))
     work = find_pending_work(settings).work
     assert work is not None
-    assert run_size(work) != RunSize.SMALL
+    assert not is_small_run(work)
 
 
 def test_before_the_first_run_there_is_work_and_nothing_is_made(make_settings: MakeSettings) -> None:

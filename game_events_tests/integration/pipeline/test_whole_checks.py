@@ -17,12 +17,12 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, UNIFIED, Lakehouse
-from game_events.pipeline.checks import freshness
 from game_events.pipeline.checks import registry as whole_checks
-from game_events.pipeline.checks.freshness import fresh
+from game_events.pipeline.checks import source as source_checks
 from game_events.pipeline.checks.gold_recompute import gold_equals_recompute
 from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
 from game_events.pipeline.checks.registry import check_after_run
+from game_events.pipeline.checks.source import fresh
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode
 from game_events.pipeline.runs.refresh import refresh
@@ -197,7 +197,7 @@ def test_bronze_is_fresh_until_it_is_too_old_and_then_it_is_said_whose_doing_tha
     assert fresh(copies(freshness_s=3600)).passed
     nothing = make_pipeline(make_settings(lakehouse=settings.lakehouse + "-other", freshness_s=1))
     assert not fresh(nothing).passed
-    monkeypatch.setattr(freshness, "time", SimpleNamespace(time=lambda: time.time() + 3600))
+    monkeypatch.setattr(source_checks, "time", SimpleNamespace(time=lambda: time.time() + 3600))
     strict = copies(freshness_s=1800)
     found = fresh(strict)
     assert (found.passed, found.wrong_rows, found.counts["unread_records"]) == (False, False, 0)

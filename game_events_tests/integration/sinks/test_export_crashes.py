@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from game_events.lakehouse.tables import paths
-from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.steps import Export
 from game_events.sinks.http.changes import OnReplaced
 from game_events.sinks.http.failed_chunks import export_status
 from game_events.sinks.http.plan import plan_slice

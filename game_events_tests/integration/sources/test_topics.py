@@ -11,8 +11,8 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.checks.gaps import offsets_lost
 from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
+from game_events.pipeline.checks.source import offsets_lost
 from game_events.pipeline.observability.lag import read_lag
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.backlog import backlog

@@ -21,7 +21,7 @@ from game_events.lakehouse.maintenance.compaction import FULL_GOAL, LOOP_GOAL, j
 from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles, delete_files, orphans
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.maintenance.incremental import IncrementalMaintenance
+from game_events.pipeline.maintenance.run import IncrementalMaintenance
 from game_events_tests.support.tables import SCHEMA, committed_files, data_files, numbers, plan, rows, staged_numbers
 
 OURS = {BATCH_INFO: "1"}

@@ -24,8 +24,8 @@ from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.orchestration.sensors import data_alarms as sensor
 from game_events.orchestration.sensors.alerts import build_alerts
 from game_events.orchestration.sensors.data_alarms import Watch, build_data_alarms
-from game_events.pipeline.checks import freshness
-from game_events.pipeline.checks.freshness import fresh
+from game_events.pipeline.checks import source as source_checks
+from game_events.pipeline.checks.source import fresh
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.state.commit_info import batch_info
 from game_events.sources.core.source import Gap, Split
@@ -50,7 +50,7 @@ class World:
         ).get_repository_def()
         clock = SimpleNamespace(time=lambda: time.time() + self.later_s)
         monkeypatch.setattr(sensor, "time", clock)
-        monkeypatch.setattr(freshness, "time", clock)
+        monkeypatch.setattr(source_checks, "time", clock)
 
     @property
     def bronze(self) -> Table:

@@ -11,8 +11,8 @@ from game_events.errors import DataError, TransientError
 from game_events.lakehouse.event_columns import OWN_COLUMNS
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze.data_loss import refuse_unless_recorded
-from game_events.pipeline.checks.gaps import offsets_lost
 from game_events.pipeline.checks.offsets import offsets_continuous
+from game_events.pipeline.checks.source import offsets_lost
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.state.commit_info import batch_info

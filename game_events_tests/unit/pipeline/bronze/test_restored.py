@@ -20,8 +20,7 @@ from game_events.lakehouse.tables import QUARANTINE, UNIFIED
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.offset_plan import is_gone, not_there_any_more
 from game_events.pipeline.erasure.run import forget
-from game_events.pipeline.maintenance.incremental import COMMITS, IncrementalMaintenance
-from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.maintenance.run import COMMITS, IncrementalMaintenance, maintain
 from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from deltalake.exceptions import DeltaError
-from py4j.protocol import Py4JError, Py4JNetworkError
+from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from game_events.config.settings import Settings
@@ -15,7 +15,7 @@ from game_events.errors import ConfigurationError, ConflictError, DataError, Tra
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.continuous import loop as loop_module
-from game_events.pipeline.continuous.loop import JOB_ATTEMPTS, Loop, first_line
+from game_events.pipeline.continuous.loop import JOB_ATTEMPTS, Loop
 from game_events.pipeline.reporting.result import BronzeResult
 from game_events.spark.crashed_workers import WorkerCrashError
 
@@ -181,10 +181,3 @@ def test_a_full_slice_is_followed_by_the_next_cycle_without_new_records(make_loo
     loop.wait_for = lambda: loop.stop.set() if loop.report.looks else None
     loop.run()
     assert len(seen) == 3
-
-
-def test_what_a_failed_job_says_is_why_it_failed_and_not_which_call_it_was():
-    said = "An error occurred while calling o67.collectToPython.\n: org.apache.spark.SparkException: No space left\n\tat x"
-    assert first_line(Py4JError(said)) == "org.apache.spark.SparkException: No space left"
-    assert first_line(Py4JError("An error occurred while calling o67")) == "An error occurred while calling o67"
-    assert first_line(OSError("disk\nfull")) == "disk"

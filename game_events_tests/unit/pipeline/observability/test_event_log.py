@@ -20,8 +20,7 @@ from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.observability import event_log as event_log_module
-from game_events.pipeline.observability.event_log import RunLog, recorded
-from game_events.pipeline.observability.event_rows import RunFacts, event_rows
+from game_events.pipeline.observability.event_log import RunFacts, RunLog, event_rows, recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import COUNTER_KINDS, NOTICES_KEPT
 from game_events.pipeline.reporting.steps import CheckResult
@@ -255,3 +254,11 @@ def test_a_look_at_the_last_day_opens_no_file_without_rows_of_it(tmp_path, monke
     assert {r["run_id"] for r in read_events(lakehouse, now - timedelta(hours=30)).to_pylist()} == {"run-0", "run-1"}
     assert len(opened) == 2
     assert [r["run_id"] for r in read_events(lakehouse, newest_files=1).to_pylist()] == ["run-0"]
+
+
+def test_a_check_that_could_not_be_made_shows_no_secret():
+    check = CheckResult("fresh", "bronze", False, "could not be made: GET http://me:hunter22@store/x failed")
+    report = RunReport(checks=[check])
+    rows = list(event_rows(report, RunFacts("run", 1.0), load_settings()))
+    assert [r for r in rows if r["kind"] == "check"]
+    assert "hunter22" not in str(rows)

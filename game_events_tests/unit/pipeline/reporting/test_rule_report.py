@@ -11,7 +11,7 @@ from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.tables import Table
 from game_events.orchestration.events.metadata import table_metadata
-from game_events.pipeline.observability.event_rows import RunFacts, event_rows
+from game_events.pipeline.observability.event_log import RunFacts, event_rows
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
 from game_events.pipeline.reporting.tables import RuleCounts, TableReport

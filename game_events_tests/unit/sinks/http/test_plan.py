@@ -11,8 +11,8 @@ import pytest
 
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.reporting.export_result import Export
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.steps import Export
 from game_events.sinks.http import plan
 from game_events.sinks.http.changes import OnReplaced
 from game_events.sinks.http.chunks import CutChunks

@@ -17,7 +17,7 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConflictError, TransientError
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse, paths
-from game_events.pipeline.reporting.export_result import Export
+from game_events.pipeline.reporting.steps import Export
 from game_events.sinks.http import rate_limiter, rate_window
 from game_events.sinks.http.chunks import CutChunks
 from game_events.sinks.http.delivery import retry_after_s

@@ -1,42 +1,40 @@
-"""Check that bronze is fresh, and if not, whether the pipeline lags or the producers send nothing."""
+"""Checks of what bronze's commits tell of its source: how long no records came, and which were gone before they were read."""
 
+import hashlib
+import json
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from game_events.errors import GameEventsError
+from game_events.errors import GameEventsError, first_few
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.tables import Table, add_actions
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.steps import CheckResult
+from game_events.pipeline.reporting.steps import NEW, WHOLE, CheckResult
 from game_events.pipeline.state.commit_info import bronze_commit
 from game_events.pipeline.state.offsets import next_offsets
+from game_events.sources.core.source import Gap
 
-FRESH = "fresh"
+FRESH, LOST = "fresh", "offsets_lost"
 #: Newest commits that are searched for one with records.
 HISTORY = 50
+#: Gaps in a summary.
+SHOWN = 5
 
 
 @dataclass(frozen=True)
 class LastRecords:
-    """When bronze's last commit of records was made.
-
-    `exact`: False: it may be older, as the commits before `time` are not in the log any more. `none_yet`: no commit had
-    records: `time` is that of the table's creation.
-    """
+    """When bronze's last commit of records was made; `known`: what is known of that time, with a place for its age."""
 
     time: datetime
-    exact: bool = True
-    none_yet: bool = False
+    known: str = "the last records came {} ago"
 
     def __str__(self) -> str:
-        age = f"{self.age():,.0f} s"
-        if self.none_yet:
-            return f"no records were read since the table was created {age} ago"
-        return f"the last records came {age} ago" if self.exact else f"no records came for {age} or longer"
+        return self.known.format(f"{self.age():,.0f} s")
 
     def age(self) -> float:
         """Seconds since `time`."""
@@ -87,10 +85,12 @@ def last_records(bronze: Table, version: int) -> LastRecords | None:
             continue
         # A replay adds rows of quarantine, the repair of a restored table none: the producers sent nothing.
         read = note.offsets is not None and note.rows + note.quarantined + note.suppressed > 0
-        if read or note.batch == 0:
-            return LastRecords(oldest, none_yet=not read)
+        if read:
+            return LastRecords(oldest)
+        if note.batch == 0:
+            return LastRecords(oldest, "no records were read since the table was created {} ago")
     # Maintenance deletes old log entries: without new records also that of the last commit with records.
-    return None if oldest is None else LastRecords(oldest, exact=False)
+    return None if oldest is None else LastRecords(oldest, "no records came for {} or longer")
 
 
 def _newest_record(handle: DeltaTable) -> datetime | None:
@@ -100,3 +100,61 @@ def _newest_record(handle: DeltaTable) -> datetime | None:
         return None
     newest: datetime | None = pc.max(actions.column("max._kafka_timestamp")).as_py()
     return newest if newest is None or newest.tzinfo else newest.replace(tzinfo=UTC)
+
+
+def offsets_lost(pipeline: Pipeline, recent: int | None = None) -> CheckResult:
+    """Check that no records expired, or were deleted with their topic, before they were read.
+
+    With GAME_EVENTS_ON_DATA_LOSS=record_gap runs skip them: the tables are right, but records are lost.
+
+    `recent`: check this number of the newest commits; None: all of Delta's log.
+    """
+    handle, covers = pipeline.bronze.open(), WHOLE if recent is None else NEW
+    if handle is None:
+        return CheckResult(LOST, "bronze", True, "there is no bronze table yet")
+    notes = [note for entry in handle.history(recent) if (note := bronze_commit(entry)) is not None]
+    gaps = [gap for note in notes for gap in note.gaps]
+    counts = {
+        "commits": len(notes),
+        "gaps": len(gaps),
+        "offsets_lost": sum(gap.offsets or 0 for gap in gaps),
+        "gaps_of_unknown_length": sum(gap.offsets is None for gap in gaps),
+    }
+    if not gaps:
+        return CheckResult(LOST, "bronze", True, f"the last {len(notes):,} commits skipped nothing", counts, covers=covers)
+    return CheckResult(LOST, "bronze", False, gaps_in_words(gaps), counts, version=handle.version(), covers=covers)
+
+
+def gaps_in_words(gaps: Sequence[Gap]) -> str:
+    """Text that names the first gaps."""
+    return f"gone before they were read: {first_few(gaps, SHOWN)}"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Gaps that a commit of bronze skipped.
+
+    `gaps`: what is lost. `run_id`: the run that committed it, if known.
+    """
+
+    gaps: tuple[Gap, ...]
+    run_id: str | None
+
+    @property
+    def key(self) -> str:
+        """Identity of the loss, for deduplication."""
+        parts = [[g.topic, g.topic_id, g.partition, g.start, g.end] for g in self.gaps]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def losses(bronze: Table, version: int, above: int, since_ms: int = 0) -> Iterator[Loss]:
+    """Losses of a range of versions, the newest first.
+
+    They are the versions after `above`, with commits not older than `since_ms` (milliseconds since 1970).
+    """
+    for info in TableLog(bronze).infos(version, above):
+        if int(info.get("timestamp") or 0) < since_ms:
+            return
+        note = bronze_commit(info)
+        if note is not None and note.gaps:
+            yield Loss(note.gaps, str(info["run_id"]) if "run_id" in info else None)

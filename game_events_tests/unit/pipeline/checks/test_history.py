@@ -10,8 +10,15 @@ from deltalake import DeltaTable, write_deltalake
 
 from game_events.lakehouse.system_tables.event_log import append_events
 from game_events.lakehouse.tables import BRONZE, Lakehouse
-from game_events.pipeline.checks.schema_drift import LOOK_BACK_FILES, column_changes, schema_drift
-from game_events.pipeline.checks.volume import MIN_DAYS, daily_rows, is_unusual, volume
+from game_events.pipeline.checks.history import (
+    LOOK_BACK_FILES,
+    MIN_DAYS,
+    column_changes,
+    daily_rows,
+    is_unusual,
+    schema_drift,
+    volume,
+)
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport

@@ -1,0 +1,13 @@
+"""What is shown of an error's text."""
+
+from py4j.protocol import Py4JError
+
+from game_events.errors import first_line
+
+
+def test_what_a_failed_job_says_is_why_it_failed_and_not_which_call_it_was():
+    said = "An error occurred while calling o67.collectToPython.\n: org.apache.spark.SparkException: No space left\n\tat x"
+    assert first_line(Py4JError(said)) == "org.apache.spark.SparkException: No space left"
+    assert first_line(Py4JError("An error occurred while calling o67")) == "An error occurred while calling o67"
+    assert first_line(OSError("disk\nfull")) == "disk"
+    assert first_line(OSError()) == "OSError"
