@@ -17,10 +17,11 @@ GAME_PATTERN = r"^[a-z0-9][a-z0-9_]{0,62}$"
 RESERVED_GAMES = ("unified",)
 #: Legal for folders, SQL without quotes, and Dagster (`dagster._core.definitions.utils.VALID_NAME_REGEX`).
 _NOUN = r"^[a-z][a-z0-9_]{0,99}$"
+PROGRESS = "progress"
 #: The pipeline's system tables: only the prefix changes their names.
 OWN = (
     "schemas",
-    "progress",
+    PROGRESS,
     "event_log",
     "suppressed_entities",
     "source_files",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from deltalake import DeltaTable, PostCommitHookProperties
 
-from game_events.lakehouse.tables import PROGRESS
+from game_events.config.naming import PROGRESS
 
 #: Checkpoints keep removals so much longer: the latest time for maintenance to delete the file. After that it is an orphan.
 REMEMBERED_S = 2 * 3600

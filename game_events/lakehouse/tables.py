@@ -28,6 +28,7 @@ from game_events.lakehouse.format_version import refuse_newer
 from game_events.lakehouse.handle import Entry, Handle
 from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import delta_options
 
@@ -35,7 +36,6 @@ BRONZE = "bronze_events"
 QUARANTINE = "quarantine_events"
 UNIFIED = "gold_unified_player_agg"
 SCHEMAS = "schemas"
-PROGRESS = "progress"
 EVENT_LOG = "event_log"
 SUPPRESSED = "suppressed_entities"
 SOURCE_FILES = "source_files"
@@ -129,6 +129,7 @@ class Table:
             table's log, which outlives the rows.
         owners, tags: from the settings.
         read_only: whatever would change the table raises ReadOnlyError.
+        retention: of its removed files and log entries.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Table:
     owners: tuple[str, ...] = ()
     tags: tuple[tuple[str, str], ...] = ()
     read_only: bool = False
+    retention: Retention = field(default_factory=Retention)
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -246,6 +248,7 @@ class Lakehouse:
         called: Names | None = None,
         labels: Labels | None = None,
         read_only: bool = False,
+        retention: Retention | None = None,
     ) -> None:
         """Local roots become absolute, so that Spark's workers find them.
 
@@ -257,6 +260,7 @@ class Lakehouse:
         self.labels = labels or Labels()
         self.called = called or Names()
         self.read_only = read_only
+        self.retention = retention or Retention()
         if root.startswith("file://"):
             root = root.removeprefix("file://")
         if "://" not in root:
@@ -275,13 +279,15 @@ class Lakehouse:
             ConfigurationError: the root is an existing file, or an object store that is not safe to write to.
         """
         options, labels = delta_options(settings), Labels.of(settings)
-        return cls(settings.lakehouse, options, settings.key_column, settings.names, labels, read_only)
+        retention = Retention(settings.retention_h, settings.derived_retention_h)
+        return cls(settings.lakehouse, options, settings.key_column, settings.names, labels, read_only, retention)
 
     def table(self, key: str) -> Table:
         """The table of that key, existing or not."""
         name = self.called.name_of(key)
         owners, tags = self.labels.of_layer(layer_of(key))
-        return Table(name, f"{self.root}/{name}", self.options, self.person, key, owners, tags, self.read_only)
+        where = name, f"{self.root}/{name}", self.options
+        return Table(*where, self.person, key, owners, tags, self.read_only, self.retention)
 
     def key(self, name: str) -> str:
         """The key of the table of a name: what `table` takes."""

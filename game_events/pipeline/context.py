@@ -16,7 +16,6 @@ from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
 from game_events.decoding.core.kept_columns import kept_columns
 from game_events.lakehouse.handle import KeptHandles
-from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
 from game_events.pipeline.schemas.catalog import SchemaCatalog
@@ -152,11 +151,6 @@ class Pipeline:
             known = FileSchemas(registry, framed=settings.files_framed)
         limits = {"max_columns": settings.max_columns, "max_unknown_ids": settings.max_unknown_ids}
         return SchemaCatalog(known, self.lakehouse, settings.message_types, kept=kept_columns(settings), **limits)
-
-    @property
-    def retention(self) -> Retention:
-        """Retention of unreferenced files and log entries."""
-        return Retention(self.settings.retention_h, self.settings.derived_retention_h)
 
     @cached_property
     def extensions(self) -> Extensions:

@@ -20,7 +20,7 @@ import sysconfig
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.machinery import PathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
@@ -31,8 +31,10 @@ SESSION, NO_SESSION = "SPARK_JOB_ARTIFACT_UUID", "default"
 #: Seconds: longer than a Connect server keeps a session without requests (60 minutes by default). For a living session Spark
 #: connects to its daemon's port, and another program could have taken that of a daemon that has ended.
 IDLE_S = 3_900.0
-#: Folders of Python's own modules and of installed libraries: those are believed not to change while a server runs.
+#: Folders of Python's own modules and of installed libraries, and their names elsewhere (a user's own, a distribution's): these
+#: modules are believed not to change while a server runs.
 _INSTALLED = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_INSTALLED_NAMES = frozenset({"site-packages", "dist-packages"})
 
 
 def without_archives(path: list[str]) -> list[str]:
@@ -51,7 +53,18 @@ def _file(module: ModuleType) -> Path | None:
     if name is None:
         return None
     file = next((path for path in (Path(name), *Path(name).parents) if path.is_file()), None)
-    return None if file is None or str(file.resolve()).startswith(_INSTALLED) else file
+    if file is None or str(file.resolve()).startswith(_INSTALLED) or not _INSTALLED_NAMES.isdisjoint(file.parts):
+        return None
+    return file
+
+
+def _package(name: str) -> str:
+    """The first part of a module's name."""
+    return name.partition(".")[0]
+
+
+def _is_compiled(module: ModuleType) -> bool:
+    return str(getattr(module, "__file__", None)).endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def _state(file: Path) -> tuple[int, int] | None:
@@ -64,10 +77,14 @@ def _state(file: Path) -> tuple[int, int] | None:
 
 
 class ChangingModules:
-    """The modules that tasks of this worker have imported, other than installed ones, each with its file's state."""
+    """The modules that tasks of this worker have imported, other than installed ones, each with its file's state.
+
+    Packages with a compiled module stay as they are: most of those cannot be loaded twice in a process.
+    """
 
     def __init__(self) -> None:
         self._installed = set(sys.modules)
+        self._compiled: set[str] = set()
         self._found: dict[str, tuple[Path, tuple[int, int] | None]] = {}
 
     def run(self, task: Task, infile: BinaryIO, outfile: BinaryIO) -> None:
@@ -84,10 +101,13 @@ class ChangingModules:
             self._remember(began_ns)
 
     def _remember(self, began_ns: int) -> None:
-        for name, module in list(sys.modules.items()):
-            if name in self._installed or name in self._found:
-                continue
-            file = _file(module)
+        new = {n: m for n, m in list(sys.modules.items()) if n not in self._installed and n not in self._found}
+        self._compiled |= {_package(name) for name, module in new.items() if _is_compiled(module)}
+        for name in [name for name in self._found if _package(name) in self._compiled]:
+            del self._found[name]
+            self._installed.add(name)
+        for name, module in new.items():
+            file = None if _package(name) in self._compiled else _file(module)
             if file is None:
                 self._installed.add(name)
                 continue
@@ -134,7 +154,7 @@ def main() -> None:
     import game_events.pipeline.bronze.worker  # noqa: PLC0415
     import game_events.pipeline.fanout.worker  # noqa: F401, PLC0415
 
-    for name in [name for name in sys.modules if name.partition(".")[0] == "game_events"]:
+    for name in [name for name in sys.modules if _package(name) == "game_events"]:
         del sys.modules[name]
     daemon: Any = importlib.import_module("pyspark.daemon")
     daemon.worker_main = partial(ChangingModules().run, daemon.worker_main)

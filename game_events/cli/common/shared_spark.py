@@ -69,11 +69,15 @@ def withdraw(settings: Settings) -> None:
 
 
 def shared_spark(settings: Settings) -> SharedSpark | None:
-    """The server, if it is there and a JVM of the run's own would be no different; a run on an object store has its own.
+    """The server, if it is there and a JVM of the run's own would be no different.
 
-    The server's workers would have the store's credentials of `game-events up`, not those of the run.
+    A run on an object store has its own: the server's workers would have the credentials of `game-events up`. So has a run that
+    ships files (the workers of a session may hold modules of an earlier session's files), and one with a relative path in
+    `PYTHONPATH` (the server has another current folder).
     """
     if settings.spark_remote or not settings.warm_spark or is_remote(settings.lakehouse):
+        return None
+    if settings.spark_py_files or not all(map(os.path.isabs, _python_path())):
         return None
     file = settings.state_dir / FILE
     # Else another user could name a server, which would be sent plans with Kafka's password.
@@ -97,9 +101,14 @@ def leave(found: SharedSpark) -> None:
         os.environ.pop(name, None)
 
 
+def _python_path() -> list[str]:
+    found = os.environ.get("PYTHONPATH")
+    return found.split(os.pathsep) if found else []
+
+
 def _digest(settings: Settings) -> str:
     conf: Mapping[str, str] = {key: value for key, value in spark_config(settings).items() if key != DEFAULT_JAVA_OPTIONS}
-    places = [sys.executable, str(PACKAGE), os.environ.get("PYTHONPATH", "")]
+    places = [sys.executable, str(PACKAGE), *_python_path()]
     return hashlib.sha256(json.dumps([places, conf], sort_keys=True).encode()).hexdigest()
 
 

@@ -26,7 +26,7 @@ from game_events.lakehouse.data.staging import StagedFile, discard, unseen
 from game_events.lakehouse.descriptions import comments_of, describe, described, undescribed
 from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.handle import log_retention_s
-from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEEP_LOG, Retention
+from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEEP_LOG
 from game_events.lakehouse.storage.errors import storage_error
 from game_events.lakehouse.tables import Table, add_actions, paths, table_id, version_of
 
@@ -227,7 +227,7 @@ def _create(plan: Commit, attempt: _Attempt, wanted: pa.Schema, properties: Comm
         partition_by=list(plan.partition_by),
         name=plan.table.name,
         description=plan.description,
-        configuration={**own, **Retention().properties(plan.table.key)},
+        configuration={**own, **plan.table.retention.properties(plan.table.key)},
         storage_options=plan.table.options,
         commit_properties=properties,
         post_commithook_properties=KEEP_LOG,

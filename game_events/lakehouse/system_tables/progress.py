@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from game_events.config.naming import PROGRESS
 from game_events.errors import without_quotes
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.retry import retry_on_conflict
@@ -23,7 +24,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.handle import KeptHandles
 from game_events.lakehouse.layers import OWN_GOLD, Layer
 from game_events.lakehouse.system_tables.system_table import SystemTable, schema_of
-from game_events.lakehouse.tables import PROGRESS, Lakehouse, table_id, version_of
+from game_events.lakehouse.tables import Lakehouse, table_id, version_of
 
 ATTEMPTS = 20
 SCHEMA = schema_of(

@@ -159,7 +159,7 @@ class Loop:
     _line_at: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self.maintenance = IncrementalMaintenance(self.pipeline.lakehouse, self.pipeline.retention)
+        self.maintenance = IncrementalMaintenance(self.pipeline.lakehouse)
 
     def run(self) -> LoopReport:
         """Cycle until stopped.

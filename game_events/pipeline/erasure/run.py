@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from deltalake import DeltaTable
 
+from game_events.config.naming import PROGRESS
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import commit
@@ -24,7 +25,6 @@ from game_events.lakehouse.system_tables.suppressed import HASH_CHARS, add_suppr
 from game_events.lakehouse.tables import (
     BRONZE,
     EVENT_LOG,
-    PROGRESS,
     QUARANTINE,
     SCHEMAS,
     SUPPRESSED,

@@ -13,6 +13,7 @@ from functools import partial
 
 from deltalake import DeltaTable
 
+from game_events.config.naming import PROGRESS
 from game_events.errors import ConfigurationError, ConflictError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import failpoints
@@ -20,11 +21,10 @@ from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.restores import unchecked_restore
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL, LOOP_GOAL, Goal, join_files, small_files
 from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles, delete_files, orphans
-from game_events.lakehouse.retention import Retention, is_derived
+from game_events.lakehouse.retention import is_derived
 from game_events.lakehouse.tables import (
     EVENT_LOG,
     OWN_TABLES,
-    PROGRESS,
     QUARANTINE,
     UNIFIED,
     Lakehouse,
@@ -81,7 +81,6 @@ class IncrementalMaintenance:
     """Maintenance of the tables that one loop commits to, within a share of its time."""
 
     lakehouse: Lakehouse
-    retention: Retention
     _commits: dict[str, int] = field(default_factory=dict)
     _checked_at: dict[str, float] = field(default_factory=dict)
     _logs: dict[str, ReplacedFiles] = field(default_factory=dict)
@@ -121,7 +120,7 @@ class IncrementalMaintenance:
         self._commits.pop(name, None)
         self._checked_at[name] = time.monotonic()
         known = self._logs.setdefault(name, ReplacedFiles(table))
-        done = _maintained(table, lambda _, handle, done: _tidy(known, handle, LOOP_GOAL, self.retention, done))
+        done = _maintained(table, lambda _, handle, done: _tidy(known, handle, LOOP_GOAL, done))
         if done.error:
             log.warning("maintenance=failed table=%s why=%r", name, done.error)
         return done
@@ -144,10 +143,10 @@ def _maintained(table: Table, work: Callable[[Table, DeltaTable, TableMaintenanc
     return done
 
 
-def _tidy(known: ReplacedFiles, handle: DeltaTable, goal: Goal, retention: Retention, done: TableMaintenance) -> DeltaTable:
+def _tidy(known: ReplacedFiles, handle: DeltaTable, goal: Goal, done: TableMaintenance) -> DeltaTable:
     """Compact a table, then delete files that were removed longer ago than the retention; returns the newest version."""
     table = known.table
-    if retention.apply(table.key, handle):
+    if table.retention.apply(table.key, handle):
         handle = table.open() or handle
     groups = _groups_of(table, handle, goal)
     for group in groups:
@@ -157,7 +156,7 @@ def _tidy(known: ReplacedFiles, handle: DeltaTable, goal: Goal, retention: Reten
         done.joined_bytes += landed.bytes
     handle = (table.open() or handle) if groups else handle
     known.read_log(handle)
-    done.replaced += known.delete(retention.seconds(table.key))
+    done.replaced += known.delete(table.retention.seconds(table.key))
     done.waiting, done.files = len(known.waiting), len(paths(handle))
     return handle
 
@@ -183,7 +182,7 @@ def _refuse_partitioned(table: Table, handle: DeltaTable) -> None:
 
 def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     known = ReplacedFiles(table)
-    handle = _tidy(known, handle, FULL_GOAL, pipeline.retention, done)
+    handle = _tidy(known, handle, FULL_GOAL, done)
     found = _orphans(pipeline, table, known, dry_run=False)
     done.orphan_bytes += sum(found.values())
     done.orphans += delete_files(table, sorted(found))
@@ -191,7 +190,7 @@ def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaint
     if known.entries > LOG_ENTRIES:
         handle.create_checkpoint()
         failpoints.reach("checkpoint_written", table.name)
-    TableLog(table).delete_expired(pipeline.retention.seconds(table.key))
+    TableLog(table).delete_expired(table.retention.seconds(table.key))
 
 
 def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
@@ -200,7 +199,7 @@ def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMain
     done.joined, done.into = sum(len(group) for group in groups), len(groups)
     known = ReplacedFiles(table)
     known.read_log(handle)
-    done.replaced = len(known.due(pipeline.retention.seconds(table.key)))
+    done.replaced = len(known.due(table.retention.seconds(table.key)))
     done.waiting, done.files = len(known.waiting) - done.replaced, len(paths(handle))
     found = _orphans(pipeline, table, known, dry_run=True)
     done.orphans, done.orphan_bytes = len(found), sum(found.values())

@@ -1,7 +1,7 @@
 """One run over all layers, or over selected ones, for Dagster's jobs and assets and the command line."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pyspark.sql import functions as F
 
@@ -59,8 +59,6 @@ class TriggeredRun:
     report: RunReport
     selection: Selection = EVERYTHING
     ignore_intervals: bool = False
-    #: The step of bronze has checked bronze and quarantine, just now.
-    _loaded: bool = field(default=False, init=False)
 
     @property
     def steps(self) -> Mapping[str, Callable[[], None]]:
@@ -84,7 +82,6 @@ class TriggeredRun:
             replace_bronze(self.pipeline, self.report)
         if Layer.BRONZE in chosen.update:
             load_bronze(self.pipeline, self.report)
-            self._loaded = True
             replay_what_became_known(self.pipeline, self.report)
 
     def silver(self) -> None:
@@ -94,8 +91,7 @@ class TriggeredRun:
         if Layer.SILVER in full and not (Layer.BRONZE in full and full[Layer.SILVER] is None):
             refresh_silver(self.pipeline, self.report, full[Layer.SILVER], full=True)
         if Layer.SILVER in update:
-            just_loaded, self._loaded = self._loaded, False
-            refresh_silver(self.pipeline, self.report, update[Layer.SILVER], just_loaded=just_loaded)
+            refresh_silver(self.pipeline, self.report, update[Layer.SILVER])
             if update[Layer.SILVER] is None:
                 self.report.visible(Layer.SILVER)
 
@@ -142,7 +138,7 @@ def cycle(pipeline: Pipeline, report: RunReport, *, until: SourceSnapshot, gold:
     if not go_on():
         return
     replay_what_became_known(pipeline, report)
-    refresh_silver(pipeline, report, just_loaded=True)
+    refresh_silver(pipeline, report)
     report.visible(Layer.SILVER)
     if gold and go_on():
         _refresh_aggregates(pipeline, report)

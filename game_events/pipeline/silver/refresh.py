@@ -14,6 +14,7 @@ from game_events.errors import ConflictError, ExtensionError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures, incarnation
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games
+from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
@@ -44,23 +45,23 @@ def refresh_silver(
     games: frozenset[str] | None = None,
     *,
     full: bool = False,
-    just_loaded: bool = False,
 ) -> None:
     """Add bronze's new rows to silver; `report` gets an entry for each game that changed or failed.
 
     `games`: only these; without them, the low watermark moves. `full`: replace their tables by all rows that bronze has of
-    them. `just_loaded`: `load_bronze` has checked bronze and quarantine in this cycle.
+    them.
 
     Raises:
         DataError: bronze or quarantine was restored by hand, or quarantine was deleted: a commit to quarantine would hide that
             from every later run.
     """
     began = time.monotonic()
-    handle = pipeline.bronze.open() if just_loaded else (intact_tables(pipeline, report) or (None, None))[0]
-    if handle is None or not has_decoded_columns(handle):
-        return  # there is no record of a selected message type yet
     for attempt in range(GAME_ATTEMPTS):
-        source = SilverInput.of(pipeline, pipeline.bronze.open() or handle if attempt else handle)
+        # Also right after bronze's step: Dagster's steps may have waited between them.
+        handle, _ = intact_tables(pipeline, report) or (None, None)
+        if handle is None or not has_decoded_columns(handle):
+            return  # there is no record of a selected message type yet
+        source = SilverInput.of(pipeline, handle)
         try:
             _refresh(SilverRun(pipeline, source, pipeline.progress.read(source.bronze.key), report, games, full))
             break
@@ -129,6 +130,7 @@ def _retry(run: SilverRun, result: PassResult) -> tuple[SilverRun, PassResult]:
     """Passes over the games to retry until there is none, or attempts run out; and the run with the bronze of the last pass."""
     for attempt in range(GAME_ATTEMPTS):
         bronze = run.pipeline.bronze.open() if result.retry else None
+        bronze = refuse_restored(run.pipeline.bronze, bronze) if bronze is not None else None
         if bronze is not None and run.full and attempt:
             # A concurrent run has decided on rows that this run has not read.
             run = replace(run, source=SilverInput.of(run.pipeline, bronze))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from game_events.lakehouse.tables import BRONZE, PROGRESS, UNIFIED, Table, gold_name, silver_name
+from game_events.config.naming import PROGRESS
+from game_events.lakehouse.tables import BRONZE, UNIFIED, Table, gold_name, silver_name
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.reconciliation import coordinates, count

@@ -22,8 +22,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from game_events.config.naming import PROGRESS
 from game_events.errors import GameEventsError
-from game_events.lakehouse.tables import PROGRESS, UNIFIED, Lakehouse
+from game_events.lakehouse.tables import UNIFIED, Lakehouse
 from game_events_tests.support.model.plans import REJECTS
 from game_events_tests.support.model.world import BRONZE, GAMES, NOBODY, SCHEMAS, SILVER, World
 from game_events_tests.support.worlds.waves import PowerCut

@@ -1,11 +1,13 @@
 """Spark's Python daemon: the path and the modules of its workers, and when it ends."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pyspark
 import pytest
@@ -144,3 +146,43 @@ def test_installed_modules_stay():
     modules.run(lambda *_: None, None, None)
     assert "colorsys" in sys.modules
     assert before <= set(sys.modules)
+
+
+def test_modules_of_a_library_elsewhere_stay(folder, monkeypatch):
+    for place in ("site-packages", "dist-packages"):
+        (folder / place).mkdir()
+        monkeypatch.syspath_prepend(str(folder / place))
+        modules = ChangingModules()
+        write(folder / place / f"{NAME}.py", "first", age_s=20)
+        first = imported(modules)
+        write(folder / place / f"{NAME}.py", "other", age_s=10)
+        assert imported(modules) is first
+        del sys.modules[NAME]
+
+
+def test_a_package_with_a_compiled_module_is_loaded_once(folder):
+    """As NumPy on `PYTHONPATH`: its second import in a process fails."""
+    compiled = Path(next(m.__file__ for m in list(sys.modules.values()) if str(getattr(m, "__file__", "")).endswith(".so")))
+    package = folder / "with_a_compiled_module"
+    package.mkdir()
+    shutil.copy(compiled, package)
+    write(package / "__init__.py", "of the package")
+    write(folder / f"{NAME}.py", "first", age_s=20)
+    part = f"{package.name}.{compiled.name.partition('.')[0]}"
+    loaded = []
+
+    def uses_both(infile, outfile):
+        task(infile, outfile)
+        loaded.append(__import__(package.name))
+        # As the import of a compiled module leaves it.
+        sys.modules.setdefault(part, ModuleType(part)).__file__ = str(package / compiled.name)
+
+    modules = ChangingModules()
+    modules.run(uses_both, None, None)
+    write(folder / f"{NAME}.py", "other", age_s=10)
+    modules.run(uses_both, None, None)
+    assert [module.VALUE for module in found] == ["first", "other"]
+    assert loaded[0] is loaded[1]
+    found.clear()
+    for name in (package.name, part):
+        del sys.modules[name]

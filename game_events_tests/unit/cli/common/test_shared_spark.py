@@ -65,6 +65,20 @@ def test_another_python_environment_has_its_own(make, address, monkeypatch):
     assert shared_spark(make()) is None
 
 
+@pytest.mark.parametrize("path", ["lib", "/lib:", "/lib:../mine"])
+def test_a_relative_path_of_modules_is_not_that_of_the_server(make, address, monkeypatch, path):
+    monkeypatch.setenv("PYTHONPATH", path)
+    publish(make(), address, "secret")
+    assert shared_spark(make()) is None
+
+
+def test_a_run_that_ships_files_has_its_own(make, address, tmp_path):
+    file = tmp_path / "helper.py"
+    file.write_text("")
+    publish(make(spark_py_files=[str(file)]), address, "secret")
+    assert shared_spark(make(spark_py_files=[str(file)])) is None
+
+
 def test_a_server_that_is_gone_is_not_used(make, address):
     publish(make(), f"{address}-of-before", "secret")
     assert shared_spark(make()) is None

@@ -36,9 +36,15 @@ def test_a_new_table_says_how_long_its_old_files_stay_and_a_change_of_the_settin
     assert numbers(gold) == [1]
 
 
-def test_the_settings_have_the_defaults_that_tables_are_made_with():
-    settings = Settings(_env_file=None)
-    assert Retention(settings.retention_h, settings.derived_retention_h) == Retention()
+def test_a_new_table_has_the_retention_of_the_settings_before_any_maintenance(tmp_path):
+    settings = Settings(_env_file=None, lakehouse=str(tmp_path))
+    assert Lakehouse.of(settings).retention == Retention()
+    longer = Lakehouse.of(settings.model_copy(update={"derived_retention_h": 48.0, "retention_h": 72.0}))
+    for name, hours in (("gold_uno_player_agg", 48), ("silver_uno_events", 72)):
+        table = longer.table(name)
+        commit(plan(table, [1], None, 1))
+        assert table.open().metadata().configuration["delta.logRetentionDuration"] == f"interval {hours * 3600} seconds"
+        assert not table.retention.apply(table.key, table.open())
 
 
 def test_the_log_of_a_table_that_is_always_replaced_does_not_grow(lakehouse):

@@ -292,7 +292,7 @@ def test_joining_files_takes_nothing_back_that_a_rival_has_noted_about_a_column(
 def test_a_file_that_cannot_be_read_ends_no_loop(lakehouse, table):
     append(table, LOOP_GOAL.files)
     Path(table.uri, sorted(committed_files(table))[0]).write_bytes(b"PAR1")
-    upkeep = IncrementalMaintenance(lakehouse, Retention())
+    upkeep = IncrementalMaintenance(lakehouse)
     upkeep._budget_s = 1.0
     upkeep.note([table.name] * LOOP_GOAL.files)
     (done,) = [entry for entry in upkeep.work() if entry.table == table.name]
@@ -302,7 +302,7 @@ def test_a_file_that_cannot_be_read_ends_no_loop(lakehouse, table):
 class TestUpkeepOfALoop:
     @pytest.fixture
     def upkeep(self, lakehouse):
-        upkeep = IncrementalMaintenance(lakehouse, Retention(kept_h=1e-6, derived_h=1e-6))
+        upkeep = IncrementalMaintenance(Lakehouse(lakehouse.root, retention=Retention(kept_h=1e-6, derived_h=1e-6)))
         upkeep._budget_s = 10.0
         return upkeep
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 from deltalake import DeltaTable
 
+from game_events.config.naming import PROGRESS
 from game_events.errors import ConflictError
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables import system_table
 from game_events.lakehouse.system_tables.progress import CountedRows, GameRows, Mark, Progress, ProgressTable
-from game_events.lakehouse.tables import PROGRESS, Lakehouse
+from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.tables import committed_files, data_files
 
 

@@ -12,7 +12,6 @@ from pyspark.errors import PySparkException
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError
-from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.continuous import loop as loop_module
 from game_events.pipeline.continuous.loop import JOB_ATTEMPTS, Loop
@@ -59,7 +58,6 @@ def make_loop(monkeypatch):
             source=FailingTopic(error, times, stop),
             settings=settings,
             lakehouse=Lakehouse("here"),
-            retention=Retention(),
         )
         return Loop(pipeline, stop=stop)
 
