@@ -139,14 +139,20 @@ def reconcile(pipeline: Pipeline, changed: Collection[str] | None = None) -> Rec
     return found if found is not None and found.passed else _of_all_rows(pipeline, before, state)
 
 
-def _of_later_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress, changed: Collection[str]) -> Reconciliation:
-    """The counts of games with news, and of those `changed`; all others have what they had."""
-    identity, counted = BronzeIdentity.of(bronze), state.counted
-    rows = count_later(pipeline, bronze, counted.batch)
-    found = {name for name, _ in rows}
-    news = {game for game, batch in state.games.items() if batch > counted.batch or game in found}
+def _of_later_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, changed: Collection[str]) -> Reconciliation | None:
+    """The counts of games with news, and of those `changed`; all others have what they had. None: bronze was replaced."""
+    identity, counted = BronzeIdentity.of(before), state.counted
+    news = {game for game, batch in state.games.items() if batch > counted.batch}
     others = state.games.keys() & {*changed, *state.failed_in(Layer.SILVER)}
     tables = opened(news | others, pipeline.lakehouse.silver, pipeline.handles.take)
+    # After progress and these tables, so that it has every batch that they have.
+    bronze = pipeline.bronze.open()
+    if bronze is None or BronzeIdentity.of(bronze) != identity:
+        return None
+    rows = count_later(pipeline, bronze, counted.batch)
+    waiting = state.games.keys() & {name for name, _ in rows} - tables.keys()
+    tables |= opened(waiting, pipeline.lakehouse.silver, pipeline.handles.take)
+    news |= waiting
     idle = {game for game in state.games if game in counted.games and game not in news and game not in tables}
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     # Of a game that fails now, too, earlier batches were in silver.

@@ -1,0 +1,96 @@
+"""A check of the rows that are new, beside a live writer. The Spark job that counts bronze's rows is done by Polars."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import polars as pl
+import pytest
+
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
+from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.system_tables.progress import CountedRows, GameRows, ProgressTable
+from game_events.pipeline.checks import reconcile as checks
+from game_events.pipeline.checks.reconcile import Reconciliation, reconcile
+from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.tables import put
+
+
+class World:
+    """Bronze and the silver table of one game, `uno`; the first batch was counted by an earlier check."""
+
+    def __init__(self, folder):
+        self.pipeline = without_spark(folder)
+        self.identity = BronzeIdentity.of(self.bronze(1))
+        self.silver(1)
+        self.pipeline.progress.update(self.identity.key, lambda now: replace(now, counted=CountedRows(1, {"uno": GameRows(1)})))
+
+    def bronze(self, batch, game="uno"):
+        return put(self.pipeline.bronze, {"game_name": [game], "_batch": [batch]}, {Txn.BATCH: batch}, {"batch": str(batch)})
+
+    def silver(self, batch):
+        rows, info = {"game_name": ["uno"], "_batch": [batch]}, {"bronze_batch": str(batch)}
+        put(self.pipeline.lakehouse.silver("uno"), rows, {self.identity.app: batch}, info)
+        self.floor(batch, {"uno": batch})
+
+    def floor(self, batch, games):
+        self.pipeline.progress.update(self.identity.key, lambda now: now.done(Layer.SILVER, batch, games))
+
+
+@pytest.fixture
+def all_rows(monkeypatch):
+    """Gets an entry for each count of all rows."""
+    counted = []
+    monkeypatch.setattr(checks, "_of_all_rows", lambda *_: counted.append(1) or Reconciliation())
+    return counted
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    def count_later(_pipeline, handle, above):
+        rows = pl.from_arrow(handle.to_pyarrow_table()).filter(pl.col("_batch") > above)
+        return Counter(rows.select("game_name", "_batch").iter_rows())
+
+    monkeypatch.setattr(checks, "count_later", count_later)
+    return World(tmp_path)
+
+
+def while_progress_is_read(monkeypatch, happens):
+    usual, armed = ProgressTable.read, [happens]
+
+    def read(self, key):
+        for work in armed[:]:
+            armed.clear()
+            work()
+        return usual(self, key)
+
+    monkeypatch.setattr(ProgressTable, "read", read)
+
+
+def another_game(world):
+    world.bronze(2, "NO GAME")
+    world.floor(2, {})
+
+
+def same_game(world):
+    world.bronze(2)
+    world.silver(2)
+
+
+@pytest.mark.parametrize("written", [another_game, same_game])
+def test_a_batch_that_is_written_while_the_check_reads_progress_is_counted_once(world, all_rows, monkeypatch, written):
+    while_progress_is_read(monkeypatch, lambda: written(world))
+    for _ in range(2):
+        assert reconcile(world.pipeline, ()).passed
+    assert all_rows == []
+    assert world.pipeline.progress.read(world.identity.key).counted.batch == 2
+
+
+def test_a_row_that_is_missing_leads_to_a_count_of_all(world, all_rows):
+    world.bronze(2)
+    world.bronze(3)
+    world.silver(3)  # with one row
+    reconcile(world.pipeline, ())
+    assert all_rows == [1]
