@@ -45,6 +45,13 @@ class DomainSettings(BaseSettings):
     extensions: NameList = ()
     """modules or `.py` files with user-defined rules, silver transformations and gold aggregates, comma separated"""
 
+    @field_validator("entity_column")
+    @classmethod
+    def _entity_column(cls, value: str) -> str:
+        if "/" in value or "=" in value:
+            raise ValueError("must hold neither / nor =: the unified table has a folder of that name for each of its values")
+        return value
+
     @field_validator("producer")
     @classmethod
     def _proto(cls, value: SampleData) -> SampleData:

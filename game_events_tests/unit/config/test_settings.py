@@ -252,3 +252,10 @@ def test_settings_survive_another_process():
     settings = load_settings(kafka_options={"sasl.password": SECRET}, games=("a",))
     assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 - our own bytes
     assert isinstance(settings, Settings)
+
+
+@pytest.mark.parametrize("column", ["a/b", "x=y"])
+def test_a_column_of_games_that_can_be_no_folder_of_the_unified_table_is_refused(column):
+    with pytest.raises(ConfigurationError, match="neither / nor ="):
+        load_settings(entity_column=column)
+    assert load_settings(entity_column="größe a%20b").entity_column == "größe a%20b"
