@@ -56,9 +56,9 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main(
-    events: Annotated[int, typer.Option(min=1_000, help="events of each topic; memory takes 2.5 times as many")] = 2_000_000,
+    events: Annotated[int, typer.Option(min=1_000, help="events of each topic; memory takes 2.5 times as many")] = 1_000_000,
     pairs: Annotated[int, typer.Option(min=1, help="interleaved repetitions")] = 3,
-    seconds: Annotated[float, typer.Option(min=10, help="how long events arrive in continuous mode")] = 300,
+    seconds: Annotated[float, typer.Option(min=10, help="how long events arrive in continuous mode")] = 120,
     only: Annotated[list[str] | None, typer.Option(help=f"one of {', '.join(SCENARIOS)}; may be given again")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="200,000 events, one pair, 20 s: does it run, not how fast")] = False,
     out: Annotated[Path, typer.Option(help="where the JSON goes")] = RESULTS / "latest.json",

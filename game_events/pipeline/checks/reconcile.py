@@ -170,6 +170,8 @@ def _of_all_rows(pipeline: Pipeline, before: DeltaTable, state: Progress) -> Rec
     identity = BronzeIdentity.of(before)
     tables = opened(state.games, pipeline.lakehouse.silver)
     handle = pipeline.bronze.open() or before
+    if BronzeIdentity.of(handle) != identity:
+        return reconcile(pipeline)  # it was replaced meanwhile, and has progress of its own
     decisions = Decisions(pipeline.quarantine, pipeline.quarantine.open(), identity.key)
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     settled = _settled(state, taken)

@@ -139,7 +139,7 @@ def _maintained(table: Table, work: Callable[[Table, DeltaTable, TableMaintenanc
     except ConflictError as error:
         done.skipped = str(error)
     except Exception as error:  # noqa: BLE001 - an error of one table is reported, and the others are maintained
-        done.error = str(error)
+        done.error = str(error) or type(error).__name__
     return done
 
 

@@ -299,6 +299,20 @@ def test_a_file_that_cannot_be_read_ends_no_loop(lakehouse, table):
     assert done.error
 
 
+def test_an_error_without_a_text_is_reported_by_its_class(lakehouse, table, monkeypatch, caplog):
+    append(table, LOOP_GOAL.files)
+
+    def out_of_memory(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("game_events.pipeline.maintenance.run.join_files", out_of_memory)
+    upkeep = IncrementalMaintenance(lakehouse)
+    upkeep._budget_s = 1.0
+    upkeep.note([table.name] * LOOP_GOAL.files)
+    assert [entry.error for entry in upkeep.work() if entry.table == table.name] == ["MemoryError"]
+    assert "maintenance=failed" in caplog.text
+
+
 class TestUpkeepOfALoop:
     @pytest.fixture
     def upkeep(self, lakehouse):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import CountedRows, GameRows, ProgressTable
 from game_events.pipeline.checks import reconcile as checks
 from game_events.pipeline.checks.reconcile import Reconciliation, reconcile
+from game_events.pipeline.checks.row_counts import RowCounts
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 
@@ -94,3 +96,14 @@ def test_a_row_that_is_missing_leads_to_a_count_of_all(world, all_rows):
     world.silver(3)  # with one row
     reconcile(world.pipeline, ())
     assert all_rows == [1]
+
+
+def test_a_bronze_that_is_replaced_during_the_check_is_counted_by_its_own_progress(world, monkeypatch):
+    def replaced():
+        shutil.rmtree(world.pipeline.bronze.uri)
+        world.bronze(1)
+
+    while_progress_is_read(monkeypatch, replaced)
+    monkeypatch.setattr(checks, "count_all", lambda *_: RowCounts(Counter({None: 1}), Counter(), Counter(), Counter()))
+    found = reconcile(world.pipeline, ())
+    assert (found.passed, found.bronze, found.silver, found.unrouted) == (True, 1, 0, 1)
