@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,7 +80,11 @@ def start(
         os.close(temporary.lock)
 
 
+_NOT_OF_JAVA = {'"': '"', "b": "\\u0008"}
+
+
 def _escaped(value: str) -> str:
     """A value in a Java properties file, ISO 8859-1 (`java.util.Properties.load`)."""
-    text = json.dumps(value)[1:-1].replace('\\"', '"')  # the same escapes, but quotes need none
+    # JSON's escapes, but quotes need none, and Java has none for a backspace.
+    text = re.sub(r'\\(\\|"|b)', lambda found: _NOT_OF_JAVA.get(found[1], found[0]), json.dumps(value)[1:-1])
     return "\\" + text if text.startswith(" ") else text

@@ -159,7 +159,8 @@ def _plain(message: Message) -> Json:
     """A message as Python's own values."""
     match message.DESCRIPTOR.name:
         case "Struct":
-            return {str(name): _plain(value) for name, value in message.fields.items()}  # type: ignore[attr-defined]
+            # By name: the order of protobuf's map is another one in each process.
+            return {str(name): _plain(value) for name, value in sorted(message.fields.items())}  # type: ignore[attr-defined]
         case "ListValue":
             return [_plain(value) for value in message.values]  # type: ignore[attr-defined]
     kind = message.WhichOneof("kind")

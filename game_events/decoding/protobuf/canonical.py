@@ -28,7 +28,8 @@ def canonical(new: type[Message], nodes: Sequence[Node], *, is_foreign: bool) ->
         message.ParseFromString(payload)
         message.DiscardUnknownFields()
         # Partial: a missing required field is NULL, as in Python.
-        again = message.SerializePartialToString()
+        # Deterministic: without it the entries of maps have another order in each process.
+        again = message.SerializePartialToString(deterministic=True)
         return moved.write(again) if moved is not None else again
 
     return write

@@ -67,6 +67,24 @@ def test_struct_value_and_list_value_are_json():
     assert second == {"s": None, "v": None, "l": None, "rv": [], "m": [], "other": ""}
 
 
+NAMES = [f"name {number * 7 % 20:02}" for number in range(20)]
+
+
+def test_members_of_a_struct_are_in_the_order_of_their_names():
+    """Protobuf's own order is another one in each process: a record that is decoded again would have another value."""
+    schema = compiled(JSON, 502)
+    struct = json_format.ParseDict(dict.fromkeys(NAMES, 1), known(schema, "Struct"))
+    assert list(json.loads(decoded(schema, python_class(schema)(s=struct))[0]["s"])) == sorted(NAMES)
+
+
+def test_entries_of_a_map_that_python_encodes_again_are_in_the_order_of_their_keys():
+    schema = compiled(
+        'syntax = "proto2"; message E { optional group G = 1 { optional int32 a = 1; } map<string, int32> m = 2; }', 503
+    )
+    message = python_class(schema)(g={"a": 1}, m=dict.fromkeys(NAMES, 1))
+    assert [key for key, _ in decoded(schema, message)[0]["m"]] == sorted(NAMES)
+
+
 @pytest.mark.parametrize(
     ("number", "text"), [("nan", '"NaN"'), ("inf", '"Infinity"'), ("-inf", '"-Infinity"'), ("-0.0", "-0.0")]
 )
