@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from benchmarks.arena import Arena, settings_for
 from benchmarks.figures import Figure, Step, Target
@@ -33,6 +34,8 @@ COMMANDS: Mapping[str, tuple[tuple[str, ...], float]] = {
     "log": (("log",), 1.2),
     "doctor": (("doctor",), 1.2),
 }
+#: Seconds between two looks at the processor time of a command's processes: each look takes some of it.
+LOOK_S = 0.25
 TARGETS = {COLD: 15.0, WARM: 3.5} | {name: seconds for name, (_, seconds) in COMMANDS.items()}
 
 
@@ -92,16 +95,25 @@ def _call(arena: Arena, name: str, pair: int, environment: Mapping[str, str], *a
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    spent = 0.0
-    while process.poll() is None:
+    before, spent = _of_children_s(), 0.0
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK_S)
+            break
         spent = max(spent, tree_cpu_s(process.pid))
-        time.sleep(0.02)
     seconds, (printed, _) = time.monotonic() - began, process.communicate()
+    spent = max(spent, _of_children_s() - before)
     assert process.returncode == 0, f"{name}: {printed[-1000:]}"
     if arguments == ("run",):
         found = json.loads(printed.splitlines()[-1])["rows"]["silver"]
         assert found == (0 if name == IDLE else RECORDS), f"{name}: silver has {found} new rows"
     arena.add(Step(name, 0, pair, RECORDS, seconds, 0.0, spent))
+
+
+def _of_children_s() -> float:
+    """Processor time of the processes that have ended, without those (a JVM) that they have left to end by themselves."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @contextmanager
