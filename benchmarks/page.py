@@ -23,6 +23,8 @@ _PART = re.compile(r"(<!-- figures: (?P<name>\w+) -->\n).*?(<!-- end of figures 
 _OF_GAMES = re.compile(r"(?P<name>.+), (?P<games>[\d,]+ games)")
 #: Parts of notes that are in the JSON only.
 _DETAIL = re.compile(r"of processor time$")
+#: Scenarios of one long run.
+ONE_RUN = {"continuous", "rates"}
 #: Scenario -> charts: title, unit, and label -> name of a figure.
 CHARTS: Mapping[str, Sequence[tuple[str, str, Mapping[str, str]]]] = {
     "graph": [
@@ -107,9 +109,11 @@ def _part(name: str, measured: Mapping[str, Any] | None) -> str:
     if measured is None:
         return "Not measured yet.\n"
     figures = {figure["name"]: figure for figure in measured["figures"]}
+    how = f"{measured['events']:,} events, medians of {measured['pairs']} repetitions in turns, the lowest and the highest"
+    if name in ONE_RUN:
+        how = "one run, medians of what was sampled in it, the lowest and the highest sample"
     lines = [
-        f"{measured['cores']} cores, {measured['events']:,} events, medians of {measured['pairs']} repetitions in turns, the "
-        f"lowest and the highest in brackets; commit {measured['commit']}, {measured['finished']}:",
+        f"{measured['cores']} cores, {how} in brackets; commit {measured['commit']}, {measured['finished']}:",
         "",
         *_table(figures),
         *(line for chart in CHARTS.get(name, ()) for line in ("", *_chart(*chart, figures))),
