@@ -134,9 +134,10 @@ def _table(figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
         unit = next(iter(cells.values()))["unit"]
         label = name if unit == "x" else f"{name} ({unit})"
         shown = (_cell(cells[column]) if column in cells else "" for column in columns)
-        goals = ", ".join(f["target"] + ("" if f["met"] else " (missed)") for f in cells.values() if f["target"])
+        all_goals = (f["target"] + ("" if f["met"] else " (missed)") for f in cells.values() if f["target"])
+        goals = ", ".join(dict.fromkeys(all_goals))
         parts = (part for f in cells.values() for part in f["note"].split("; "))
-        notes = "; ".join(dict.fromkeys(part for part in parts if not _DETAIL.search(part)))
+        notes = "; ".join(dict.fromkeys(part for part in parts if part and not _DETAIL.search(part)))
         lines.append(f"| {' | '.join([label, *shown, goals, notes])} |")
     return lines
 

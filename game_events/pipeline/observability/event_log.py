@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -131,7 +131,7 @@ class RunLog:
         extra = RunResult(registered=news.registered, lineage=news.lineage, checks=news.checks, notices=news.notices)
         self.extra.add(extra)
         self._pending.add(extra)
-        facts = RunFacts(self._job, time.monotonic() - self._began, error)  # with the time that those took
+        facts = replace(facts, seconds=time.monotonic() - self._began)  # with the time that those took
         if write_events(self._pipeline, self._pending, facts, f"{self._attempt}.{self._part}"):
             self._pending, self._part = RunReport(), self._part + 1
         self._began = time.monotonic()

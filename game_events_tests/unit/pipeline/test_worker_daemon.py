@@ -54,7 +54,7 @@ def daemon(session):
 
 def test_the_daemon_of_one_session_ends_when_it_is_idle():
     ended = daemon({SESSION: "a-session"})
-    ended.wait(60)
+    assert ended.wait(60) == 1, "the code of PySpark's daemon when it ends by itself"
     ended.communicate()
 
 

@@ -292,10 +292,10 @@ def test_joining_files_takes_nothing_back_that_a_rival_has_noted_about_a_column(
 def test_a_file_that_cannot_be_read_ends_no_loop(lakehouse, table):
     append(table, LOOP_GOAL.files)
     Path(table.uri, sorted(committed_files(table))[0]).write_bytes(b"PAR1")
-    upkeep = IncrementalMaintenance(lakehouse)
-    upkeep._budget_s = 1.0
-    upkeep.note([table.name] * LOOP_GOAL.files)
-    (done,) = [entry for entry in upkeep.work() if entry.table == table.name]
+    maintenance = IncrementalMaintenance(lakehouse)
+    maintenance._budget_s = 1.0
+    maintenance.note([table.name] * LOOP_GOAL.files)
+    (done,) = [entry for entry in maintenance.work() if entry.table == table.name]
     assert done.error
 
 
@@ -306,56 +306,56 @@ def test_an_error_without_a_text_is_reported_by_its_class(lakehouse, table, monk
         raise MemoryError
 
     monkeypatch.setattr("game_events.pipeline.maintenance.run.join_files", out_of_memory)
-    upkeep = IncrementalMaintenance(lakehouse)
-    upkeep._budget_s = 1.0
-    upkeep.note([table.name] * LOOP_GOAL.files)
-    assert [entry.error for entry in upkeep.work() if entry.table == table.name] == ["MemoryError"]
+    maintenance = IncrementalMaintenance(lakehouse)
+    maintenance._budget_s = 1.0
+    maintenance.note([table.name] * LOOP_GOAL.files)
+    assert [entry.error for entry in maintenance.work() if entry.table == table.name] == ["MemoryError"]
     assert "maintenance=failed" in caplog.text
 
 
-class TestUpkeepOfALoop:
+class TestMaintenanceOfALoop:
     @pytest.fixture
-    def upkeep(self, lakehouse):
-        upkeep = IncrementalMaintenance(Lakehouse(lakehouse.root, retention=Retention(kept_h=1e-6, derived_h=1e-6)))
-        upkeep._budget_s = 10.0
-        return upkeep
+    def maintenance(self, lakehouse):
+        maintenance = IncrementalMaintenance(Lakehouse(lakehouse.root, retention=Retention(kept_h=1e-6, derived_h=1e-6)))
+        maintenance._budget_s = 10.0
+        return maintenance
 
-    def test_a_table_is_looked_after_when_it_has_enough_commits(self, table, upkeep):
+    def test_a_table_is_looked_after_when_it_has_enough_commits(self, table, maintenance):
         append(table, LOOP_GOAL.files)
         for _ in range(LOOP_GOAL.files - 1):
-            upkeep.note([table.name])
-        assert not upkeep.work()
-        upkeep.note([table.name])
+            maintenance.note([table.name])
+        assert not maintenance.work()
+        maintenance.note([table.name])
         time.sleep(0.01)
-        done = {entry.table: entry for entry in upkeep.work()}[table.name]
+        done = {entry.table: entry for entry in maintenance.work()}[table.name]
         assert (done.joined, done.into, done.files) == (LOOP_GOAL.files, 1, 1)
-        upkeep.note([table.name] * LOOP_GOAL.files)
+        maintenance.note([table.name] * LOOP_GOAL.files)
         time.sleep(0.01)
-        upkeep._budget_s = 10.0
-        later = {entry.table: entry for entry in upkeep.work()}[table.name]
+        maintenance._budget_s = 10.0
+        later = {entry.table: entry for entry in maintenance.work()}[table.name]
         assert done.replaced + later.replaced == LOOP_GOAL.files
         assert data_files(table) == committed_files(table)
 
-    def test_it_takes_no_more_than_its_share_and_the_others_turn_comes(self, lakehouse, upkeep):
+    def test_it_takes_no_more_than_its_share_and_the_others_turn_comes(self, lakehouse, maintenance):
         tables = [lakehouse.silver(f"g{n}") for n in range(3)]
         for silver in tables:
             append(silver, LOOP_GOAL.files)
-            upkeep.note([silver.name] * LOOP_GOAL.files)
-        upkeep._budget_s, upkeep._last = 1e-9, time.monotonic()
-        first = upkeep.work()
+            maintenance.note([silver.name] * LOOP_GOAL.files)
+        maintenance._budget_s, maintenance._last = 1e-9, time.monotonic()
+        first = maintenance.work()
         assert len(first) == 1
-        upkeep._budget_s, upkeep._last = -1.0, time.monotonic()
-        assert not upkeep.work(), "nothing is left of the budget"
-        upkeep._budget_s = 10.0
-        names = {entry.table for entry in [*first, *upkeep.work()]}
+        maintenance._budget_s, maintenance._last = -1.0, time.monotonic()
+        assert not maintenance.work(), "nothing is left of the budget"
+        maintenance._budget_s = 10.0
+        names = {entry.table for entry in [*first, *maintenance.work()]}
         assert {silver.name for silver in tables} <= names
 
-    def test_what_cannot_be_looked_after_is_told_and_harms_nobody(self, lakehouse, table, upkeep):
+    def test_what_cannot_be_looked_after_is_told_and_harms_nobody(self, lakehouse, table, maintenance):
         append(table, LOOP_GOAL.files)
         good = lakehouse.silver("chess")
         append(good, LOOP_GOAL.files)
         Path(table.uri, "_delta_log", "00000000000000000002.json").write_text("not json")
-        upkeep.note([table.name, good.name] * LOOP_GOAL.files)
-        done = {entry.table: entry for entry in upkeep.work()}
+        maintenance.note([table.name, good.name] * LOOP_GOAL.files)
+        done = {entry.table: entry for entry in maintenance.work()}
         assert done[table.name].error
         assert done[good.name].into == 1
