@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ from game_events_tests.support.servers.spark_kinds import KIND, spark_of
 
 #: Read before the tests' environment is made.
 NO_SKIPS = bool(os.environ.get("GAME_EVENTS_TEST_NO_SKIPS"))
+#: A number: files of tests are run in the random order that belongs to it.
+ORDER = os.environ.get("GAME_EVENTS_TEST_ORDER")
 #: In the order in which files of tests are run.
 TIERS = ("scenario", "integration", "unit")
 FOLDERS = {"unit": "unit", "integration": "integration", "scenarios": "scenario"}
@@ -51,9 +54,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its folder's tier. Scenarios come first, so that no process begins one when the others are done."""
     for item in items:
         item.add_marker(_tier(item))
-    first = {item.path: TIERS.index("unit") for item in items}
+    first: dict[Path, float] = {item.path: TIERS.index("unit") for item in items}
     for item in items:
         first[item.path] = min(first[item.path], *(TIERS.index(m.name) for m in item.iter_markers() if m.name in TIERS))
+    if ORDER is not None:
+        first = {path: random.Random(f"{ORDER} {path.parent.name} {path.name}").random() for path in first}  # noqa: S311 - an order
     items.sort(key=lambda item: first[item.path])
 
 

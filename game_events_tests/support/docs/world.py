@@ -26,7 +26,16 @@ from game_events_tests.support.docs.printed import missing
 from game_events_tests.support.docs.shell import Shell, bare_environment
 
 #: Variables with the settings' prefix that are no settings: where settings come from, and the folder of the Java parts.
-OTHER_VARIABLES = {"TEST_SPARK", "TEST_SERVERS", "TEST_NO_SKIPS", "TEST_EXAMPLES", "CONFIG", "SECRETS_DIR", "CACHE"}
+OTHER_VARIABLES = {
+    "TEST_SPARK",
+    "TEST_SERVERS",
+    "TEST_NO_SKIPS",
+    "TEST_EXAMPLES",
+    "TEST_ORDER",
+    "CONFIG",
+    "SECRETS_DIR",
+    "CACHE",
+}
 
 
 class World:
