@@ -22,7 +22,7 @@ BATCH_INFO = "bronze_batch"
 READ_ROWS = 1_048_576
 
 
-def files_with(handle: DeltaTable, column: str | None = None, above: int | None = None) -> list[str]:
+def files_with(handle: DeltaTable, column: str | None = None, above: int = 0) -> list[str]:
     """URIs of the files that may hold rows with ``column > above``, by their statistics; of all files without a column."""
     return selection(handle, column, above).files
 
@@ -44,7 +44,7 @@ class FileSelection:
     exact: bool
 
 
-def selection(handle: DeltaTable, column: str | None = None, above: int | None = None) -> FileSelection:
+def selection(handle: DeltaTable, column: str | None = None, above: int = 0) -> FileSelection:
     """Files that may hold rows with ``column > above``; without a column, all files."""
     actions = _actions(handle, column, above)
     root = handle.table_uri.rstrip("/")
@@ -52,16 +52,21 @@ def selection(handle: DeltaTable, column: str | None = None, above: int | None =
     uris = [f"{root}/{path}" for path in listed]
     exact = column is None or not uris
     if not exact and f"min.{column}" in actions.column_names:
-        exact = pc.all(pc.fill_null(pc.greater(actions.column(f"min.{column}"), above), False)).as_py()
+        exact = bool(pc.all(pc.greater(actions.column(f"min.{column}"), _literal(above)), skip_nulls=False).as_py())
     return FileSelection(uris, list(map(unquote, listed)), int(pc.sum(actions.column("num_records")).as_py() or 0), exact)
 
 
-def _actions(handle: DeltaTable, column: str | None, above: int | None) -> pa.Table:
+def _actions(handle: DeltaTable, column: str | None, above: int) -> pa.Table:
     actions = add_actions(handle, flatten=True)
     if column is not None and f"max.{column}" in actions.column_names:
         highest = actions.column(f"max.{column}")
-        return actions.filter(pc.or_kleene(pc.is_null(highest), pc.greater(highest, above)))
+        return actions.filter(pc.or_kleene(pc.is_null(highest), pc.greater(highest, _literal(above))))
     return actions
+
+
+def _literal(value: int) -> pa.Scalar:
+    """An integer for Arrow's functions, which to make one of Python's import pandas: a quarter of a short command's time."""
+    return pa.arange(value, value + 1)[0]
 
 
 def may_hold(actions: pa.Table, column: str, low: object, high: object) -> pa.Array | pa.ChunkedArray:

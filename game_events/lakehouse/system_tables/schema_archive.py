@@ -67,7 +67,8 @@ class SchemaArchive:
 
     def _schemas(self, handle: DeltaTable | None) -> dict[SchemaId, RegistrySchema]:
         found: dict[SchemaId, RegistrySchema] = {}
-        for row in self.declaration.read(handle).to_pylist():
+        # Without the time: to make Python's times of times with a zone Arrow imports pandas.
+        for row in self.declaration.read(handle, [name for name in SCHEMA.names if name != "archived_at"]).to_pylist():
             schema_id = SchemaRef(row["schema_id"], row["schema_guid"]).schema_id
             references = tuple((x["name"], x["text"]) for x in row["references"] or [])
             if schema_id is not None:

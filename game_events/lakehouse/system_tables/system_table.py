@@ -39,7 +39,7 @@ class SystemTable:
         """Rows of a version (none without a table), of all files or some; columns that an older table lacks are NULL."""
         schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
         if handle is None:
-            return schema.empty_table()
+            return pa.Table.from_batches([], schema)  # for `empty_table()` Arrow imports pandas
         rows = read_arrow(self.table, handle, schema.names, paths)
         for field in schema:
             if field.name not in rows.column_names:

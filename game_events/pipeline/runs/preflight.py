@@ -6,7 +6,7 @@ All checks are made, also after a failure, so that all problems are reported at 
 import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,8 +38,8 @@ from game_events.sources.files.source import FileSource
 
 #: Seconds within which broker and registry answer a check; a run waits longer.
 WAIT_S = 5.0
-#: Checks that wait for other machines: they begin before all others, beside each other.
-WAITING = ("kafka", "schema registry")
+#: Checks that wait for other machines or processes: they begin before all others, each after those that it needs.
+WAITING = ("kafka", "schema registry", "java", "schemas")
 #: Names of message types in the hint of `doctor`.
 TYPES_SHOWN = 20
 
@@ -83,8 +83,16 @@ def run_checks(
 ) -> list[PreflightResult]:
     """Make all checks, those of `WAITING` ahead; secrets are masked. `needs`: name -> checks that have to pass before."""
     found: list[PreflightResult] = []
+    begun: dict[str, Future[str | tuple[str, Mapping[str, object]]]] = {}
+
+    def after_its_needs(name: str) -> str | tuple[str, Mapping[str, object]]:
+        for other in begun.keys() & set((needs or {}).get(name, ())):
+            begun[other].result()
+        return checks[name]()
+
     with ThreadPoolExecutor(len(WAITING)) as pool:
-        begun = {name: pool.submit(checks[name]) for name in WAITING if name in checks}
+        for name in (name for name in WAITING if name in checks):
+            begun[name] = pool.submit(after_its_needs, name)
         for name, check in checks.items():
             missing = [c.check for c in found if not c.ok and c.check in (needs or {}).get(name, ())]
             if missing:

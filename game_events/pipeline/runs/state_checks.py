@@ -55,9 +55,11 @@ def state_checks(pipeline: Pipeline) -> dict[str, Check]:
 
 
 def newest_run(lakehouse: Lakehouse) -> Mapping[str, Any] | None:
-    """The row of the newest run in the event log, if there is one."""
-    runs = read_events(lakehouse, newest_files=LOOK_BACK_FILES, kind="run").sort_by([("time", "descending")])
-    return next(iter(runs.slice(0, 1).to_pylist()), None)
+    """The row of the newest run in the event log, if there is one; its time is in UTC, without a zone."""
+    newest = read_events(lakehouse, newest_files=LOOK_BACK_FILES, kind="run").sort_by([("time", "descending")]).slice(0, 1)
+    # To make Python's times of times with a zone Arrow imports pandas.
+    without_zone = newest.schema.set(newest.schema.get_field_index("time"), pa.field("time", pa.timestamp("us")))
+    return next(iter(newest.cast(without_zone).to_pylist()), None)
 
 
 def last_run(pipeline: Pipeline) -> str:

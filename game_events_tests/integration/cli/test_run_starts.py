@@ -39,16 +39,17 @@ try:
     main()
 except SystemExit as ended:
     from pyspark.core.context import SparkContext
-    print(json.dumps([ended.code or 0, SparkContext._gateway is not None, "dagster" in sys.modules]))
+    print(json.dumps([ended.code or 0, SparkContext._gateway is not None, "dagster" in sys.modules, "pandas" in sys.modules]))
 """
 
 
 class Ended(NamedTuple):
-    """How a command ended: its result, and whether its process had a JVM of its own, and Dagster."""
+    """How a command ended: its result, and whether its process had a JVM of its own, Dagster, and pandas."""
 
     result: dict[str, Any]
     jvm: bool
     dagster: bool
+    pandas: bool
     err: str
 
 
@@ -60,14 +61,12 @@ def settings(environment: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings
     return load_settings()
 
 
-def run(*options: str) -> Ended:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "run", "--json", *options], capture_output=True, text=True, check=True
-    )
+def run(command: str = "run") -> Ended:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, command, "--json"], capture_output=True, text=True, check=True)
     *_, result, loaded = done.stdout.splitlines()
-    code, jvm, dagster = json.loads(loaded)
+    code, jvm, dagster, pandas = json.loads(loaded)
     assert code == 0, done.stdout + done.stderr
-    return Ended(json.loads(result), jvm, dagster, done.stderr)
+    return Ended(json.loads(result), jvm, dagster, pandas, done.stderr)
 
 
 @contextmanager
@@ -117,9 +116,12 @@ def test_a_run_has_its_own_jvm_the_shared_one_or_none(settings: Settings, tmp_pa
     assert (first.jvm, first.dagster, first.result["rows"]["silver"]) == (True, True, 2)
 
     idle = run()
-    assert (idle.jvm, idle.dagster) == (False, False)
+    assert (idle.jvm, idle.dagster, idle.pandas) == (False, False, False)
     assert idle.result.keys() == first.result.keys()
     assert (idle.result["success"], idle.result["run_id"], idle.result["tables"]) == (True, None, {})
+
+    doctor = run("doctor")
+    assert (doctor.result["success"], doctor.jvm, doctor.dagster, doctor.pandas) == (True, False, False, False)
 
     warm = WarmSpark(settings, print)
     warm.start()

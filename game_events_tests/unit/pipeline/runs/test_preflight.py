@@ -35,6 +35,23 @@ def test_an_error_of_one_that_is_asked_ahead_is_its_own():
     assert (plan.ok, plan.detail) == (False, "not known while this fails: kafka")
 
 
+def test_a_check_that_waits_itself_begins_when_what_it_needs_has_passed():
+    begun = []
+
+    def fails():
+        begun.append("registry")
+        raise OSError("no registry")
+
+    needs = {"schemas": ("schema registry",)}
+    schemas = {"schemas": lambda: begun.append("schemas") or "compiled"}
+    _, not_known = run_checks({"schema registry": fails, **schemas}, load_settings(), needs)
+    assert (not_known.ok, begun) == (False, ["registry"])
+    _, made = run_checks({"schema registry": lambda: "there", **schemas}, load_settings(), needs)
+    assert (made.detail, begun) == ("compiled", ["registry", "schemas"])
+    (alone,) = run_checks(schemas, load_settings(), needs)
+    assert alone.detail == "compiled"
+
+
 def test_a_registry_that_does_not_answer_is_waited_for_once(tmp_path, monkeypatch):
     asked = []
 
