@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -11,6 +13,7 @@ import pyarrow as pa
 from benchmarks.arena import PARTITIONS, Arena, settings_for
 from benchmarks.figures import Figure, Target, ratio
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.tables import Lakehouse, Table, table_id
@@ -20,7 +23,8 @@ from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.produce import produce_bulk
 from game_events.producer.simulator import BulkSimulation
 
-#: Commits of a table without and with history, and how many of each are measured.
+#: Commits of a table without and with history, and how many of each are measured. Their log is as a loop's that commits once a
+#: second: entries older than the table's retention are gone.
 FEW, MANY, MEASURED = 20, 10_000, 30
 GAMES, RECORDS, MORE = 10, 1_000, 50
 ROWS = pa.table({"gamer_id": [f"gamer_{number}" for number in range(100)], "session_count": list(range(100))})
@@ -33,28 +37,29 @@ def history(arena: Arena) -> list[Figure]:
 
 
 def _commits(arena: Arena) -> list[Figure]:
-    """Tables that are replaced by each commit (as gold is), and tables that are added to (as bronze is, without compaction)."""
+    """A table that each commit replaces (gold), and one that each commit adds to (silver, here without compaction)."""
     figures = list[Figure]()
     with arena.lakehouse() as root:
         lakehouse = Lakehouse.of(settings_for(arena.folder, "bench_history", root))
-        for name, replace in (("replaced", True), ("added to", False)):
-            table = lakehouse.gold(name.replace(" ", "_"))
-            times = [_commit(table, replace=replace) for _ in range(MANY + MEASURED)]
+        for table, replace in ((lakehouse.gold("game"), True), (lakehouse.silver("game"), False)):
+            times = [_commit(table, replace=replace, age_s=MANY + MEASURED - n) for n in range(MANY + MEASURED)]
             first, last = times[FEW : FEW + MEASURED], times[MANY:]
-            what = f"a commit to a table that is {name}"
+            what = f"a commit to a table that is {'replaced' if replace else 'added to'}"
+            left = f"{len(TableLog(table).versions()):,} entries in its log"
             figures += [
                 Figure(f"{what}, at first", "ms", [1_000 * seconds for seconds in first]),
-                Figure(f"{what}, after {MANY:,} commits", "ms", [1_000 * seconds for seconds in last]),
+                Figure(f"{what}, after {MANY:,} commits", "ms", [1_000 * seconds for seconds in last], note=left),
                 Figure(f"{what}: after {MANY:,} / at first", "x", [median(last) / median(first)], Target("<=", 2)),
             ]
     return figures
 
 
-def _commit(table: Table, *, replace: bool) -> float:
+def _commit(table: Table, *, replace: bool, age_s: float) -> float:
+    """Seconds of a commit, of which the log's entries look so many seconds old afterwards."""
     began = time.perf_counter()
     handle = table.open()
     before = txn(handle, "bench")
-    commit(
+    landed = commit(
         Commit(
             table,
             ROWS.schema,
@@ -66,7 +71,11 @@ def _commit(table: Table, *, replace: bool) -> float:
             follows=handle,
         )
     )
-    return time.perf_counter() - began
+    seconds, then = time.perf_counter() - began, time.time() - age_s
+    for ending in ("json", "checkpoint.parquet"):
+        with suppress(FileNotFoundError):
+            os.utime(f"{table.uri}/_delta_log/{landed.version:020}.{ending}", (then, then))
+    return seconds
 
 
 def _checks(arena: Arena) -> list[Figure]:
