@@ -60,6 +60,14 @@ class GroupedYamlSource(YamlConfigSettingsSource):
                     found[full] = inner
         return found
 
+    def _read_file(self, file_path: Any) -> dict[str, Any]:  # noqa: ANN401 - of two kinds of path
+        """The file's content, in which each name is a text: `1: 2` and `true: 3` have other names in YAML."""
+        content: dict[Any, Any] = super()._read_file(file_path)
+        for name in content:
+            if not isinstance(name, str):
+                raise self._error(name, "is no setting", [])
+        return content
+
     def _error(self, name: object, what: str, names: list[str]) -> ConfigurationError:
         near = difflib.get_close_matches(str(name), names, 1)
         hint = f"; did you mean {near[0]!r}?" if near else "."

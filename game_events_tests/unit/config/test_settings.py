@@ -95,6 +95,8 @@ def test_settings_of_a_group_are_one_mapping_of_the_yaml_file(folder):
     [
         ("kafka_topik: mine", r"game_events\.yaml: 'kafka_topik' is no setting; did you mean 'kafka_topic'\?"),
         ("kafka: {topik: mine}", r"'topik' is no setting"),
+        ("1: mine", r"game_events\.yaml: 1 is no setting"),
+        ("kafka: {1: mine}", r"1 is no setting of 'kafka'"),
         ("kafka: mine", r"'kafka' is no mapping"),
         ("spark: {kafka_topic: mine}", r"'kafka_topic' is no setting of 'spark'"),
     ],
