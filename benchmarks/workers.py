@@ -1,4 +1,8 @@
-"""Two workers of a standalone cluster against one, each held to one core, over the same records in turns."""
+"""Two workers of a standalone cluster against one, each held to one core, over the same records in turns.
+
+Driver, broker and registry are held to the cores of the workers, so that a second worker is a second machine: with all cores of
+this one, a single worker would share its core with nothing, and two would share both with the rest.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence, Set
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -30,12 +34,13 @@ EXECUTOR = {"spark.executor.cores": "1", "spark.executor.memory": "1g", "spark.a
 
 
 def workers(arena: Arena) -> list[Figure]:
-    """The whole graph on a new lakehouse each time; driver, broker and registry may use both cores."""
+    """The whole graph on a new lakehouse each time."""
     topic = arena.topic(GAMES)
     with ExitStack() as stack:
         drivers = {count: stack.enter_context(_driver(arena, topic, count)) for count in COUNTS}
         for pair in range(-WARM, arena.pairs):
             for count, driver in drivers.items():
+                _hold([*arena.servers, driver.pid], set(range(count)))
                 with arena.lakehouse() as root:
                     seconds = _refreshed(driver, root, arena.events)
                 arena.add(Step(_name(count), GAMES, pair, arena.events, seconds, 0.0, 0.0))
@@ -48,6 +53,15 @@ def _name(count: int) -> str:
     return f"whole graph, {count} worker{'s' if count > 1 else ''} of one core"
 
 
+def _hold(roots: Sequence[int], cores: Set[int]) -> None:
+    """Hold processes and all below them to some cores; what their threads start is held, too."""
+    for root in roots:
+        for process in (psutil.Process(root), *psutil.Process(root).children(recursive=True)):
+            for thread in process.threads():
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, cores)
+
+
 @contextmanager
 def _driver(arena: Arena, topic: str, count: int) -> Iterator[subprocess.Popen[str]]:
     """A cluster with so many workers, and the process of its driver, which waits for requests."""
@@ -56,7 +70,7 @@ def _driver(arena: Arena, topic: str, count: int) -> Iterator[subprocess.Popen[s
     with ExitStack() as stack:
         stack.callback(cluster.stop)
         for core, worker in enumerate(cluster.workers):
-            psutil.Process(worker.pid).cpu_affinity([core])
+            _hold([worker.pid], {core})
         command = [sys.executable, "-m", "benchmarks.workers", str(arena.folder), topic, cluster.url]
         environment = os.environ | {"SPARK_CONF_DIR": str(cluster.conf)}
         errors = stack.enter_context((folder / "driver.log").open("w"))
