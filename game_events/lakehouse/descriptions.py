@@ -8,7 +8,7 @@ Guarantee: rows do not depend on them. What cannot be written is logged, and the
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cache
 
 import pyarrow as pa
@@ -126,15 +126,6 @@ def described(table: Table, schema: pa.Schema) -> pa.Schema:
         if item.name in own:
             metadata.setdefault(COMMENT, own[item.name])
         fields.append(item.with_metadata(metadata | (_labels(table) if index == 0 else {})))
-    return pa.schema(fields, metadata=schema.metadata)
-
-
-def undescribed(schema: pa.Schema, known: Collection[str]) -> pa.Schema:
-    """A schema without descriptions of known columns; new columns keep their own."""
-    fields = [
-        item.with_metadata({k: v for k, v in metadata_of(item).items() if k not in DESCRIBING}) if item.name in known else item
-        for item in schema
-    ]
     return pa.schema(fields, metadata=schema.metadata)
 
 

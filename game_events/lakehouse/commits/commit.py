@@ -23,7 +23,7 @@ from game_events.lakehouse.commits.outcome import CommitOutcome, is_refusal, new
 from game_events.lakehouse.commits.restores import COMMIT_ID, restored_between
 from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
-from game_events.lakehouse.descriptions import comments_of, describe, described, undescribed
+from game_events.lakehouse.descriptions import comments_of, describe, described
 from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.handle import log_retention_s
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEEP_LOG
@@ -201,7 +201,7 @@ def _write(plan: Commit, attempt: _Attempt) -> DeltaTable | None:
             actions, "overwrite", schema, commit_properties=properties, post_commithook_properties=KEEP_LOG
         )
         return handle
-    evolved = evolve(plan.table, handle, undescribed(wanted, {f.name for f in handle.schema().fields}), owns_map=plan.owns_map)
+    evolved = evolve(plan.table, handle, wanted, owns_map=plan.owns_map)
     evolved = describe(plan.table, evolved, wanted, plan.about)
     if evolved is not handle:
         handle = evolved

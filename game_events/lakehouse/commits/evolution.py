@@ -1,20 +1,27 @@
-"""Schema evolution: adding columns and nested fields to a table, and comparing column types."""
+"""Schema evolution: adding columns and nested fields to a table, merging its column map, and comparing column types.
+
+The column map is in the columns' metadata; two runs may add columns to it at the same time.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError
 
-from game_events.decoding.core.column_map import METADATA_KEY
+from game_events.decoding.core.column_map import METADATA_KEY, level_of
 from game_events.decoding.core.column_types import type_name
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.column_map_merge import merge_shares, refuse_other_case
 from game_events.lakehouse.descriptions import DESCRIBING, metadata_of
 from game_events.lakehouse.retention import KEEP_LOG
 from game_events.lakehouse.tables import Table
 
 #: Attempts to evolve a schema that concurrent writers evolve, too.
 EVOLVE_ATTEMPTS = 5
+#: (column, its metadata).
+Columns = Iterable[tuple[str, Mapping[str, object]]]
 
 
 def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: bool = False) -> DeltaTable:
@@ -30,11 +37,14 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
         DataError: a column of the table has another type, or a name that differs by case alone.
     """
     for _ in range(EVOLVE_ATTEMPTS):
-        _refuse_changed_types(table, handle, wanted)
-        new, metadata = _missing(handle, wanted)
-        refuse_other_case(table.name, (f.name for f in handle.schema().fields), (f.name for f in new), concurrent=owns_map)
-        if owns_map:
-            metadata = _merged_map(table, handle, wanted, metadata)
+        other = changed_types(handle, wanted)
+        if other:
+            raise DataError(
+                f"{table.name}: the table's types are others than those of the new rows: {'; '.join(other)}. Give the columns "
+                "other names, or refresh this table fully: that gives it the new types"
+            )
+        _refuse_other_case(table.name, (f.name for f in handle.schema().fields), wanted.names, concurrent=owns_map)
+        new, metadata = _differences(table, handle, wanted, owns_map=owns_map)
         if not new and not metadata:
             return handle
         table.require_writable()
@@ -53,45 +63,86 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
     raise ConflictError(f"{table.name}: its schema keeps changing: concurrent writers changed it {EVOLVE_ATTEMPTS} times")
 
 
-def _refuse_changed_types(table: Table, handle: DeltaTable, wanted: pa.Schema) -> None:
-    other = changed_types(handle, wanted)
-    if other:
-        raise DataError(
-            f"{table.name}: the table's types are others than those of the new rows: {'; '.join(other)}. Give the columns "
-            "other names, or refresh this table fully: that gives it the new types"
-        )
-
-
-def _missing(handle: DeltaTable, wanted: pa.Schema) -> tuple[list[Field], dict[str, dict[str, str]]]:
-    """Columns to add (also for new nested fields), and column -> metadata to set."""
-    known = {f.name: f for f in handle.schema().fields}
-    arrow = pa.schema(handle.schema())
+def _differences(
+    table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: bool
+) -> tuple[list[Field], dict[str, dict[str, str]]]:
+    """Columns to add (also for new nested fields), and column -> metadata to set; descriptions are none of it."""
+    held, arrow = {f.name: f for f in handle.schema().fields}, pa.schema(handle.schema())
+    targets = {item.name: Field.from_arrow(item) for item in wanted}
+    shares: dict[str, str] = {}
+    if owns_map:
+        shares = _merged_shares(table.name, *(((f.name, f.metadata) for f in of.values()) for of in (held, targets)))
     new: list[Field] = []
     metadata: dict[str, dict[str, str]] = {}
     for item in wanted:
-        target = Field.from_arrow(item)
-        if item.name not in known:
-            new.append(target)
+        have = held.get(item.name)
+        if have is None:
+            new.append(targets[item.name])
             continue
-        held = known[item.name].metadata
         if _adds(arrow.field(item.name).type, item.type):
-            new.append(Field(item.name, target.type, nullable=True, metadata=held))
-        extra = {key: value for key, value in metadata_of(item).items() if key not in DESCRIBING}
-        if any(held.get(key) != value for key, value in extra.items()):
-            metadata[item.name] = extra
+            new.append(Field(item.name, targets[item.name].type, nullable=True, metadata=have.metadata))
+        left_out = {*DESCRIBING, METADATA_KEY} if owns_map else DESCRIBING
+        wants = {key: value for key, value in metadata_of(item).items() if key not in left_out}
+        if item.name in shares:
+            wants[METADATA_KEY] = shares[item.name]
+        if any(have.metadata.get(key) != value for key, value in wants.items()):
+            metadata[item.name] = wants
     return new, metadata
 
 
-def _merged_map(
-    table: Table, handle: DeltaTable, wanted: pa.Schema, metadata: dict[str, dict[str, str]]
-) -> dict[str, dict[str, str]]:
-    """Changes of metadata that keep what concurrent writers have added to the column map."""
-    held = {f.name: f.metadata for f in handle.schema().fields}
-    shares = merge_shares(table.name, held.items(), ((f.name, Field.from_arrow(f).metadata) for f in wanted))
-    merged = {column: {k: v for k, v in values.items() if k != METADATA_KEY} for column, values in metadata.items()}
-    for column in shares.keys() & held.keys():
-        merged.setdefault(column, {})[METADATA_KEY] = shares[column]
-    return {column: values for column, values in merged.items() if values}
+def _merged_shares(table: str, held: Columns, wanted: Columns) -> dict[str, str]:
+    """Add a plan's share of the column map to the table's; fields that concurrent writers have added are kept.
+
+    Returns:
+        column -> share, for columns with a changed share.
+
+    Raises:
+        ConflictError: a concurrent writer gave a field another column, or its column to another field of the same message: the
+            files have it in the wrong place; plan again.
+    """
+    shares = {column: _share(metadata) for column, metadata in held}
+    places = {key: (column, name) for column, share in shares.items() for key, name in share.items()}
+    owners: dict[tuple[str, ...], list[str]] = {}
+    for key, (column, name) in places.items():
+        owners.setdefault((column, name, *level_of(key)), []).append(key)
+    changed: dict[str, str] = {}
+    for column, metadata in wanted:
+        ours = _share(metadata)
+        for key, name in ours.items():
+            if places.get(key, (column, name)) != (column, name):
+                raise ConflictError(f"{table}: a concurrent run gave the field {key} the column {places[key][0]}, not {column}")
+            # Fields that share a column on purpose (a key with a new kind or number) are all in the plan's own share.
+            others = [other for other in owners.get((column, name, *level_of(key)), ()) if other not in ours]
+            if others and key not in places:
+                raise ConflictError(f"{table}: a concurrent run gave {column} to the field {others[0]}, not to {key}")
+        merged = shares.get(column, {}) | ours
+        if merged != shares.get(column, {}):
+            changed[column] = json.dumps(dict(sorted(merged.items())), separators=(",", ":"))
+    return changed
+
+
+def _refuse_other_case(table: str, held: Iterable[str], wanted: Iterable[str], *, concurrent: bool) -> None:
+    """Refuse new columns with names that differ from a table's by case alone: Delta and Spark compare names without case.
+
+    `concurrent`: a concurrent writer may have added the other name: rows that are planned again find it.
+
+    Raises:
+        ConflictError: names differ by case alone.
+        DataError: the same, where planning again changes nothing.
+    """
+    names = {name.lower(): name for name in held}
+    other = ", ".join(f"{name} is {names[name.lower()]} there" for name in wanted if names.get(name.lower(), name) != name)
+    if other and concurrent:
+        raise ConflictError(f"{table}: a concurrent run has added columns with names that differ by case alone: {other}")
+    if other:
+        raise DataError(
+            f"{table}: names of new columns differ from those of the table by case alone: {other}. Refresh this table fully: "
+            "that gives it the new names"
+        )
+
+
+def _share(metadata: Mapping[str, object]) -> dict[str, str]:
+    return dict(json.loads(str(metadata.get(METADATA_KEY, "{}"))))
 
 
 def changed_types(handle: DeltaTable, wanted: pa.Schema) -> list[str]:

@@ -24,7 +24,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.preflight import PreflightResult, run_plan_checks
 from game_events.pipeline.runs.refresh import OWN_GOLD, TriggeredRun
-from game_events.pipeline.runs.selection import Selection, selection_of
+from game_events.pipeline.runs.selection import selection_of
 from game_events.pipeline.runs.state_checks import validation
 
 JOB, PLAN, REPORTING = "refresh", "plan", "report"
@@ -56,9 +56,10 @@ class RunConfig(dg.Config):
         default=False, description="Refresh gold aggregates before their own interval has passed, too."
     )
 
-    def selection(self, pipeline: Pipeline) -> Selection:
-        """Checked against what there is; raises before anything is touched."""
-        return selection_of(pipeline, self.select, self.games, self.full_refresh)
+    def begin(self, pipeline: Pipeline, report: RunReport) -> TriggeredRun:
+        """The work of a run with these options, checked against what there is; raises before anything is touched."""
+        selection = selection_of(pipeline, self.select, self.games, self.full_refresh)
+        return TriggeredRun(pipeline, report, selection, self.ignore_intervals)
 
 
 def build_refresh(graph: Graph) -> dg.JobDefinition:
@@ -96,8 +97,8 @@ def _plan(graph: Graph) -> dg.OpDefinition:
     def plan(context: dg.OpExecutionContext, config: RunConfig) -> Iterator[OpEvent]:
         if config.full_refresh:
             context.instance.add_run_tags(context.run_id, {ROW_CHANGING_TAG: "true"})
-        with errors_decide(context, graph.lakehouse(context).source.read()):
-            selection = _shared(context, graph).work.selection
+        yield from _execute(context, graph, lambda _: None)
+        selection = graph.lakehouse(context).last.work.selection
         chosen = {layer: "all" if games is None else ", ".join(sorted(games)) for layer, games in selection.update.items()}
         yield dg.Output(None, metadata={"update": chosen, "replace": sorted(map(str, selection.full))})
 
@@ -134,13 +135,20 @@ def _execute(context: dg.OpExecutionContext, graph: Graph, work: Callable[[Share
     """One step. An error that is retried leaves the run open; any other ends it with the events of what was committed.
 
     Raises:
-        RetryRequested, Failure, DagsterExecutionInterruptedError: as `errors_decide`.
+        RetryRequested, Failure, DagsterExecutionInterruptedError: as `errors_decide`. Failure, too, if single steps were chosen
+            without the last one, which logs what they did; or if the selection names what there is not.
     """
     cause: BaseException | None = None
     run: SharedRun | None = None
+    named, chosen = graph.keys.named, context.run.step_keys_to_execute or context.run.resolved_op_selection
     try:
         with errors_decide(context, graph.lakehouse(context).source.read()):
-            run = _shared(context, graph)
+            if chosen and named(REPORTING) not in chosen:
+                raise ConfigurationError(f"the step `{named(REPORTING)}` logs what the others did: choose it, too")
+            # The options of the first step, also where a run is executed again from a later one.
+            run_config: dict[str, Any] = dict(context.run.run_config)
+            options = RunConfig(**run_config.get("ops", {}).get(named(PLAN), {}).get("config", {}))
+            run = graph.lakehouse(context).shared(context.run_id, JOB, options.begin)
             try:
                 work(run)
             except BaseException as error:
@@ -154,26 +162,6 @@ def _execute(context: dg.OpExecutionContext, graph: Graph, work: Callable[[Share
         if run is not None and isinstance(error, Exception):
             yield from changes(context, run.work.report, graph.keys)
         raise
-
-
-def _shared(context: dg.OpExecutionContext, graph: Graph) -> SharedRun:
-    """What the steps share; its options are those of the first step, also where a run is executed again from a later one.
-
-    Raises:
-        ConfigurationError: single steps were chosen, without the last one, which logs what they did; or the selection names
-            what there is not.
-    """
-    chosen = context.run.step_keys_to_execute or context.run.resolved_op_selection
-    if chosen and graph.keys.named(REPORTING) not in chosen:
-        raise ConfigurationError(f"the step `{graph.keys.named(REPORTING)}` logs what the others did: choose it, too")
-    run_config: dict[str, Any] = dict(context.run.run_config)
-    options = run_config.get("ops", {}).get(graph.keys.named(PLAN), {}).get("config", {})
-    config = RunConfig(**options)
-
-    def begin(pipeline: Pipeline, report: RunReport) -> TriggeredRun:
-        return TriggeredRun(pipeline, report, config.selection(pipeline), config.ignore_intervals)
-
-    return graph.lakehouse(context).shared(context.run_id, JOB, begin)
 
 
 def dry_run(pipeline: Pipeline, load: Callable[[], dg.Definitions], **asked: Collection[str]) -> list[PreflightResult]:

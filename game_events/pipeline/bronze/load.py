@@ -20,7 +20,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.retry import CONFLICT_ATTEMPTS
 from game_events.lakehouse.commits.transactions import Txn, counter
-from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema, column_map
+from game_events.lakehouse.event_columns import OWN_COLUMNS, bronze_schema, column_map
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.pipeline.bronze.data_loss import loss_messages, went_meanwhile
@@ -34,7 +34,7 @@ from game_events.pipeline.bronze.offset_plan import (
     not_there_any_more,
     starting_point,
 )
-from game_events.pipeline.bronze.quarantine import announce, commit_undecodable, decided_on
+from game_events.pipeline.bronze.quarantine import commit_undecodable, decided_on
 from game_events.pipeline.bronze.staging import stage_micro_batch
 from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.context import Pipeline
@@ -45,7 +45,7 @@ from game_events.pipeline.reporting.result import BronzeResult
 from game_events.pipeline.state.commit_info import batch_info
 from game_events.pipeline.state.offsets import after_origins, archive_noted, identity
 from game_events.pipeline.suppression.driver import erasure_fence
-from game_events.sources.core.source import Gap, MicroBatch, Offsets, SourceSnapshot
+from game_events.sources.core.source import Gap, MicroBatch, SourceSnapshot
 from game_events.sources.files.source import FileSource
 from game_events.sources.kafka.source import KafkaSource
 
@@ -77,14 +77,20 @@ def load_bronze(
         now = target if not report.batches and failures == 0 else pipeline.source.snapshot()
         plan = OffsetPlan.of(pipeline, tables[0], now, target.latest)
         target = replace(target, latest=plan.until)
-        if not _load_micro_batch(pipeline, tables, plan, report, last_attempt=failures + 1 >= CONFLICT_ATTEMPTS):
-            failures += 1
-        elif plan.micro_batch is None or (max_commits is not None and len(report.batches) >= max_commits):
+        part = plan.micro_batch
+        if part is None:
             break
-    report.add(BronzeResult(lag=plan.lag))
-    _commit_group_offsets(pipeline, plan.reached | plan.ends, report)
-    if isinstance(pipeline.source, FileSource):
-        report.add_files(pipeline.source.counts)
+        try:
+            _commit_micro_batch(pipeline, tables, plan, part, report)
+        except (ConflictError, PySparkException, Py4JJavaError) as error:
+            failures += 1
+            # Spark refuses to read fewer records than planned: what is left is planned again, or refused.
+            if failures >= CONFLICT_ATTEMPTS or not (isinstance(error, ConflictError) or went_meanwhile(pipeline, part)):
+                raise
+            continue
+        if max_commits is not None and len(report.batches) >= max_commits:
+            break
+    _report_source(pipeline, plan, report)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
     return max([counter(tables[0], Txn.BATCH), *report.batches])
 
@@ -115,30 +121,11 @@ def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
         commit(plan)
 
 
-def _load_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, report: RunReport, *, last_attempt: bool) -> bool:
-    """Stage and commit a micro-batch; False: it has to be planned again. ConflictError if the last attempt was lost."""
-    batch = plan.micro_batch
-    if batch is None:
-        return True
-    pipeline.on_progress(f"bronze: {batch.records:,} {pipeline.things}, {sum(batch.lag.values()):,} left")
-    try:
-        _commit_micro_batch(pipeline, tables, plan, batch, report)
-    except ConflictError:
-        if last_attempt:
-            raise
-        return False
-    except (PySparkException, Py4JJavaError):
-        # Spark refuses to read fewer records than planned: what is left is planned again, or refused.
-        if last_attempt or not went_meanwhile(pipeline, batch):
-            raise
-        return False
-    return True
-
-
 def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, part: MicroBatch, report: RunReport) -> None:
     """Decode a micro-batch in the workers, then commit quarantine, then bronze: from the versions that were checked."""
     bronze, quarantine = tables
     batch = counter(bronze, Txn.BATCH) + 1
+    pipeline.on_progress(f"bronze: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} left")
     decided = decided_on(pipeline.quarantine, quarantine, part)
     staged = stage_micro_batch(pipeline, bronze, column_map(bronze), part, batch, decided)
     failpoints.reach("bronze_staged")
@@ -147,12 +134,7 @@ def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, pa
     begun, done = (bronze.transaction_version(app) for app in (Txn.QUARANTINE_BEGUN, Txn.QUARANTINE_DONE))
     # If they differ, an announced micro-batch is not in bronze: its run crashed, is at work, or lost to a concurrent run.
     if staged.quarantine or begun != done:
-        begun = announce(pipeline, bronze, part, staged)
-        failpoints.reach("quarantine_announced")
-        held = commit_undecodable(pipeline, quarantine, part, staged)
-        if staged.quarantine:
-            report.add_landed(Layer.QUARANTINE, pipeline.quarantine, held, QUARANTINE_COLUMNS, batch)
-        failpoints.reach("quarantine_committed")
+        begun = commit_undecodable(pipeline, bronze, quarantine, part, staged, report)
     planned = _bronze_commit(pipeline, bronze, plan, part, staged, begun)
     landed = commit(planned)
     failpoints.reach("bronze_committed")
@@ -174,7 +156,8 @@ def _bronze_commit(
     rows, quarantined = (sum(f.rows for f in files) for files in (staged.bronze, staged.quarantine))
     expected = {split.app: bronze.transaction_version(split.app) for split in (*plan.ends, *after)}
     expected |= {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun} | erasure_fence(bronze)
-    advance = plan.advance() | archive_noted(bronze, pipeline.source)
+    advance = {split.app: at for split, at in plan.ends.items()} | identity(plan.ends) | epochs_noted(plan.now, part.end)
+    advance |= archive_noted(bronze, pipeline.source)
     advance |= {split.app: at for split, at in after.items()} | identity(after) | epochs_unknown(after)
     advance |= {Txn.BATCH: batch, Txn.QUARANTINE_BEGUN: begun or 0, Txn.QUARANTINE_DONE: begun or 0}
     if quarantined:
@@ -224,12 +207,17 @@ def report_batch(
     report.add_batch(batch, (*staged.types, *staged.undecoded), pipeline.catalog.other_types(staged.undecoded))
 
 
-def _commit_group_offsets(pipeline: Pipeline, offsets: Offsets, report: RunReport) -> None:
-    """Commit offsets for the consumer group, after bronze's commit: it is never ahead. If refused, the run continues."""
-    source, group = pipeline.source, pipeline.settings.consumer_group
-    if group is None or not offsets or not isinstance(source, KafkaSource):
-        return
-    try:
-        source.commit_group_offsets(group, offsets)
-    except GameEventsError as error:
-        report.warn(f"offsets of consumer group {group} were not committed: {error}")
+def _report_source(pipeline: Pipeline, plan: OffsetPlan, report: RunReport) -> None:
+    """Report what is left in the source, and commit offsets for the consumer group, which is never ahead of bronze.
+
+    If the broker refuses these offsets, the run continues.
+    """
+    source, group, offsets = pipeline.source, pipeline.settings.consumer_group, plan.reached | plan.ends
+    report.add(BronzeResult(lag=plan.lag))
+    if isinstance(source, FileSource):
+        report.add_files(source.counts)
+    if group is not None and offsets and isinstance(source, KafkaSource):
+        try:
+            source.commit_group_offsets(group, offsets)
+        except GameEventsError as error:
+            report.warn(f"offsets of consumer group {group} were not committed: {error}")

@@ -12,7 +12,7 @@ from game_events.lakehouse.tables import QUARANTINE, game_of_silver
 from game_events.pipeline.bronze.data_loss import refuse_unless_recorded
 from game_events.pipeline.bronze.topic_changes import changes
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.state.offsets import identity, next_offsets
+from game_events.pipeline.state.offsets import next_offsets
 from game_events.sources.core.micro_batch import plan_micro_batch
 from game_events.sources.core.source import KAFKA, Gap, MicroBatch, Offsets, SourceSnapshot, Split
 from game_events.sources.kafka.source import KafkaSource
@@ -86,12 +86,6 @@ class OffsetPlan:
         if self.micro_batch is not None:
             return self.micro_batch.lag
         return {p: max(0, self.now.latest[p] - offset) // self.now.unit for p, offset in self.reached.items()}
-
-    def advance(self) -> dict[str, int]:
-        """`txn` -> value that the commit of the micro-batch sets."""
-        read = self.micro_batch.end if self.micro_batch is not None else {}
-        offsets = {split.app: offset for split, offset in self.ends.items()}
-        return offsets | identity(self.ends) | epochs_noted(self.now, read)
 
 
 def epochs_noted(now: SourceSnapshot, splits: Iterable[Split]) -> dict[str, int]:

@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.errors import ConflictError, GameEventsError
-from game_events.lakehouse.commits.commit import Commit, Landed, commit, without_rows
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import Commit, commit, without_rows
 from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import discard
@@ -23,6 +24,7 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table, table_id, version_of
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.offsets import next_offsets
 from game_events.pipeline.suppression.driver import erasure_fence
 from game_events.sources.core.source import KAFKA, MicroBatch
@@ -55,33 +57,25 @@ def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) ->
     return {key: frozenset(offsets) for key, offsets in found.items()}
 
 
-def announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: StageResult) -> int:
-    """Announce in bronze a commit to quarantine: micro-batches that were planned before cannot be committed any more.
+def commit_undecodable(
+    pipeline: Pipeline,
+    bronze: DeltaTable,
+    quarantine: DeltaTable | None,
+    part: MicroBatch,
+    staged: StageResult,
+    report: RunReport,
+) -> int:
+    """Announce a micro-batch in bronze, then commit its undecodable records to quarantine; perhaps without a row.
 
-    Returns the announcement's number, which the micro-batch's commit to bronze compares. ConflictError: a concurrent run was
-    first, or an erasure ran since `bronze` was opened; the files are deleted.
-    """
-    before = txns(bronze, (Txn.BATCH, Txn.QUARANTINE_BEGUN, *(p.app for p in part.end)))
-    number = counter(bronze, Txn.QUARANTINE_BEGUN) + 1
-    # With the batch as it is: a concurrent commit with a new batch (a replay, a full refresh) excludes this one.
-    advance: dict[str, int] = {Txn.QUARANTINE_BEGUN: number, Txn.BATCH: counter(bronze, Txn.BATCH)}
-    try:
-        info, expected = {"run_id": pipeline.run_id}, before | erasure_fence(bronze)
-        commit(without_rows(pipeline.bronze, bronze, info, expected, advance))
-    except GameEventsError:
-        staged.discard(pipeline.bronze, pipeline.quarantine)
-        raise
-    return number
-
-
-def commit_undecodable(pipeline: Pipeline, quarantine: DeltaTable | None, part: MicroBatch, staged: StageResult) -> Landed:
-    """Commit to quarantine, after the announcement and before bronze's commit; perhaps without a row.
+    Returns the announcement's number, which the micro-batch's commit to bronze compares.
 
     Raises:
-        ConflictError: a concurrent run's micro-batch was first; the files of both tables are deleted.
+        ConflictError: a concurrent run's micro-batch was first, or an erasure ran since `bronze` was opened; the files of both
+            tables are deleted.
     """
-    until = next_offsets(quarantine, part.end)
-    app = Txn.MICRO_BATCHES
+    begun = _announce(pipeline, bronze, part, staged)
+    failpoints.reach("quarantine_announced")
+    until, app = next_offsets(quarantine, part.end), Txn.MICRO_BATCHES
     plan = Commit(
         pipeline.quarantine,
         QUARANTINE_COLUMNS,
@@ -94,7 +88,29 @@ def commit_undecodable(pipeline: Pipeline, quarantine: DeltaTable | None, part: 
         description=QUARANTINE_DESCRIPTION,
     )
     try:
-        return commit(plan)
+        landed = commit(plan)
     except ConflictError:
         discard(pipeline.bronze, staged.bronze)
         raise
+    if staged.quarantine:
+        report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, counter(bronze, Txn.BATCH) + 1)
+    failpoints.reach("quarantine_committed")
+    return begun
+
+
+def _announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: StageResult) -> int:
+    """Announce in bronze a commit to quarantine: micro-batches that were planned before cannot be committed any more.
+
+    Raises as `commit_undecodable`.
+    """
+    before = txns(bronze, (Txn.BATCH, Txn.QUARANTINE_BEGUN, *(p.app for p in part.end)))
+    number = counter(bronze, Txn.QUARANTINE_BEGUN) + 1
+    # With the batch as it is: a concurrent commit with a new batch (a replay, a full refresh) excludes this one.
+    advance: dict[str, int] = {Txn.QUARANTINE_BEGUN: number, Txn.BATCH: counter(bronze, Txn.BATCH)}
+    try:
+        info, expected = {"run_id": pipeline.run_id}, before | erasure_fence(bronze)
+        commit(without_rows(pipeline.bronze, bronze, info, expected, advance))
+    except GameEventsError:
+        staged.discard(pipeline.bronze, pipeline.quarantine)
+        raise
+    return number

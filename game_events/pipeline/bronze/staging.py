@@ -54,15 +54,17 @@ def stage_micro_batch(
     """
     if part.records <= sum(isinstance(gap, FileGap) for gap in part.gaps):  # it only skips a gap
         return StageResult()
-    source = pipeline.source
-    reading = None
+    source, catalog, reading = pipeline.source, pipeline.catalog, None
+    # Types to plan for before the first record.
+    expected: list[TypeKey] = []
     if isinstance(source, FileSource):
-        pipeline.catalog.offer(source.schemas())
-        reading = source.reading()
+        catalog.offer(source.schemas())
+        reading, expected = source.reading(), [*source.expected_types()]
+    expected += [(i, FIRST_MESSAGE) for subject in source.subjects(part.end) for i in catalog.expected_ids(subject)]
     keep_raw, whom, constants = pipeline.settings.keep_raw == "all", suppression(pipeline, bronze), source.constants(part)
     tables = pipeline.bronze, pipeline.quarantine
     job = BronzeTask(*tables, DecodePlan(), constants, batch, pipeline.run_id, keep_raw, decided, whom, reading)
-    attempt = _Attempt(pipeline, job, columns, _expected_types(pipeline, part))
+    attempt = _Attempt(pipeline, job, columns, expected)
     try:
         staged = attempt.run(part)
     except WorkerCrashError as error:
@@ -76,13 +78,6 @@ def stage_micro_batch(
     return staged
 
 
-def _expected_types(pipeline: Pipeline, part: MicroBatch) -> list[TypeKey]:
-    """Types to plan for before the first record."""
-    ids = [i for subject in pipeline.source.subjects(part.end) for i in pipeline.catalog.expected_ids(subject)]
-    expected = pipeline.source.expected_types() if isinstance(pipeline.source, FileSource) else []
-    return [*((i, FIRST_MESSAGE) for i in ids), *expected]
-
-
 @dataclass(frozen=True)
 class _Attempt:
     """Decodes parts of a micro-batch."""
@@ -94,32 +89,26 @@ class _Attempt:
 
     def run(self, part: MicroBatch, deadly: Deadly | None = None) -> StageResult:
         """Decode a part; raises WorkerCrashError. `deadly`: records that are quarantined without being decoded."""
-        source = self.pipeline.source
-        if isinstance(source, KafkaSource) and source.small_records and not deadly:
-            staged = self._run(replace(self.job, small=True), part, {})
-            if not staged.large:
-                return staged
-            staged.discard(self.job.bronze, self.job.quarantine)
-            source.small_records = False
-        return self._run(self.job, part, deadly or {})
-
-    def _run(self, job: BronzeTask, part: MicroBatch, deadly: Deadly) -> StageResult:
+        spark, source = self.pipeline.spark, self.pipeline.source
+        small = isinstance(source, KafkaSource) and source.small_records and not deadly
+        job, rows = replace(self.job, small=small), source.read(spark, part)
+        if job.reading is None:
+            most = self.pipeline.settings.max_record_bytes
+            if small:
+                rows = mark_excluded(rows, min(most, SMALL_RECORD_BYTES), {}, 0, HEADER_BYTES)
+            else:
+                rows = mark_excluded(rows, most, deadly or {})
+            rows = rows.select(*source_columns(job.constants), *WHY)
+            rows = rows.coalesce(max(1, -(-source.records(part) // TASK_RECORDS)))
         ranges = named([f"{split} {part.start[split]} to {end - 1}" for split, end in sorted(part.end.items())])
-        rows = self._rows(part, deadly, small=job.small)
-        with arrow_batches(self.pipeline.spark, KAFKA_ARROW_RECORDS, unlimited=job.small), crashes_explained(f" over {ranges}"):
-            return run_decode_job(self.pipeline, job, rows, self.columns, self.expected)
-
-    def _rows(self, part: MicroBatch, deadly: Deadly, *, small: bool) -> DataFrame:
-        source, most = self.pipeline.source, self.pipeline.settings.max_record_bytes
-        rows = source.read(self.pipeline.spark, part)
-        if self.job.reading is not None:
-            return rows
-        if small:
-            records = mark_excluded(rows, min(most, SMALL_RECORD_BYTES), {}, 0, HEADER_BYTES)
-        else:
-            records = mark_excluded(rows, most, deadly)
-        records = records.select(*source_columns(self.job.constants), *WHY)
-        return records.coalesce(max(1, -(-source.records(part) // TASK_RECORDS)))
+        with arrow_batches(spark, KAFKA_ARROW_RECORDS, unlimited=small), crashes_explained(f" over {ranges}"):
+            staged = run_decode_job(self.pipeline, job, rows, self.columns, self.expected)
+        if isinstance(source, KafkaSource) and staged.large:
+            # Nothing was written: once more, and from now on, as a job that takes large records.
+            staged.discard(job.bronze, job.quarantine)
+            source.small_records = False
+            return self.run(part, deadly)
+        return staged
 
     def discard(self, part: MicroBatch) -> None:
         """Decode a part and keep nothing."""

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from confluent_kafka.admin import TopicDescription  # type: ignore[attr-defined]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -50,8 +49,7 @@ class KafkaSource(Source):
             ConfigurationError: no such topic or partition; it has no id; or the broker refuses the login.
             TransientError: the broker does not answer or does not know a topic (any more); or no topic matches the pattern yet.
         """
-        described = self._describe()
-        earliest, latest, epochs = self._admin.offset_ranges(self._splits(described))
+        earliest, latest, epochs = self._admin.offset_ranges(self._splits())
         return SourceSnapshot(earliest, latest, epochs=epochs)
 
     def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:
@@ -108,20 +106,17 @@ class KafkaSource(Source):
         other = sorted({split.topic for split in batch.end if str(now[split.topic].topic_id) != split.topic_id})
         return f"topic {', '.join(other)} was deleted and made again while it was read" if other else None
 
-    def _describe(self) -> dict[str, TopicDescription]:
+    def _splits(self) -> list[Split]:
+        """The partitions that the settings name, of topics with an id; raises as `snapshot`."""
         pattern = self._settings.kafka_topic_pattern
-        if pattern is None:
-            return self._admin.describe(self._settings.kafka_topics)
-        # A topic may be deleted between the two requests.
-        found = self._admin.describe(self._admin.topics_matching(pattern), missing_ok=True)
-        if not found:
+        # With a pattern: a topic may be deleted between the two requests.
+        topics = self._settings.kafka_topics if pattern is None else self._admin.topics_matching(pattern)
+        described = self._admin.describe(topics, missing_ok=pattern is not None)
+        if pattern is not None and not described:
             raise TransientError(
                 f"Kafka {self.servers} has no topic that matches {pattern!r}: create one, or correct "
                 "GAME_EVENTS_KAFKA_TOPIC_PATTERN"
             )
-        return found
-
-    def _splits(self, described: Mapping[str, TopicDescription]) -> list[Split]:
         without = sorted(name for name, found in described.items() if str(found.topic_id or NO_ID) == NO_ID)
         if without:
             raise ConfigurationError(
