@@ -5,8 +5,9 @@ reported, and the driver plans again before anything is committed.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -81,8 +82,9 @@ class BatchDecoder:
 
     def __init__(self, plan: DecodePlan) -> None:
         self._plan = plan
-        self._decoders: dict[TypeKey, PayloadDecoder] = {}
+        self._decoder: Callable[[TypeKey], PayloadDecoder] = cache(lambda key: make_decoder(plan.schemas[key[0]], key[1]))
         self._indexless = frozenset(i for i, schema in plan.schemas.items() if not schema.indexed)
+        allow_deep_calls()
 
     def decode(self, values: pa.BinaryArray, headers: pa.ListArray | None = None) -> DecodedBatch:
         """Decode values, NULL for tombstones, and headers (list of struct<key, value>), both of shape (n,).
@@ -117,7 +119,10 @@ class BatchDecoder:
                 detail = f"schema id {group.schema_id} has no message at index path {list(group.path)}"
                 result.rejected.append(Rejected(Reason.BAD_INDEX, detail, group.rows, group.schema_id))
         for group, payloads in zip(known, frames.payloads(values, known), strict=True):
-            self._decode_group(payloads, group, result)
+            decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
+            if len(decoded.good):
+                result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
+            result.rejected += [Rejected(r, detail, group.rows[at], group.schema_id) for r, detail, at in decoded.bad]
         result.rejected = _merged(result.rejected)
         result.unknown = _of_smallest_ids(result.unknown, self._plan.max_unknown_ids + 1)
         return result
@@ -161,19 +166,6 @@ class BatchDecoder:
 
     def _knows(self, schema_id: SchemaId) -> bool:
         return schema_id in self._plan.schemas or (schema_id, ()) in self._plan.rejected
-
-    def _decode_group(self, payloads: pa.BinaryArray, group: frames.FrameGroup, result: DecodedBatch) -> None:
-        decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
-        if len(decoded.good):
-            result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
-        result.rejected += [Rejected(r, detail, group.rows[at], group.schema_id) for r, detail, at in decoded.bad]
-
-    def _decoder(self, key: TypeKey) -> PayloadDecoder:
-        decoder = self._decoders.get(key)
-        if decoder is None:
-            allow_deep_calls()
-            decoder = self._decoders[key] = make_decoder(self._plan.schemas[key[0]], key[1])
-        return decoder
 
 
 def _of_smallest_ids(keys: set[TypeKey], number: int) -> set[TypeKey]:

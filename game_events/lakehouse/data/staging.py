@@ -10,7 +10,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
@@ -123,6 +123,16 @@ class StagedWriter:
         self._sink: pa.NativeFile | None = None
         self._name = ""
         self.files: list[StagedFile] = []
+
+    def write_columns(self, columns: Mapping[str, pa.Array | pa.ChunkedArray], count: int) -> None:
+        """Add rows as columns by name, in any order; what is missing is NULL."""
+        arrays = []
+        for item in self.schema:
+            column = columns.get(item.name)
+            if column is None:
+                column = pa.nulls(count, item.type)
+            arrays.append(column if column.type == item.type else column.cast(item.type))
+        self.write(pa.Table.from_arrays(arrays, schema=self.schema))
 
     def write(self, rows: pa.Table, size: int | None = None) -> None:
         """Add rows; the schema is the writer's own.
