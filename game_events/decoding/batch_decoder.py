@@ -5,9 +5,8 @@ reported, and the driver plans again before anything is committed.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -82,9 +81,8 @@ class BatchDecoder:
 
     def __init__(self, plan: DecodePlan) -> None:
         self._plan = plan
-        self._decoder: Callable[[TypeKey], PayloadDecoder] = cache(lambda key: make_decoder(plan.schemas[key[0]], key[1]))
+        self._decoders: dict[TypeKey, PayloadDecoder] = {}
         self._indexless = frozenset(i for i, schema in plan.schemas.items() if not schema.indexed)
-        allow_deep_calls()
 
     def decode(self, values: pa.BinaryArray, headers: pa.ListArray | None = None) -> DecodedBatch:
         """Decode values, NULL for tombstones, and headers (list of struct<key, value>), both of shape (n,).
@@ -166,6 +164,13 @@ class BatchDecoder:
 
     def _knows(self, schema_id: SchemaId) -> bool:
         return schema_id in self._plan.schemas or (schema_id, ()) in self._plan.rejected
+
+    def _decoder(self, key: TypeKey) -> PayloadDecoder:
+        decoder = self._decoders.get(key)
+        if decoder is None:
+            allow_deep_calls()
+            decoder = self._decoders[key] = make_decoder(self._plan.schemas[key[0]], key[1])
+        return decoder
 
 
 def _of_smallest_ids(keys: set[TypeKey], number: int) -> set[TypeKey]:

@@ -21,7 +21,7 @@ from game_events.decoding.protobuf.fields import tree_of
 from game_events.decoding.protobuf.foreign_fields import ForeignFields
 from game_events.decoding.protobuf.native import NativeDecoder, Part
 from game_events.decoding.protobuf.schema import ProtobufSchema
-from game_events.decoding.protobuf.verification import Reading, read
+from game_events.decoding.protobuf.verification import read
 from game_events.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -124,20 +124,19 @@ class ProtobufDecoder:
         decoded, _, failed = self._native.decode(written, np.arange(len(kept)), max_failures=None)
         for at, failure in failed:
             bad.append(self._rejected(kept[at], payloads[kept[at]].as_py(), str(failure)))
-        return [self._fit(payloads, origin[part], read(self._nodes, batch, lengths[part]), bad) for part, batch in decoded]
-
-    def _fit(self, payloads: pa.BinaryArray, rows: Rows, reading: Reading, bad: list[Bad]) -> Part:
-        """The good rows of re-encoded ones: only values may be wrong now."""
-        unfit = _distinct(reading.doubts.unfit)
-        for at in rows[unfit].tolist():
-            # Fallback for a time that is out of range only after merging two.
-            merged = Reason.OUT_OF_RANGE, f"{self.message}: {Reason.OUT_OF_RANGE.explanation}"
-            reason, detail = self._faults.first(payloads[at].as_py()) or merged
-            bad.append((reason, detail, np.asarray([at], dtype=np.int64)))
-        wrong = np.setdiff1d(_distinct(reading.doubts.wrong), unfit, assume_unique=True)
-        for at in rows[wrong].tolist():
-            bad.append(self._rejected(at, payloads[at].as_py(), "the native decoder and Python's protobuf disagree"))
-        return _without((rows, reading.batch), np.concatenate([unfit, wrong]))
+        parts = []
+        for part, batch in decoded:
+            reading, places = read(self._nodes, batch, lengths[part]), origin[part]
+            # Only values may be wrong now.
+            unfit = _distinct(reading.doubts.unfit)
+            for at in places[unfit].tolist():
+                # Without a fault: a time that is out of range only after merging two.
+                bad.append(self._rejected(at, payloads[at].as_py(), Reason.OUT_OF_RANGE.explanation, Reason.OUT_OF_RANGE))
+            wrong = np.setdiff1d(_distinct(reading.doubts.wrong), unfit, assume_unique=True)
+            for at in places[wrong].tolist():
+                bad.append(self._rejected(at, payloads[at].as_py(), "the native decoder and Python's protobuf disagree"))
+            parts.append(_without((places, reading.batch), np.concatenate([unfit, wrong])))
+        return parts
 
     def _readable(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad], among: Rows | None = None) -> Rows:
         """The rows that Python's protobuf parses; others are added to `bad`. Only rows in `among` (default: all) are parsed."""
@@ -153,8 +152,9 @@ class ProtobufDecoder:
                 refused.append(at)
         return np.setdiff1d(rows, np.asarray(refused, dtype=np.int64), assume_unique=True) if refused else rows
 
-    def _rejected(self, at: int, payload: bytes, message: str) -> Bad:
-        reason, detail = self._faults.first(payload) or (Reason.MALFORMED, f"{self.message}: {message}")
+    def _rejected(self, at: int, payload: bytes, message: str, reason: Reason = Reason.MALFORMED) -> Bad:
+        """A bad row, for its first fault, or else for this reason."""
+        reason, detail = self._faults.first(payload) or (reason, f"{self.message}: {message}")
         return reason, detail, np.asarray([at], dtype=np.int64)
 
 

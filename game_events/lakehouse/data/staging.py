@@ -168,19 +168,18 @@ class StagedWriter:
     def close(self) -> list[StagedFile]:
         """Write the rest; returns every file of this writer, each complete."""
         self.flush()
-        if self._writer is not None:
-            self._finish()
+        self._finish()
         return self.files
 
     def abort(self) -> None:
         """Delete everything that was written; `close` then returns no file."""
         self._buffer, self._rows, self._bytes = [], 0, 0
-        if self._writer is not None:
-            self._finish()
+        self._finish()
         discard(self._table, self.files)
         self.files = []
 
     def _finish(self) -> None:
+        """Close the file that is open, if one is."""
         if self._writer is None or self._sink is None:
             return
         self._writer.close()
