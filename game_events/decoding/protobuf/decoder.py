@@ -69,7 +69,8 @@ class ProtobufDecoder:
         again = np.arange(len(payloads), dtype=np.int64)
         if self._foreign is None:
             long = np.flatnonzero(lengths >= GUARDED_BYTES)
-            decoded, left, failed = self._native.decode(payloads, self._readable(payloads, again, bad, among=long))
+            rows = self._readable(payloads, again, bad, among=long) if len(long) else again
+            decoded, left, failed = self._native.decode(payloads, rows)
             if len(left):
                 # Many are bad: Python's protobuf finds them in one pass.
                 more, left, others = self._native.decode(payloads, self._readable(payloads, left, bad))

@@ -74,7 +74,10 @@ class BronzeTask(DecodeJob):
             if not result.unknown and not result.large:
                 output.write(rows, decoded)
                 result.arrivals.update(count_arrivals(rows.column("timestamp")))
-        output.close()
+        if result.unknown or result.large:
+            output.good.abort()
+            output.bad.abort()
+        result.bronze, result.quarantine = output.good.close(), output.bad.close()
         if reader is not None:
             known = self.plan
             result.schemas += [s for i, s in reader.schemas.items() if i not in known.schemas and (i, ()) not in known.rejected]
@@ -113,8 +116,8 @@ class _Output:
     def __init__(self, task: BronzeTask) -> None:
         self.result = StageResult()
         self._task = task
-        self._good = StagedWriter(task.bronze, bronze_schema(task.plan.columns))
-        self._bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
+        self.good = StagedWriter(task.bronze, bronze_schema(task.plan.columns))
+        self.bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
         self._now = datetime.now(UTC)
         self._suppressor = Suppressor(task.suppression) if task.suppression is not None else None
 
@@ -141,21 +144,14 @@ class _Output:
             )
         for rows, schema_id, columns in decoded.good:
             own = self._own(batch, rows, schema_id, raw=self._task.keep_raw)
-            self._good.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(rows))
+            self.good.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(rows))
         for rows, key in decoded.undecoded:
             # Raw values regardless of the setting: nothing else of these records is kept, and they may be decoded one day.
-            self._good.write_columns(self._own(batch, rows, key[0], raw=True), len(rows))
+            self.good.write_columns(self._own(batch, rows, key[0], raw=True), len(rows))
             result.undecoded[key] += len(rows)
         for rejected in decoded.rejected:
-            self._bad.write_columns(self._quarantined(batch, rejected), len(rejected.rows))
+            self.bad.write_columns(self._quarantined(batch, rejected), len(rejected.rows))
             result.reasons[rejected.reason] += len(rejected.rows)
-
-    def close(self) -> None:
-        """Complete the files; with unknown types or large records there are none."""
-        if self.result.unknown or self.result.large:
-            self._good.abort()
-            self._bad.abort()
-        self.result.bronze, self.result.quarantine = self._good.close(), self._bad.close()
 
     def _count_erased(self, rows: Rows) -> None:
         self.result.suppressed += len(rows)
