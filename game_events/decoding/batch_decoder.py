@@ -117,7 +117,10 @@ class BatchDecoder:
                 detail = f"schema id {group.schema_id} has no message at index path {list(group.path)}"
                 result.rejected.append(Rejected(Reason.BAD_INDEX, detail, group.rows, group.schema_id))
         for group, payloads in zip(known, frames.payloads(values, known), strict=True):
-            self._decode_group(payloads, group, result)
+            decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
+            if len(decoded.good):
+                result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
+            result.rejected += [Rejected(r, detail, group.rows[at], group.schema_id) for r, detail, at in decoded.bad]
         result.rejected = _merged(result.rejected)
         result.unknown = _of_smallest_ids(result.unknown, self._plan.max_unknown_ids + 1)
         return result
@@ -161,12 +164,6 @@ class BatchDecoder:
 
     def _knows(self, schema_id: SchemaId) -> bool:
         return schema_id in self._plan.schemas or (schema_id, ()) in self._plan.rejected
-
-    def _decode_group(self, payloads: pa.BinaryArray, group: frames.FrameGroup, result: DecodedBatch) -> None:
-        decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
-        if len(decoded.good):
-            result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
-        result.rejected += [Rejected(r, detail, group.rows[at], group.schema_id) for r, detail, at in decoded.bad]
 
     def _decoder(self, key: TypeKey) -> PayloadDecoder:
         decoder = self._decoders.get(key)

@@ -1,7 +1,5 @@
 """Columns of event rows: those that bronze, quarantine and silver have besides the columns of messages."""
 
-from collections.abc import Mapping
-
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
@@ -94,17 +92,6 @@ def identity_columns(schema_id: SchemaId | None, count: int) -> dict[str, pa.Arr
         name: pa.repeat(pa.scalar(value, OWN_COLUMNS.field(name).type), count)
         for name, value in zip(SCHEMA_COLUMNS, SchemaRef.of(schema_id), strict=True)
     }
-
-
-def arranged(columns: Mapping[str, pa.Array | pa.ChunkedArray], schema: pa.Schema, count: int) -> pa.Table:
-    """Columns by name in the schema's order; what is missing is NULL."""
-    arrays = []
-    for item in schema:
-        column = columns.get(item.name)
-        if column is None:
-            column = pa.nulls(count, item.type)
-        arrays.append(column if column.type == item.type else column.cast(item.type))
-    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def column_map(handle: DeltaTable) -> ColumnMap:

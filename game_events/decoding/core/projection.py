@@ -36,16 +36,15 @@ class Projection:
             names = [columns.names[field_key(self._message, (item.id,), item.kind)] for item in self._fields]
             self._columns, self._targets = columns, [pa.field(name, columns.columns[name]) for name in names]
         schema = pa.schema(self._targets)
-        return pa.Table.from_batches([self._project(batch, columns, schema) for batch in batches], schema)
-
-    def _project(self, batch: pa.RecordBatch, columns: ColumnMap, schema: pa.Schema) -> pa.RecordBatch:
-        arrays = [
-            _conform(batch.column(index), item, target.type, self._message, (item.id,), columns)
-            for index, (item, target) in enumerate(zip(self._fields, self._targets, strict=True))
-        ]
-        if not arrays:  # a message without fields: only its rows are known
-            return batch
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        projected = []
+        for batch in batches:
+            arrays = [
+                _conform(batch.column(index), item, target.type, self._message, (item.id,), columns)
+                for index, (item, target) in enumerate(zip(self._fields, self._targets, strict=True))
+            ]
+            # Of a message without fields, only its rows are known.
+            projected.append(pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else batch)
+        return pa.Table.from_batches(projected, schema)
 
 
 class RowDecoder(ABC):

@@ -88,24 +88,15 @@ def split(
     values = values.cast(pa.binary())
     null = np.asarray(values.is_null().to_numpy(zero_copy_only=False))
     bad = [BadFrames(Reason.TOMBSTONE, np.flatnonzero(null))] if null.any() else []
-    carried, identities = _identities(headers)
-    live = ~null[carried]
-    carried, identities = carried[live], identities.filter(pa.array(live))
     in_value = ~null
+    with_headers = headers is not None and len(headers.flatten()) > 0
+    carried, identities = _identities(headers, in_value) if with_headers else _NO_IDENTITIES
     in_value[carried] = False
     groups, more = _Frames(values).split(np.flatnonzero(in_value), indexless)
     bad += more
     if len(carried):
-        frames = _Frames(identities)
-        in_header, more = frames.split(np.arange(len(carried)), indexless)
-        bad += [replace(b, rows=carried[b.rows]) for b in more]
-        for group in in_header:
-            # Nothing may follow identity and indexes in the header.
-            exact = frames.lengths[group.rows] == group.prefix
-            if not exact.all():
-                bad.append(BadFrames(Reason.BAD_INDEX, carried[group.rows[~exact]], group.schema_id))
-            if exact.any():
-                groups.append(replace(group, prefix=0, rows=carried[group.rows[exact]]))
+        in_headers, more = _split_headers(carried, identities, indexless)
+        groups, bad = groups + in_headers, bad + more
     return groups, bad
 
 
@@ -143,17 +134,36 @@ def parse_indexes(data: bytes) -> tuple[IndexPath, int] | None:
     return None
 
 
-def _identities(headers: pa.ListArray | None) -> tuple[Rows, pa.BinaryArray]:
-    """Rows with a schema header, and its value; of several the last one, as in Java's client."""
-    if headers is None or not len(headers.flatten()):
-        return np.empty(0, dtype=np.int64), pa.array([], pa.binary())
+_NO_IDENTITIES: tuple[Rows, pa.BinaryArray] = np.empty(0, dtype=np.int64), pa.array([], pa.binary())
+
+
+def _identities(headers: pa.ListArray, among: Mask) -> tuple[Rows, pa.BinaryArray]:
+    """Rows of a mask with a schema header, and its value; of several the last one, as in Java's client."""
     parents = pc.list_parent_indices(headers).to_numpy()
     items = headers.flatten()
     mine = np.flatnonzero(np.asarray(pc.fill_null(pc.equal(items.field("key"), ID_HEADER), False)))
     last = np.append(parents[mine][1:] != parents[mine][:-1], True) if len(mine) else np.empty(0, dtype=bool)
     chosen = mine[last]
+    chosen = chosen[among[parents[chosen]]]
     values = items.field("value").take(pa.array(chosen))
     return parents[chosen].astype(np.int64), pc.fill_null(values, b"").cast(pa.binary())
+
+
+def _split_headers(
+    rows: Rows, identities: pa.BinaryArray, indexless: Set[SchemaId]
+) -> tuple[list[FrameGroup], list[BadFrames]]:
+    """Group rows by the frames in their schema headers."""
+    frames = _Frames(identities)
+    found, damaged = frames.split(np.arange(len(rows)), indexless)
+    groups, bad = [], [replace(b, rows=rows[b.rows]) for b in damaged]
+    for group in found:
+        # Nothing may follow identity and indexes in the header.
+        exact = frames.lengths[group.rows] == group.prefix
+        if not exact.all():
+            bad.append(BadFrames(Reason.BAD_INDEX, rows[group.rows[~exact]], group.schema_id))
+        if exact.any():
+            groups.append(replace(group, prefix=0, rows=rows[group.rows[exact]]))
+    return groups, bad
 
 
 class _Frames:
@@ -176,7 +186,17 @@ class _Frames:
         for number, prefix in PREFIXES.items():
             mine = rows[magic == number]
             mine = self._take_out(mine, self.lengths[mine] < prefix, Reason.TOO_SHORT)
-            for schema_id, members in self._by_identity(mine, number, prefix):
+            if not len(mine):
+                continue
+            heads = np.ascontiguousarray(self._raw[self._starts[mine][:, None] + np.arange(1, prefix)])
+            found, inverse = np.unique(heads.view("V16" if number else ">u4").reshape(-1), return_inverse=True)
+            ids: list[SchemaId] = [str(uuid.UUID(bytes=item.tobytes())) if number else int(item) for item in found]
+            parts = [mine]
+            if len(ids) > 1:
+                # One sort for all ids.
+                inverse = inverse.reshape(-1)
+                parts = np.split(mine[np.argsort(inverse, kind="stable")], np.cumsum(np.bincount(inverse))[:-1])
+            for schema_id, members in zip(ids, parts, strict=True):
                 if schema_id in indexless:
                     self._groups.append(FrameGroup(schema_id, (), prefix, members))
                 else:
@@ -187,20 +207,6 @@ class _Frames:
         if is_bad.any():
             self._bad.append(BadFrames(reason, rows[is_bad], schema_id))
         return rows[~is_bad]
-
-    def _by_identity(self, rows: Rows, magic: int, prefix: int) -> Iterator[tuple[SchemaId, Rows]]:
-        if not len(rows):
-            return
-        heads = np.ascontiguousarray(self._raw[self._starts[rows][:, None] + np.arange(1, prefix)])
-        found, inverse = np.unique(heads.view("V16" if magic else ">u4").reshape(-1), return_inverse=True)
-        names: list[SchemaId] = [str(uuid.UUID(bytes=item.tobytes())) if magic else int(item) for item in found]
-        if len(names) == 1:
-            yield names[0], rows
-            return
-        # One sort for all ids.
-        inverse = inverse.reshape(-1)
-        parts = np.split(rows[np.argsort(inverse, kind="stable")], np.cumsum(np.bincount(inverse))[:-1])
-        yield from zip(names, parts, strict=True)
 
     def _split_indexes(self, schema_id: SchemaId, rows: Rows, prefix: int) -> None:
         """Group the rows of one schema by message indexes."""

@@ -1,12 +1,10 @@
 """Decoder of protobuf payloads into Arrow columns, equal to Python's protobuf; a bad row affects no other one.
 
 The native decoder reads whole batches. Rows that it refuses, or may have read differently (see `verification`), are re-encoded
-by Python's protobuf (see `canonical`) and decoded natively again; rows that Python's protobuf refuses are rejected with a
-diagnosis.
+by Python's protobuf and decoded natively again; rows that Python's protobuf refuses are rejected with a diagnosis.
 """
 
 import logging
-from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +16,12 @@ from game_events.decoding.core.projection import Projection
 from game_events.decoding.core.protocols import Decoded
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.wire_format import IndexPath, Rows
-from game_events.decoding.protobuf.canonical import canonical
 from game_events.decoding.protobuf.diagnosis import FaultFinder
 from game_events.decoding.protobuf.fields import tree_of
-from game_events.decoding.protobuf.native import NativeDecoder
+from game_events.decoding.protobuf.foreign_fields import ForeignFields
+from game_events.decoding.protobuf.native import NativeDecoder, Part
 from game_events.decoding.protobuf.schema import ProtobufSchema
-from game_events.decoding.protobuf.verification import Reading, read
+from game_events.decoding.protobuf.verification import read
 from game_events.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -32,12 +30,8 @@ log = logging.getLogger(__name__)
 #: stack at ~150,000 levels of at least one byte.
 GUARDED_BYTES = 32_768
 
-Part = tuple[Rows, pa.RecordBatch]
 Bad = tuple[Reason, str, Rows]
 _NONE: Rows = np.empty(0, dtype=np.int64)
-
-#: Failed attempts after which bisection ends (two or three bad rows of 100,000): with more, checking each row is cheaper.
-MAX_FAILURES = 48
 
 
 class ProtobufDecoder:
@@ -59,9 +53,9 @@ class ProtobufDecoder:
         self.fields: tuple[Field, ...] = tuple(node.as_field() for node in self._nodes)
         self._projection = Projection(self.message, self.fields)
         moved = [n.name for n in self._nodes if n.is_foreign]
-        self._is_slow = bool(moved) or bool(descriptor.GetOptions().message_set_wire_format)
-        self._canonical = canonical(self._python, self._nodes, is_foreign=self._is_slow)
-        if self._is_slow:
+        is_slow = bool(moved) or bool(descriptor.GetOptions().message_set_wire_format)
+        self._foreign = ForeignFields(self._nodes, descriptor) if is_slow else None
+        if is_slow:
             log.warning(
                 "slow_decoding=true schema_id=%s message=%s fields=%s reason=%r",
                 compiled.schema_id, self.message, ",".join(moved), "groups, message sets or great field numbers",
@@ -73,9 +67,15 @@ class ProtobufDecoder:
         lengths = np.diff(np.frombuffer(payloads.buffers()[1], dtype=np.int32)[payloads.offset :][: len(payloads) + 1])
         parts: list[Part] = []
         again = np.arange(len(payloads), dtype=np.int64)
-        if not self._is_slow:
-            rows = self._readable(payloads, again, bad, among=np.flatnonzero(lengths >= GUARDED_BYTES))
-            decoded, again = self._natively(payloads, rows, bad)
+        if self._foreign is None:
+            long = np.flatnonzero(lengths >= GUARDED_BYTES)
+            rows = self._readable(payloads, again, bad, among=long) if len(long) else again
+            decoded, left, failed = self._native.decode(payloads, rows)
+            if len(left):
+                # Many are bad: Python's protobuf finds them in one pass.
+                more, left, others = self._native.decode(payloads, self._readable(payloads, left, bad))
+                decoded, failed = decoded + more, failed + others
+            again = np.concatenate([left, np.asarray([at for at, _ in failed], dtype=np.int64)])
             for part, batch in decoded:
                 sure, doubted = self._verified(payloads, part, batch, lengths, bad)
                 parts.append(sure)
@@ -85,15 +85,6 @@ class ProtobufDecoder:
         good = np.concatenate([part for part, _ in parts]) if parts else _NONE
         table = self._projection.table([batch for _, batch in parts], columns)
         return Decoded(table, good, bad)
-
-    def _natively(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad]) -> tuple[list[Part], Rows]:
-        """Decoded parts, and rows that the native decoder refuses but Python's protobuf may read."""
-        decoded, left, failed = bisect_decode(payloads, rows, self._native.decode)
-        if len(left):
-            # Many are bad: Python's protobuf finds them in one pass.
-            more, left, others = bisect_decode(payloads, self._readable(payloads, left, bad), self._native.decode)
-            decoded, failed = decoded + more, failed + others
-        return decoded, np.concatenate([left, np.asarray([at for at, _ in failed], dtype=np.int64)])
 
     def _verified(
         self, payloads: pa.BinaryArray, part: Rows, batch: pa.RecordBatch, lengths: Rows, bad: list[Bad]
@@ -110,34 +101,43 @@ class ProtobufDecoder:
         return _without((part, reading.batch), dropped), part[doubted]
 
     def _reencoded(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad]) -> list[Part]:
-        """Rows re-encoded by Python's protobuf and decoded; others become bad."""
+        """Rows re-encoded canonically by Python's protobuf (upb, ~1.5 us a row) and decoded; others become bad.
+
+        Canonical: last value, one member of each oneof, distinct map keys, packed lists, no unknown fields.
+        """
         kept: list[int] = []
         texts: list[bytes] = []
         for at, payload in zip(rows.tolist(), payloads.take(pa.array(rows)).to_pylist(), strict=True):
+            message = self._python()
             try:
-                texts.append(self._canonical(payload))
-                kept.append(at)
+                message.ParseFromString(payload)
             except DecodeError as error:
                 bad.append(self._rejected(at, payload, str(error)))
+                continue
+            message.DiscardUnknownFields()
+            # Partial: a missing required field is NULL, as in Python.
+            # Deterministic: without it the entries of maps have another order in each process.
+            text = message.SerializePartialToString(deterministic=True)
+            texts.append(text if self._foreign is None else self._foreign.converted(text))
+            kept.append(at)
         written, origin = pa.array(texts, pa.binary()), np.asarray(kept, dtype=np.int64)
         lengths = np.asarray([len(text) for text in texts], dtype=np.int64)
-        decoded, _, failed = bisect_decode(written, np.arange(len(kept)), self._native.decode, max_failures=None)
+        decoded, _, failed = self._native.decode(written, np.arange(len(kept)), max_failures=None)
         for at, failure in failed:
             bad.append(self._rejected(kept[at], payloads[kept[at]].as_py(), str(failure)))
-        return [self._fit(payloads, origin[part], read(self._nodes, batch, lengths[part]), bad) for part, batch in decoded]
-
-    def _fit(self, payloads: pa.BinaryArray, rows: Rows, reading: Reading, bad: list[Bad]) -> Part:
-        """The good rows of re-encoded ones: only values may be wrong now."""
-        unfit = _distinct(reading.doubts.unfit)
-        for at in rows[unfit].tolist():
-            # Fallback for a time that is out of range only after merging two.
-            merged = Reason.OUT_OF_RANGE, f"{self.message}: {Reason.OUT_OF_RANGE.explanation}"
-            reason, detail = self._faults.first(payloads[at].as_py()) or merged
-            bad.append((reason, detail, np.asarray([at], dtype=np.int64)))
-        wrong = np.setdiff1d(_distinct(reading.doubts.wrong), unfit, assume_unique=True)
-        for at in rows[wrong].tolist():
-            bad.append(self._rejected(at, payloads[at].as_py(), "the native decoder and Python's protobuf disagree"))
-        return _without((rows, reading.batch), np.concatenate([unfit, wrong]))
+        parts = []
+        for part, batch in decoded:
+            reading, places = read(self._nodes, batch, lengths[part]), origin[part]
+            # Only values may be wrong now.
+            unfit = _distinct(reading.doubts.unfit)
+            for at in places[unfit].tolist():
+                # Without a fault: a time that is out of range only after merging two.
+                bad.append(self._rejected(at, payloads[at].as_py(), Reason.OUT_OF_RANGE.explanation, Reason.OUT_OF_RANGE))
+            wrong = np.setdiff1d(_distinct(reading.doubts.wrong), unfit, assume_unique=True)
+            for at in places[wrong].tolist():
+                bad.append(self._rejected(at, payloads[at].as_py(), "the native decoder and Python's protobuf disagree"))
+            parts.append(_without((places, reading.batch), np.concatenate([unfit, wrong])))
+        return parts
 
     def _readable(self, payloads: pa.BinaryArray, rows: Rows, bad: list[Bad], among: Rows | None = None) -> Rows:
         """The rows that Python's protobuf parses; others are added to `bad`. Only rows in `among` (default: all) are parsed."""
@@ -153,8 +153,9 @@ class ProtobufDecoder:
                 refused.append(at)
         return np.setdiff1d(rows, np.asarray(refused, dtype=np.int64), assume_unique=True) if refused else rows
 
-    def _rejected(self, at: int, payload: bytes, message: str) -> Bad:
-        reason, detail = self._faults.first(payload) or (Reason.MALFORMED, f"{self.message}: {message}")
+    def _rejected(self, at: int, payload: bytes, message: str, reason: Reason = Reason.MALFORMED) -> Bad:
+        """A bad row, for its first fault, or else for this reason."""
+        reason, detail = self._faults.first(payload) or (reason, f"{self.message}: {message}")
         return reason, detail, np.asarray([at], dtype=np.int64)
 
 
@@ -170,32 +171,3 @@ def _without(part: Part, dropped: Rows) -> Part:
     keep[dropped] = False
     # A batch without columns has no rows to filter.
     return part[0][keep], part[1].filter(pa.array(keep)) if part[1].num_columns else part[1]
-
-
-def bisect_decode(
-    payloads: pa.BinaryArray,
-    rows: Rows,
-    attempt: Callable[[pa.BinaryArray], pa.RecordBatch],
-    max_failures: int | None = MAX_FAILURES,
-) -> tuple[list[tuple[Rows, pa.RecordBatch]], Rows, list[tuple[int, DataError]]]:
-    """Decode rows, bisecting failed parts until bad rows are isolated, or `max_failures` attempts have failed.
-
-    `attempt` decodes a whole array, or raises `DataError`. Returns decoded parts with their positions, the remaining positions,
-    and each bad position with its error.
-    """
-    done: list[tuple[Rows, pa.RecordBatch]] = []
-    bad: list[tuple[int, DataError]] = []
-    stack = [rows] if len(rows) else []
-    failures = 0
-    while stack and (max_failures is None or failures < max_failures):
-        part = stack.pop()
-        try:
-            done.append((part, attempt(payloads if len(part) == len(payloads) else payloads.take(pa.array(part)))))
-        except DataError as failure:
-            failures += 1
-            if len(part) > 1:
-                half = len(part) // 2
-                stack += [part[half:], part[:half]]
-            else:
-                bad.append((int(part[0]), failure))
-    return done, np.concatenate([*stack, np.empty(0, dtype=np.int64)]), bad

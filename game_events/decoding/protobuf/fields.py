@@ -23,8 +23,8 @@ from game_events.decoding.core.column_types import UINT64
 MAX_DEPTH = 32
 #: Fields of a tree at most, as types that refer to each other multiply; messages beyond become bytes.
 MAX_NODES = 5_000
-#: Greater field numbers are replaced (see `canonical`): the native decoder allocates 16 bytes for each number up to a message's
-#: greatest, and ends the process without memory.
+#: Greater field numbers are replaced (see `foreign_fields`): the native decoder allocates 16 bytes for each number up to a
+#: message's greatest, and ends the process without memory.
 MAX_NATIVE_NUMBER = 100_000
 
 

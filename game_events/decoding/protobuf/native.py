@@ -5,12 +5,14 @@ The surrogate schema has the same wire format without constructs that the native
 truncation, and strings as bytes, so that bad UTF-8 does not fail a batch; `verification` converts the result.
 """
 
+import numpy as np
 import ptars
 import pyarrow as pa
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 
+from game_events.decoding.core.wire_format import Rows
 from game_events.decoding.protobuf.fields import MESSAGES, Label, Node, Role
 from game_events.errors import DataError
 
@@ -30,6 +32,13 @@ _WIDER = {
 }
 
 
+#: Failed attempts after which bisection ends (two or three bad rows of 100,000): with more, checking each row is cheaper.
+MAX_FAILURES = 48
+
+#: Rows by their positions, and the same rows decoded.
+Part = tuple[Rows, pa.RecordBatch]
+
+
 class NativeDecoder:
     """Decodes batches of one message type into columns ``f<number>`` of the surrogate schema."""
 
@@ -45,12 +54,31 @@ class NativeDecoder:
         except BaseException as error:  # noqa: BLE001 - a native panic; `_contained` raises others
             raise _contained(error, "the native decoder does not take the type") from None
 
-    def decode(self, payloads: pa.BinaryArray) -> pa.RecordBatch:
-        """Decode a whole array, one row per payload; DataError if at least one is no message of the type."""
-        try:
-            return self._handler.array_to_record_batch(payloads)
-        except BaseException as error:  # noqa: BLE001 - a native panic; `_contained` raises others
-            raise _contained(error, "not a message of its schema") from None
+    def decode(
+        self, payloads: pa.BinaryArray, rows: Rows, max_failures: int | None = MAX_FAILURES
+    ) -> tuple[list[Part], Rows, list[tuple[int, DataError]]]:
+        """Decode rows, bisecting failed parts until bad rows are isolated, or `max_failures` attempts have failed.
+
+        Returns decoded parts, the remaining positions, and each bad position with its error.
+        """
+        done: list[Part] = []
+        bad: list[tuple[int, DataError]] = []
+        stack = [rows] if len(rows) else []
+        failures = 0
+        while stack and (max_failures is None or failures < max_failures):
+            part = stack.pop()
+            taken = payloads if len(part) == len(payloads) else payloads.take(pa.array(part))
+            try:
+                done.append((part, self._handler.array_to_record_batch(taken)))
+            except BaseException as error:  # noqa: BLE001 - a native panic; `_contained` raises others
+                failure = _contained(error, "not a message of its schema")
+                failures += 1
+                if len(part) > 1:
+                    half = len(part) // 2
+                    stack += [part[half:], part[:half]]
+                else:
+                    bad.append((int(part[0]), failure))
+        return done, np.concatenate([*stack, np.empty(0, dtype=np.int64)]), bad
 
 
 def _contained(error: BaseException, what: str) -> DataError:

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
@@ -124,6 +124,16 @@ class StagedWriter:
         self._name = ""
         self.files: list[StagedFile] = []
 
+    def write_columns(self, columns: Mapping[str, pa.Array | pa.ChunkedArray], count: int) -> None:
+        """Add rows as columns by name, in any order; what is missing is NULL."""
+        arrays = []
+        for item in self.schema:
+            column = columns.get(item.name)
+            if column is None:
+                column = pa.nulls(count, item.type)
+            arrays.append(column if column.type == item.type else column.cast(item.type))
+        self.write(pa.Table.from_arrays(arrays, schema=self.schema))
+
     def write(self, rows: pa.Table, size: int | None = None) -> None:
         """Add rows; the schema is the writer's own.
 
@@ -158,19 +168,18 @@ class StagedWriter:
     def close(self) -> list[StagedFile]:
         """Write the rest; returns every file of this writer, each complete."""
         self.flush()
-        if self._writer is not None:
-            self._finish()
+        self._finish()
         return self.files
 
     def abort(self) -> None:
         """Delete everything that was written; `close` then returns no file."""
         self._buffer, self._rows, self._bytes = [], 0, 0
-        if self._writer is not None:
-            self._finish()
+        self._finish()
         discard(self._table, self.files)
         self.files = []
 
     def _finish(self) -> None:
+        """Close the file that is open, if one is."""
         if self._writer is None or self._sink is None:
             return
         self._writer.close()

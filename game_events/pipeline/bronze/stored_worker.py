@@ -14,7 +14,6 @@ from game_events.lakehouse.event_columns import (
     HEADERS,
     OWN_COLUMNS,
     RECORD,
-    arranged,
     bronze_schema,
     identity_columns,
     none_if_empty,
@@ -41,9 +40,8 @@ class StoredTask(DecodeJob):
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StageResult:
         """Decode rows with bronze's own columns and write them to files."""
-        schema = bronze_schema(self.plan.columns)
         decoder = BatchDecoder(self.plan)
-        writer = StagedWriter(self.bronze, schema)
+        writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
         result = StageResult()
         suppressor = Suppressor(self.suppression) if self.suppression is not None else None
         for batch in batches:
@@ -60,16 +58,15 @@ class StoredTask(DecodeJob):
                 decoded = suppressor.without_erased(decoded, undecodable, note, rejected=False)
             for at, schema_id, columns in decoded.good:
                 own = self._own(rows, at, schema_id, keep_raw=self.keep_raw)
-                by_name = own | {name: columns.column(name) for name in columns.column_names}
-                writer.write(arranged(by_name, schema, len(at)))
+                writer.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(at))
             for at, key in decoded.undecoded:
                 result.undecoded[key] += len(at)
-                writer.write(arranged(self._own(rows, at, key[0], keep_raw=True), schema, len(at)))
+                writer.write_columns(self._own(rows, at, key[0], keep_raw=True), len(at))
             for rejected in decoded.rejected:
                 result.reasons[rejected.reason] += len(rejected.rows)
                 if self.keep_undecodable:
                     kept = rows.take(pa.array(rejected.rows))
-                    writer.write(arranged({n: kept.column(n) for n in kept.column_names}, schema, kept.num_rows))
+                    writer.write_columns({n: kept.column(n) for n in kept.column_names}, kept.num_rows)
         if result.unknown:
             writer.abort()
         result.bronze, result.suppressed = writer.close(), len(result.suppressed_records)

@@ -16,7 +16,6 @@ from game_events.lakehouse.event_columns import (
     FILE_COLUMNS,
     QUARANTINE_COLUMNS,
     TIME,
-    arranged,
     bronze_schema,
     identity_columns,
     none_if_empty,
@@ -56,118 +55,113 @@ class BronzeTask(DecodeJob):
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StageResult:
         """Decode the records and write them to files."""
-        if self.reading is None:
-            return _Stage(self).run(batches)
-        reader = FileReader(self.reading)
-        found = _Stage(self).run(reader.batches(batches))
-        known = self.plan
-        found.schemas += [s for i, s in reader.schemas.items() if i not in known.schemas and (i, ()) not in known.rejected]
-        return found
-
-
-class _Stage:
-    """One task of a worker."""
-
-    def __init__(self, task: BronzeTask) -> None:
-        self._task = task
-        self._schema = bronze_schema(task.plan.columns)
-        self._decoder = BatchDecoder(task.plan)
-        self._good = StagedWriter(task.bronze, self._schema)
-        self._bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
-        self._now = datetime.now(UTC)
-        self._suppressor = Suppressor(task.suppression) if task.suppression is not None else None
-        self._result = StageResult()
-
-    def run(self, batches: Iterable[pa.RecordBatch]) -> StageResult:
-        result = self._result
-        for batch in batches:
-            self._note_origins(batch)
-            rows = self._readable(self._undecided(batch))
-            decoded = self._decode(rows)
+        reader = FileReader(self.reading) if self.reading is not None else None
+        decoder, output = BatchDecoder(self.plan), _Output(self)
+        result = output.result
+        for batch in batches if reader is None else reader.batches(batches):
+            if "file_path" in batch.schema.names:
+                _note_origins(batch, result)
+            rows = self._undecided(batch) if self.decided else batch
+            if "reason" in rows.schema.names and rows.column("reason").null_count < len(rows):
+                rows = output.readable(rows)
+            if "columns" in rows.schema.names and len(rows):
+                decoded = decoder.decode_columns(rows.column("schema_guid")[0].as_py(), rows.column("columns"))
+            else:
+                decoded = decoder.decode(rows.column("value"), rows.column("headers"))
             result.types |= decoded.types
             result.unknown |= decoded.unknown
             # With an unknown type or large records the driver plans again: continue only to find all of them.
             if not result.unknown and not result.large:
-                self._write(rows, decoded)
+                output.write(rows, decoded)
                 result.arrivals.update(count_arrivals(rows.column("timestamp")))
         if result.unknown or result.large:
-            self._good.abort()
-            self._bad.abort()
-        result.bronze, result.quarantine = self._good.close(), self._bad.close()
+            output.good.abort()
+            output.bad.abort()
+        result.bronze, result.quarantine = output.good.close(), output.bad.close()
+        if reader is not None:
+            known = self.plan
+            result.schemas += [s for i, s in reader.schemas.items() if i not in known.schemas and (i, ()) not in known.rejected]
         return result
 
     def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows without those that quarantine holds since an earlier attempt."""
-        if not self._task.decided:
-            return batch
         partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
-        ids = self._column(batch, "topic_id", len(batch))
+        ids = self.source_column(batch, "topic_id")
         keep = np.ones(len(batch), dtype=bool)
-        for (topic_id, partition), held in self._task.decided.items():
+        for (topic_id, partition), held in self.decided.items():
             mine = pc.fill_null(pc.equal(ids, topic_id), False).to_numpy(zero_copy_only=False) & (partitions == partition)
             keep &= ~(mine & np.isin(offsets, np.fromiter(held, dtype=np.int64)))
         return batch.filter(pa.array(keep))
 
-    def _note_origins(self, batch: pa.RecordBatch) -> None:
-        """Note the last offset of each split of records from files, also of those that quarantine holds already.
+    def source_column(self, rows: pa.RecordBatch, name: str) -> pa.Array:
+        """A column of the source, from the rows or the constants."""
+        constant = self.constants.get(name)
+        return rows.column(name) if constant is None else pa.repeat(pa.scalar(constant), len(rows))
 
-        Records of an archive have splits of topics, or of other files; those of plain files have the split of this lakehouse.
-        """
-        if "file_path" not in batch.schema.names:
-            return
-        rows = pa.Table.from_batches([batch.select(["topic", "topic_id", "partition", "offset"])])
-        for row in rows.group_by(["topic", "topic_id", "partition"]).aggregate([("offset", "max")]).to_pylist():
-            split = Split(row["topic"], row["topic_id"], row["partition"])
-            self._result.origins[split] = max(row["offset_max"] + 1, self._result.origins.get(split, 0))
 
-    def _readable(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+def _note_origins(batch: pa.RecordBatch, result: StageResult) -> None:
+    """Note the last offset of each split of records from files, also of those that quarantine holds already.
+
+    Records of an archive have splits of topics, or of other files; those of plain files have the split of this lakehouse.
+    """
+    rows = pa.Table.from_batches([batch.select(["topic", "topic_id", "partition", "offset"])])
+    for row in rows.group_by(["topic", "topic_id", "partition"]).aggregate([("offset", "max")]).to_pylist():
+        split = Split(row["topic"], row["topic_id"], row["partition"])
+        result.origins[split] = max(row["offset_max"] + 1, result.origins.get(split, 0))
+
+
+class _Output:
+    """The files that a task writes, and its result."""
+
+    def __init__(self, task: BronzeTask) -> None:
+        self.result = StageResult()
+        self._task = task
+        self.good = StagedWriter(task.bronze, bronze_schema(task.plan.columns))
+        self.bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
+        self._now = datetime.now(UTC)
+        self._suppressor = Suppressor(task.suppression) if task.suppression is not None else None
+
+    def readable(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows without those that are no records (damaged parts of files, excluded records); these go to quarantine."""
-        if "reason" not in batch.schema.names or batch.column("reason").null_count == len(batch):
-            return batch
         refused = batch.filter(batch.column("reason").is_valid())
         if self._task.small:
-            self._result.large += len(refused)
-            return batch.filter(batch.column("reason").is_null())
-        said = zip(refused.column("reason").to_pylist(), refused.column("detail").to_pylist(), strict=True)
-        if not self._result.unknown:
+            self.result.large += len(refused)
+        elif not self.result.unknown:
+            said = zip(refused.column("reason").to_pylist(), refused.column("detail").to_pylist(), strict=True)
             rejected = [Rejected(Reason(why), detail, np.array([row]), None) for row, (why, detail) in enumerate(said)]
-            self._write(refused, DecodedBatch(rejected=rejected))
+            self.write(refused, DecodedBatch(rejected=rejected))
         return batch.filter(batch.column("reason").is_null())
 
-    def _decode(self, rows: pa.RecordBatch) -> DecodedBatch:
-        if "columns" in rows.schema.names and len(rows):
-            return self._decoder.decode_columns(rows.column("schema_guid")[0].as_py(), rows.column("columns"))
-        return self._decoder.decode(rows.column("value"), rows.column("headers"))
-
-    def _write(self, batch: pa.RecordBatch, decoded: DecodedBatch) -> None:
+    def write(self, batch: pa.RecordBatch, decoded: DecodedBatch) -> None:
+        """Write a batch's rows without those of erased data subjects, which are only counted."""
+        result = self.result
         if (suppressor := self._suppressor) is not None:
             decoded = suppressor.without_erased(
                 decoded,
-                lambda: suppressor.undecodable(batch, self._column(batch, "topic_id", len(batch))),
+                lambda: suppressor.undecodable(batch, self._task.source_column(batch, "topic_id")),
                 self._count_erased,
                 rejected=True,
             )
         for rows, schema_id, columns in decoded.good:
             own = self._own(batch, rows, schema_id, raw=self._task.keep_raw)
-            by_name = own | {name: columns.column(name) for name in columns.column_names}
-            self._good.write(arranged(by_name, self._schema, len(rows)))
+            self.good.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(rows))
         for rows, key in decoded.undecoded:
             # Raw values regardless of the setting: nothing else of these records is kept, and they may be decoded one day.
-            self._good.write(arranged(self._own(batch, rows, key[0], raw=True), self._schema, len(rows)))
-            self._result.undecoded[key] += len(rows)
+            self.good.write_columns(self._own(batch, rows, key[0], raw=True), len(rows))
+            result.undecoded[key] += len(rows)
         for rejected in decoded.rejected:
-            self._bad.write(self._quarantined(batch, rejected))
-            self._result.reasons[rejected.reason] += len(rejected.rows)
+            self.bad.write_columns(self._quarantined(batch, rejected), len(rejected.rows))
+            result.reasons[rejected.reason] += len(rejected.rows)
 
     def _count_erased(self, rows: Rows) -> None:
-        self._result.suppressed += len(rows)
+        self.result.suppressed += len(rows)
 
     def _own(self, batch: pa.RecordBatch, rows: Rows, schema_id: SchemaId | None, *, raw: bool) -> dict[str, pa.Array]:
         count = len(rows)
         taken = batch if count == len(batch) and _ascending(rows) else batch.take(pa.array(rows))
         own = {
-            "_kafka_topic": self._column(taken, "topic", count),
-            "_kafka_topic_id": self._column(taken, "topic_id", count),
+            "_kafka_topic": self._task.source_column(taken, "topic"),
+            "_kafka_topic_id": self._task.source_column(taken, "topic_id"),
             "_kafka_partition": taken.column("partition"),
             "_kafka_offset": taken.column("offset"),
             "_kafka_timestamp": taken.column("timestamp"),
@@ -179,22 +173,15 @@ class _Stage:
         own |= identity_columns(schema_id, count)
         return own | {"_raw_value": taken.column("value")} if raw else own
 
-    def _column(self, rows: pa.RecordBatch, name: str, count: int) -> pa.Array:
-        """A column of the source, from the rows or the constants."""
-        constant = self._task.constants.get(name)
-        return rows.column(name) if constant is None else pa.repeat(pa.scalar(constant), count)
-
-    def _quarantined(self, batch: pa.RecordBatch, rejected: Rejected) -> pa.Table:
+    def _quarantined(self, batch: pa.RecordBatch, rejected: Rejected) -> dict[str, pa.Array]:
         count = len(rejected.rows)
-        own = self._own(batch, rejected.rows, rejected.schema_id, raw=True)
-        own |= {
+        return self._own(batch, rejected.rows, rejected.schema_id, raw=True) | {
             "layer": pa.repeat(pa.scalar(Layer.BRONZE), count),
             "reason": pa.repeat(pa.scalar(str(rejected.reason)), count),
             "detail": pa.repeat(pa.scalar(rejected.detail), count),
             "quarantined_at": pa.repeat(pa.scalar(self._now, TIME), count),
             "run_id": pa.repeat(pa.scalar(self._task.run_id), count),
         }
-        return arranged(own, QUARANTINE_COLUMNS, count)
 
 
 def _ascending(rows: Rows) -> bool:

@@ -15,7 +15,6 @@ from game_events.lakehouse.event_columns import (
     OWN_COLUMNS,
     QUARANTINE_COLUMNS,
     TIME,
-    arranged,
     none_if_empty,
 )
 from game_events.lakehouse.layers import Layer
@@ -123,7 +122,7 @@ class Splitter:
         if game not in self.writers and self._task.quarantine is not None:
             # A file for each game: of two runs at once, each may lose some games and keep the others.
             self.writers[game] = StagedWriter(self._task.quarantine, QUARANTINE_COLUMNS, game)
-        self.writers[game].write(arranged(own, QUARANTINE_COLUMNS, count))
+        self.writers[game].write_columns(own, count)
 
 
 def _coordinates(rows: pa.Table, row: int) -> str:

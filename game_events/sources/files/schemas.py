@@ -14,7 +14,7 @@ from game_events.decoding.batch_decoder import TypeKey
 from game_events.decoding.compiler import compile_schema
 from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
 from game_events.decoding.core.wire_format import IndexPath, SchemaId
-from game_events.decoding.protobuf.canonical import varint
+from game_events.decoding.protobuf.foreign_fields import varint
 from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.decoding.protobuf.source_text import imports
 from game_events.errors import ConfigurationError, DataError

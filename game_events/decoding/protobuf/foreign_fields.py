@@ -1,66 +1,44 @@
-"""Re-encodes payloads canonically, so that the native decoder reads them as Python's protobuf does.
+"""Conversion of fields that the native decoder cannot read: groups, message sets, great field numbers.
 
-Python's protobuf (upb) parses and serializes the payload, ~1.5 us a row: last value, one member of each oneof, distinct map
-keys, packed lists, no unknown fields. Fields that the native decoder cannot read (groups, message sets, great field numbers)
-are converted: a group to a delimited message, a great number to another one.
+A group becomes a delimited message, a great number another one (`Node.native`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from collections.abc import Iterator, Sequence
 
 from google.protobuf.descriptor import Descriptor
-from google.protobuf.message import Message
 
 from game_events.decoding.protobuf.fields import MESSAGES, Node
 
 _VARINT, _FIXED64, _LENGTH, _GROUP, _END, _FIXED32 = range(6)
 
 
-def canonical(new: type[Message], nodes: Sequence[Node], *, is_foreign: bool) -> Callable[[bytes], bytes]:
-    """A function that re-encodes payloads of a message class with a tree of fields; it raises `DecodeError`.
-
-    `is_foreign`: fields must be converted.
-    """
-    moved = _Moved(nodes, cast(Descriptor, new.DESCRIPTOR)) if is_foreign else None
-
-    def write(payload: bytes) -> bytes:
-        message = new()
-        message.ParseFromString(payload)
-        message.DiscardUnknownFields()
-        # Partial: a missing required field is NULL, as in Python.
-        # Deterministic: without it the entries of maps have another order in each process.
-        again = message.SerializePartialToString(deterministic=True)
-        return moved.write(again) if moved is not None else again
-
-    return write
-
-
-class _Moved:
-    """Converts canonical bytes of one message type to its surrogate schema."""
+class ForeignFields:
+    """Converts canonical bytes of one message type to its surrogate schema (see `native`)."""
 
     def __init__(self, nodes: Sequence[Node], message: Descriptor) -> None:
         self._is_set = bool(message.GetOptions().message_set_wire_format)
-        moved = {n.number: _Moved(n.children, n.message) for n in nodes if n.role in MESSAGES and n.is_foreign}
+        moved = {n.number: ForeignFields(n.children, n.message) for n in nodes if n.role in MESSAGES and n.is_foreign}
         self._nodes = {node.number: (node, moved.get(node.number), node.key is not None) for node in nodes}
 
-    def write(self, data: bytes) -> bytes:
+    def converted(self, data: bytes) -> bytes:
+        """The bytes in the surrogate schema."""
         out = bytearray()
         for number, wire, value in self._items(data):
             if number not in self._nodes:
                 continue
             node, inner, is_map = self._nodes[number]
             if inner is not None:
-                value = inner.entry(value) if is_map else inner.write(value)  # noqa: PLW2901 - converted
+                value = inner._entry(value) if is_map else inner.converted(value)  # noqa: PLW2901 - converted
             delimited = wire in (_LENGTH, _GROUP)
             out += varint(node.native << 3 | (_LENGTH if delimited else wire))
             out += varint(len(value)) + value if delimited else value
         return bytes(out)
 
-    def entry(self, data: bytes) -> bytes:
+    def _entry(self, data: bytes) -> bytes:
         """Convert a map's entry with a value of this type."""
         out = bytearray()
         for number, wire, value in _items(data):
-            moved = self.write(value) if number == 2 else value
+            moved = self.converted(value) if number == 2 else value
             out += varint(number << 3 | wire) + (varint(len(moved)) if wire == _LENGTH else b"") + moved
         return bytes(out)
 
