@@ -15,7 +15,7 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import table_id, version_of
 from game_events.pipeline.column_comments import message_comment
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.worker import FanOutResult
+from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.quality.worker import failed_rules
 from game_events.pipeline.reporting.report import RunReport

@@ -14,8 +14,8 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.data.staging import remove_empty_folder
 from game_events.lakehouse.layers import Layer
+from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.fanout.routing import OVER_LIMIT, Routing, admit
-from game_events.pipeline.fanout.worker import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.silver.admission import counted_routing, is_allowed, routing
 from game_events.pipeline.silver.commit import drop, settle

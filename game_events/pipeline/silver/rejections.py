@@ -14,7 +14,7 @@ from game_events.lakehouse.data.spark_files import read_files, read_table, spark
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import silver_name, table_id
-from game_events.pipeline.fanout.worker import FanOutResult
+from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, Rewritten, decide
 from game_events.pipeline.quality.expressions import DISPOSITION, HELD_BACK, READMIT
 from game_events.pipeline.quarantine.replay_marks import file_name, marked_files

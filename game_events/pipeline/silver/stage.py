@@ -25,9 +25,8 @@ from game_events.lakehouse.event_columns import BRONZE_ONLY, COORDINATES, HEADER
 from game_events.lakehouse.event_expressions import no_headers
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.column_choice import ColumnChoice
-from game_events.pipeline.fanout.job import TASK_ROWS, spread, stage
+from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, spread, stage
 from game_events.pipeline.fanout.routing import Routing
-from game_events.pipeline.fanout.worker import FanOut, FanOutResult
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.quality.expressions import APART, DECIDED, DISPOSITION, HELD, KEEP, READMIT, REJECT, RuleColumns
 from game_events.pipeline.quality.validation import require_valid

@@ -10,7 +10,7 @@ from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.fanout.worker import FanOutResult
+from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.gold import refresh as refreshing
 from game_events.pipeline.gold.commit import commit_plans
 from game_events.pipeline.gold.execute import GAME, Staged
