@@ -4,15 +4,12 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import PurePosixPath
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import DeltaError
 from pyspark.sql.types import StructType
 
-from game_events.errors import GameEventsError
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.transactions import Txn, txn
@@ -23,6 +20,7 @@ from game_events.lakehouse.system_tables.progress import Progress
 from game_events.lakehouse.tables import UNIFIED, game_of_gold, is_game, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import is_current, player_agg
+from game_events.pipeline.silver.starts import guarded
 from game_events.spark.schemas import merged_columns
 
 
@@ -80,8 +78,8 @@ def gold_app(gold: DeltaTable) -> str:
 
 def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedPlan:
     """Compare the games that may have changed; or all games, if the table's `txn` do not tell what its rows are."""
-    unified = pipeline.handles.take(pipeline.lakehouse.table(UNIFIED))
-    reshaped = unified is not None and not is_current(unified, player_agg(pipeline.settings))
+    unified, aggregate = pipeline.handles.take(pipeline.lakehouse.table(UNIFIED)), player_agg(pipeline.settings)
+    reshaped = unified is not None and not is_current(unified, aggregate)
     replaced = unified is not None and (full or reshaped or not is_partitioned(pipeline, unified))
     # `pending` may have games that progress does not know: of a replaced bronze.
     names = state.failed_in(Layer.UNIFIED) | {g for g, batch in state.games.items() if batch > state.floor(Layer.UNIFIED)}
@@ -89,7 +87,9 @@ def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedP
     if whole:
         # Games of a replaced bronze keep their tables.
         names = state.games.keys() | {g for g in map(game_of_gold, pipeline.lakehouse.names()) if g is not None and is_game(g)}
-    golds, unread = _golds(pipeline, sorted(names))
+    found = for_games(sorted(names), guarded(lambda game: pipeline.handles.take(pipeline.lakehouse.gold(game))))
+    golds = {g: gold for g, gold in found.items() if isinstance(gold, DeltaTable) and is_current(gold, aggregate)}
+    unread = {game: why for game, why in found.items() if isinstance(why, str)}
     copies: dict[str, set[str]] = defaultdict(set)
     for path in paths(unified) if unified is not None and not replaced else ():
         copies[partition_of(path).get(pipeline.settings.entity_column, "")].add(path)
@@ -129,18 +129,3 @@ def unified_columns(plan: UnifiedPlan, entity: str) -> pa.Schema:
     known = [types if name in types.names else next(s for s in schemas if name in s.names) for name in fields]
     found = [f.with_type(schema.field(f.name).type) for f, schema in zip(fields.values(), known, strict=True)]
     return pa.schema([pa.field(entity, pa.string()), *found])
-
-
-def _golds(pipeline: Pipeline, games: Collection[str]) -> tuple[dict[str, DeltaTable], dict[str, str]]:
-    """Gold tables with the columns of the settings; game with unreadable gold -> reason."""
-    aggregate, found = player_agg(pipeline.settings), for_games(games, partial(_gold, pipeline))
-    golds = {g: gold for g, gold in found.items() if isinstance(gold, DeltaTable) and is_current(gold, aggregate)}
-    return golds, {game: str(error) for game, error in found.items() if isinstance(error, Exception)}
-
-
-def _gold(pipeline: Pipeline, game: str) -> DeltaTable | Exception | None:
-    """A game's gold; None if it has none; an error if it cannot be opened, which does not stop the other games."""
-    try:
-        return pipeline.handles.take(pipeline.lakehouse.gold(game))
-    except (GameEventsError, DeltaError, OSError) as error:
-        return error
