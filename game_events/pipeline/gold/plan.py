@@ -135,17 +135,8 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
     Raises:
         DataError: the aggregate gives other types than the table has; the files are deleted.
     """
-    aggregate, gold, table = run.aggregate, plan.gold, run.pipeline.lakehouse.gold(plan.game, run.aggregate.name)
-    # A change of the setting asks for other columns; a declaration in code may change types unnoticed.
-    redefined = run.built_in and plan.declared != plan.definition
-    if gold is not None and (aggregate.definition or plan.definition is not None) and not run.full and not redefined:
-        other = changed_types(gold, schema)
-        if other:
-            discard(table, files)
-            raise DataError(
-                f"{table.name}: {aggregate} gives other types than the table has: {'; '.join(other)}. Whoever reads the table "
-                f"may not expect that: rename the columns, or refresh {aggregate.asset} fully"
-            )
+    _require_types(run, plan, schema, files)
+    aggregate, gold = run.aggregate, plan.gold
     # Two runs may have planned from the same batch of a silver table with rows replaced in between: one of them commits.
     expected: dict[str, int | None] = {plan.app: plan.taken, Txn.COMMITS: plan.commits}
     advance = {plan.app: plan.batch, Txn.COMMITS: (plan.commits or 0) + 1}
@@ -154,7 +145,7 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
         app = definition_app(aggregate.name)
         expected[app], advance[app] = plan.declared, plan.definition
     return Commit(
-        table,
+        run.pipeline.lakehouse.gold(plan.game, aggregate.name),
         schema,
         files,
         expected=expected,
@@ -171,6 +162,21 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
         | ({"definition": aggregate.definition} if aggregate.definition else {}),
         description=f"{run.pipeline.settings.names.entity.capitalize()} {plan.game}: {aggregate.description}"[:1_000],
     )
+
+
+def _require_types(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[StagedFile]) -> None:
+    aggregate, gold, table = run.aggregate, plan.gold, run.pipeline.lakehouse.gold(plan.game, run.aggregate.name)
+    # A change of the setting asks for other columns; a declaration in code may change types unnoticed.
+    redefined = run.built_in and plan.declared != plan.definition
+    if gold is None or not (aggregate.definition or plan.definition is not None) or run.full or redefined:
+        return
+    other = changed_types(gold, schema)
+    if other:
+        discard(table, files)
+        raise DataError(
+            f"{table.name}: {aggregate} gives other types than the table has: {'; '.join(other)}. Whoever reads the table "
+            f"may not expect that: rename the columns, or refresh {aggregate.asset} fully"
+        )
 
 
 def key_and_time(pipeline: Pipeline) -> StructType:
