@@ -152,7 +152,7 @@ def main() -> None:
     sys.path_importer_cache.clear()
     import game_events.pipeline.bronze.stored_worker  # noqa: PLC0415 - from the path as it is now
     import game_events.pipeline.bronze.worker  # noqa: PLC0415
-    import game_events.pipeline.fanout.worker  # noqa: F401, PLC0415
+    import game_events.pipeline.fanout.job  # noqa: F401, PLC0415
 
     for name in [name for name in sys.modules if _package(name) == "game_events"]:
         del sys.modules[name]

@@ -21,7 +21,7 @@ from game_events.pipeline.checks.row_counts import last_batches
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import expressions, is_current, player_agg
 from game_events.pipeline.gold.plan import silver_columns
-from game_events.pipeline.gold.unified_plan import gold_app
+from game_events.pipeline.gold.unified import gold_app
 from game_events.pipeline.reporting.steps import CheckResult
 from game_events.spark.config import reads_delta, small_snapshots
 from game_events.spark.schemas import merged_columns, quoted

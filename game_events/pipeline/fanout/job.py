@@ -1,13 +1,34 @@
 """Rows of many games -> Parquet files of each game, in one Spark job.
 
-Work is O(rows): no filter per game, no job per game.
+Work is O(rows): no filter per game, no job per game. The workers sort what they have buffered by game, and append each game's
+part to its file. Memory is bounded by the buffer, whatever share of the rows one game has.
 """
 
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from operator import or_
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from game_events.lakehouse.data.staging import discard, remove_empty_folder
-from game_events.pipeline.fanout.worker import FanOut, FanOutResult
+from game_events.errors import TransientError
+from game_events.extending import PLAYER_AGG
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_bytes, discard, remove_empty_folder
+from game_events.lakehouse.data.worker_job import WorkerJob
+from game_events.lakehouse.storage.errors import explain
+from game_events.lakehouse.tables import Lakehouse, Table
+from game_events.pipeline.fanout.column_choice import ColumnChoice
+from game_events.pipeline.fanout.old_rows import OldRows, parts_by_game
+from game_events.pipeline.fanout.routing import Routing
+from game_events.pipeline.quality.worker import RuleSplit, Splitter
+from game_events.pipeline.reporting.merging import Summed, add_counts, by_key, extend, merge, merged
+from game_events.pipeline.reporting.tables import RuleCounts
 
 #: Rows of one task.
 TASK_ROWS = 500_000
@@ -15,6 +36,76 @@ TASK_ROWS = 500_000
 MAX_FILES_UNSHUFFLED = 512
 #: Parts of a game after the shuffle, so that one game with most of the rows does not land in one task.
 SALTS = 4
+#: Rows and bytes sorted at a time: large enough that a game's part is more than a handful of rows.
+SORT_ROWS = 262_144
+SORT_BYTES = 64 * 1024 * 1024
+#: Bytes of sorted rows held by the writers together, past which every one writes its row group.
+BUFFER_BYTES = 192 * 1024 * 1024
+
+
+@dataclass
+class FanOutResult(Summed):
+    """What the workers return.
+
+    Attributes:
+        files: game -> its files.
+        refused: why -> name -> rows that belong to no game.
+        failed: game -> why its files could not be written; its other files must not be committed.
+        rejected: game -> its files for quarantine.
+        counts: game -> counts of its rows by the rules; empty without rules.
+        columns: game -> the optional columns of its files; empty without a choice.
+        crowded: a worker met more new names than `Routing.room`: nothing was kept.
+    """
+
+    files: dict[str, list[StagedFile]] = merged(by_key(extend), dict)
+    refused: dict[str, Counter[str]] = merged(by_key(add_counts), dict)
+    failed: dict[str, str] = merged(or_, dict)
+    rejected: dict[str, list[StagedFile]] = merged(by_key(extend), dict)
+    counts: dict[str, RuleCounts] = merged(by_key(merge), dict)
+    columns: dict[str, frozenset[str]] = merged(by_key(or_), dict)
+    crowded: bool = merged(or_, bool)
+
+    @property
+    def games(self) -> set[str]:
+        """Games that had rows, rejected or not."""
+        return (set(self.files) | set(self.counts)) - set(self.failed)
+
+    def rows(self, game: str) -> int:
+        """Rows that a game had, rejected or not."""
+        return self.counts[game].rows if game in self.counts else rows_of(self.files.get(game, []))
+
+
+@dataclass(frozen=True)
+class FanOut(WorkerJob[FanOutResult]):
+    """Writes rows to files of their games' tables; picklable.
+
+    Attributes:
+        layer: silver or gold: which table of a game.
+        game_column: column of the rows that names the game.
+        split: treatment of rows that violate rules; None: there are no rules, every row is written to its game's files.
+        aggregate: for gold: which of a game's tables.
+        choice: the columns that not every game's table has; None: all tables have all of `schema`.
+        old: rows that are kept unless they have the key of a new row; all new rows of a game are in one task.
+    """
+
+    result: ClassVar[type] = FanOutResult
+    lakehouse: Lakehouse
+    layer: str
+    game_column: str
+    schema: pa.Schema
+    routing: Routing = field(default_factory=Routing)
+    split: RuleSplit | None = None
+    aggregate: str = PLAYER_AGG
+    choice: ColumnChoice | None = None
+    old: OldRows | None = None
+
+    def table(self, game: str) -> Table:
+        """Where a game's rows go."""
+        return self.lakehouse.gold(game, self.aggregate) if self.layer == "gold" else self.lakehouse.silver(game)
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
+        """Write the rows."""
+        return _Stage(self).run(iter(batches))
 
 
 def spread(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str) -> DataFrame:
@@ -36,7 +127,12 @@ def stage(rows: DataFrame, task: FanOut) -> FanOutResult:
     """Run the job: each of the rows' tasks writes files."""
     result = FanOutResult.sum(task.collect(rows))
     if result.crowded:
-        _discard(task, result)
+        for game, files in result.files.items():
+            discard(task.table(game), files)
+            remove_empty_folder(task.table(game))
+        if task.split is not None and task.split.quarantine is not None:
+            for files in result.rejected.values():
+                discard(task.split.quarantine, files)
         return FanOutResult(crowded=True)
     for game in result.failed:
         # Files of other workers; never committed, removed by maintenance.
@@ -45,11 +141,140 @@ def stage(rows: DataFrame, task: FanOut) -> FanOutResult:
     return result
 
 
-def _discard(task: FanOut, result: FanOutResult) -> None:
-    """Delete all that was staged."""
-    for game, files in result.files.items():
-        discard(task.table(game), files)
-        remove_empty_folder(task.table(game))
-    if task.split is not None and task.split.quarantine is not None:
-        for files in result.rejected.values():
-            discard(task.split.quarantine, files)
+class _CrowdedError(Exception):
+    """There are more new names than `Routing.room`."""
+
+
+class _Stage:
+    """One task of a worker."""
+
+    def __init__(self, task: FanOut) -> None:
+        self._task = task
+        self._writers: dict[str, StagedWriter] = {}
+        self._result = FanOutResult()
+        self._buffer: list[pa.RecordBatch] = []
+        self._rows = self._bytes = self._held = 0
+        self._splitter = Splitter(task.split) if task.split is not None else None
+        self._rejected: dict[str, StagedWriter] = {}
+        if self._splitter is not None:
+            self._rejected, self._result.counts = self._splitter.writers, self._splitter.counts
+        self._new: set[str] = set()
+        #: Game -> keys of its new rows.
+        self._keys: dict[str, list[pa.Table]] = {}
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> FanOutResult:
+        try:
+            for batch in batches:
+                self._buffer.append(batch)
+                self._rows += batch.num_rows
+                self._bytes += buffer_bytes(batch)
+                if self._rows >= SORT_ROWS or self._bytes >= SORT_BYTES:
+                    self._write_buffer()
+            self._write_buffer()
+            for game, keys in self._keys.items():
+                self._try(game, partial(self._keep_others, game, pa.concat_tables(keys)))
+        except _CrowdedError:
+            self._abort()
+            deque(batches, maxlen=0)  # the driver decides which names are admitted, and runs the job again
+            return FanOutResult(crowded=True)
+        self._result.files, self._result.rejected = self._closed(self._writers), self._closed(self._rejected)
+        return self._result
+
+    def _closed(self, writers: dict[str, StagedWriter]) -> dict[str, list[StagedFile]]:
+        for game, writer in writers.items():
+            self._try(game, writer.close)
+        return {game: writer.files for game, writer in writers.items() if writer.files}
+
+    def _try(self, game: str, write: Callable[[], object]) -> None:
+        """Write for one game; an error fails that game only.
+
+        Raises:
+            OSError: the object store is unavailable, for all games.
+        """
+        if game not in self._result.failed:
+            try:
+                write()
+            except OSError as error:
+                known = explain(error, self._task.table(game).uri)
+                if isinstance(known, TransientError):
+                    raise
+                self._result.failed[game] = f"its files cannot be written: {known or error}"
+
+    def _write_buffer(self) -> None:
+        """Sort the buffer by game, once, and write each game's part."""
+        if not self._rows:
+            return
+        task, routing = self._task, self._task.routing
+        rows = pa.Table.from_batches(self._buffer).combine_chunks()
+        self._buffer, self._rows, self._bytes = [], 0, 0
+        order, found = parts_by_game(rows, task.game_column)
+        parts: dict[str, tuple[int, int]] = {}
+        for name, part in found.items():
+            if routing.skips(name):
+                continue
+            why = routing.refusal(name)
+            if why is None:
+                parts[name] = part
+            else:
+                self._result.refused.setdefault(why, Counter())[routing.counted_as(name, why)] += part[1]
+        self._new |= parts.keys() - routing.known
+        if routing.room is not None and len(self._new) > routing.room:
+            raise _CrowdedError
+        if not parts:
+            return
+        written = rows.select(task.schema.names).take(order).cast(task.schema)
+        more = rows.select(task.split.columns).take(order) if task.split is not None else written
+        size = buffer_bytes(written)
+        for game, part in parts.items():
+            share = size * part[1] // rows.num_rows
+            self._try(game, partial(self._write_part, game, written.slice(*part), share, more.slice(*part)))
+        # Each game's part keeps the whole sorted table in memory: count the table.
+        self._held += size
+        if self._held > BUFFER_BYTES:
+            self._held = 0
+            for game, writer in self._writers.items():
+                self._try(game, writer.flush)
+
+    def _write_part(self, game: str, rows: pa.Table, size: int, more: pa.Table) -> None:
+        if self._splitter is not None:
+            rows = self._splitter.keep(game, rows, more)
+        if self._task.old is not None and game in self._task.old.files:
+            # A copy: a slice would keep the rows of all games.
+            self._keys.setdefault(game, []).append(rows.select(self._task.old.keys).take(np.arange(rows.num_rows)))
+        if rows.num_rows:
+            writer = self._writer(game, rows)
+            writer.write(rows.select(writer.schema.names), size)
+
+    def _writer(self, game: str, rows: pa.Table) -> StagedWriter:
+        """The game's writer; one with more columns if these rows have values in more."""
+        choice, writer, known = self._task.choice, self._writers.get(game), self._result.columns.get(game, frozenset())
+        sent = known if choice is None else known | choice.sent(rows)
+        if writer is None or sent != known:
+            schema = self._task.schema if choice is None else choice.chosen(self._task.schema, sent)
+            wider = StagedWriter(self._task.table(game), schema, game)
+            wider.files = [] if writer is None else writer.close()
+            self._writers[game] = writer = wider
+            if sent:
+                self._result.columns[game] = sent
+        return writer
+
+    def _keep_others(self, game: str, keys: pa.Table) -> None:
+        """Write the old rows with other keys than those of the new rows."""
+        if self._task.old is not None:
+            for rows in self._task.old.others(game, keys):
+                self._writer(game, rows).write(rows)
+            if game in self._writers:
+                self._writers[game].flush()  # else the ends of all games are in memory together
+
+    def _abort(self) -> None:
+        """Delete what was written."""
+        for writer in (*self._writers.values(), *self._rejected.values()):
+            with suppress(OSError):
+                writer.abort()
+        for game in self._new & self._writers.keys():
+            remove_empty_folder(self._task.table(game))
+
+
+def rows_of(files: Iterable[StagedFile]) -> int:
+    """Rows of staged files."""
+    return sum(f.rows for f in files)

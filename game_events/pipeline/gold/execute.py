@@ -21,9 +21,8 @@ from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import stage
+from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
 from game_events.pipeline.fanout.old_rows import OldRows
-from game_events.pipeline.fanout.worker import FanOut, FanOutResult
 from game_events.pipeline.gold.aggregates import commented, has_shipped_columns
 from game_events.pipeline.gold.plan import GamePlan, GoldRun, silver_columns
 from game_events.pipeline.quality.expressions import RuleColumns

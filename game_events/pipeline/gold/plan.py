@@ -1,30 +1,35 @@
 """Plans of gold's refresh: from which silver rows to which version each game's aggregate is brought. Needs no Spark.
 
-A refresh is `plan_games` (tables' logs), `execute.execute` (one Spark job, writes files), `commit.commit_plans`. Only plans go
-from one step to the next.
+A refresh is `plan_games` (tables' logs), `execute.execute` (one Spark job, writes files), and a commit for each game
+(`commit_of`). Only plans go from one step to the next.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import pyarrow as pa
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 from pyspark.sql.types import StructType
 
-from game_events.errors import DataError, GameEventsError
+from game_events.errors import DataError
 from game_events.extending import PLAYER_AGG, GoldAggregate
+from game_events.lakehouse.commits.commit import Commit
+from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.transactions import Txn, txn
-from game_events.lakehouse.data.snapshot import FileSelection, selection
+from game_events.lakehouse.data.snapshot import BATCH_INFO, FileSelection, selection
 from game_events.lakehouse.data.spark_files import spark_schema
+from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.lakehouse.event_columns import has_decoded_columns
+from game_events.lakehouse.tables import table_id
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.gold.aggregates import declared_in, definition_for, has_shipped_columns
+from game_events.pipeline.gold.aggregates import declared_in, definition_app, definition_for, has_shipped_columns
 from game_events.pipeline.gold.null_values import known_or_meant
 from game_events.pipeline.silver.stage import SilverInput
+from game_events.pipeline.silver.starts import guarded
 
 
 @dataclass(frozen=True)
@@ -73,40 +78,27 @@ class GamePlan:
 
 def plan_games(run: GoldRun, games: Collection[str], known: StructType) -> tuple[dict[str, GamePlan], dict[str, str]]:
     """The plans of games that have to change, and failed game -> reason; `known`: `key_and_time`."""
-    handles, lakehouse, bronze = run.pipeline.handles, run.pipeline.lakehouse, run.pipeline.bronze.open()
-    fields = bronze.schema().fields if bronze is not None else ()
-    # Of columns that a game's table lacks, too: its rows are read with them.
-    nested = frozenset(f.name for f in fields if not isinstance(f.type, PrimitiveType))
-
-    def plan(game: str) -> GamePlan | Exception | None:
-        try:
-            # In this order: gold that followed a change of silver between the two reads has made a commit since.
-            gold, silver = (handles.take(table) for table in (lakehouse.gold(game, run.aggregate.name), lakehouse.silver(game)))
-            return _plan(run, known, nested, game, gold, silver)
-        except (GameEventsError, DeltaError, OSError) as error:
-            return error
-
-    found = for_games(sorted(games), plan)
+    bronze = run.pipeline.bronze.open()
+    # Arrow does not compare structs: the workers could not find such a key in the old files. Of bronze's columns, too: the rows
+    # of a game's table that lacks a column are read with it.
+    nested = _nested(bronze)
+    found = for_games(sorted(games), guarded(lambda game: _plan(run, known, nested, game)))
     plans = {game: item for game, item in found.items() if isinstance(item, GamePlan)}
-    return plans, {game: str(item) for game, item in found.items() if isinstance(item, Exception)}
+    return plans, {game: item for game, item in found.items() if isinstance(item, str)}
 
 
-def _plan(
-    run: GoldRun,
-    known: StructType,
-    nested: frozenset[str],
-    game: str,
-    gold: DeltaTable | None,
-    silver: DeltaTable | None,
-) -> GamePlan | None:
+def _plan(run: GoldRun, known: StructType, nested: frozenset[str], game: str) -> GamePlan | None:
     """One game's plan; `nested`: names of bronze's nested columns.
 
     None if gold has all rows of silver, or silver is missing or has rows of another bronze.
     """
+    aggregate, handles, lakehouse = run.aggregate, run.pipeline.handles, run.pipeline.lakehouse
+    # In this order: gold that followed a change of silver between the two reads has made a commit since.
+    gold, silver = (handles.take(table) for table in (lakehouse.gold(game, aggregate.name), lakehouse.silver(game)))
     batch = run.bronze.taken(silver)
     if silver is None or batch is None:
         return None
-    aggregate, app = run.aggregate, silver_app(silver)
+    app = silver_app(silver)
     taken = txn(gold, app)
     declared, definition = declared_in(gold, aggregate), definition_for(gold, aggregate)
     if gold is not None and definition is not None and declared is None and not run.built_in:
@@ -117,13 +109,16 @@ def _plan(
     if taken == batch and not again:
         return None
     _require_columns(run, {f.name for f in silver.schema().fields} | set(known.names))
-    # Arrow does not compare structs: the workers could not find such a key in the old files.
-    nested |= {f.name for f in silver.schema().fields if not isinstance(f.type, PrimitiveType)}
-    full = again or aggregate.mode == "recompute" or not nested.isdisjoint(aggregate.keys)
+    full = again or aggregate.mode == "recompute" or not (nested | _nested(silver)).isdisjoint(aggregate.keys)
     above = 0 if full else int(taken or 0)
     old = FileSelection([], [], 0, True) if gold is None or full else selection(gold)
     new = selection(silver, "_batch", above)
     return GamePlan(game, silver, gold, app, taken, batch, full, txn(gold, Txn.COMMITS), declared, definition, above, new, old)
+
+
+def _nested(table: DeltaTable | None) -> frozenset[str]:
+    fields = table.schema().fields if table is not None else ()
+    return frozenset(f.name for f in fields if not isinstance(f.type, PrimitiveType))
 
 
 def _require_columns(run: GoldRun, columns: Collection[str]) -> None:
@@ -132,6 +127,56 @@ def _require_columns(run: GoldRun, columns: Collection[str]) -> None:
     missing = ", ".join(repr(c) for c in (settings.key_column, settings.time_column) if c not in columns)
     if missing and has_shipped_columns(run.aggregate):
         raise DataError(f"silver has no column {missing}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN")
+
+
+def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[StagedFile]) -> Commit:
+    """The commit of a plan and its staged files: they replace the aggregate that the plan was made from.
+
+    Raises:
+        DataError: the aggregate gives other types than the table has; the files are deleted.
+    """
+    _require_types(run, plan, schema, files)
+    aggregate, gold = run.aggregate, plan.gold
+    # Two runs may have planned from the same batch of a silver table with rows replaced in between: one of them commits.
+    expected: dict[str, int | None] = {plan.app: plan.taken, Txn.COMMITS: plan.commits}
+    advance = {plan.app: plan.batch, Txn.COMMITS: (plan.commits or 0) + 1}
+    if plan.definition is not None:
+        # A run with another declaration must not be merged with.
+        app = definition_app(aggregate.name)
+        expected[app], advance[app] = plan.declared, plan.definition
+    return Commit(
+        run.pipeline.lakehouse.gold(plan.game, aggregate.name),
+        schema,
+        files,
+        expected=expected,
+        advance=advance,
+        table_id=table_id(gold),
+        follows=gold,
+        # A restore leaves every `txn` as it is; a full refresh is right after any.
+        seen=None if plan.full or gold is None else gold.version(),
+        replace=plan.full and gold is not None,
+        reshape=plan.full,  # all rows are new: columns may go
+        # Without a new row of this game its files stay.
+        rewritten=frozenset(plan.old.paths if files else ()),
+        info={BATCH_INFO: str(plan.batch), "run_id": run.pipeline.run_id}
+        | ({"definition": aggregate.definition} if aggregate.definition else {}),
+        description=f"{run.pipeline.settings.names.entity.capitalize()} {plan.game}: {aggregate.description}"[:1_000],
+    )
+
+
+def _require_types(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[StagedFile]) -> None:
+    aggregate, gold, table = run.aggregate, plan.gold, run.pipeline.lakehouse.gold(plan.game, run.aggregate.name)
+    # A change of the setting asks for other columns; a declaration in code may change types unnoticed.
+    redefined = run.built_in and plan.declared != plan.definition
+    if gold is None or not (aggregate.definition or plan.definition is not None) or run.full or redefined:
+        return
+    other = changed_types(gold, schema)
+    if other:
+        discard(table, files)
+        raise DataError(
+            f"{table.name}: {aggregate} gives other types than the table has: {'; '.join(other)}. Whoever reads the table "
+            f"may not expect that: rename the columns, or refresh {aggregate.asset} fully"
+        )
 
 
 def key_and_time(pipeline: Pipeline) -> StructType:

@@ -15,16 +15,15 @@ from game_events.extending import GoldAggregate
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, Committed
+from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, Committed, commit_games
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Mark, Progress
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.gold.aggregates import due, player_agg, scope
-from game_events.pipeline.gold.commit import commit_plans
 from game_events.pipeline.gold.execute import Staged, execute
 from game_events.pipeline.gold.null_values import all_null, looked_at, null_notices
-from game_events.pipeline.gold.plan import GamePlan, GoldRun, key_and_time, plan_games
+from game_events.pipeline.gold.plan import GamePlan, GoldRun, commit_of, key_and_time, plan_games
 from game_events.pipeline.quality.worker import failed_rules
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import GoldResult
@@ -155,7 +154,13 @@ def _pass(run: GoldRun, report: RunReport, games: Collection[str]) -> Committed:
         return Committed(failed=failed | dict.fromkeys(plans, str(error)))
     failpoints.reach("gold_staged", run.aggregate.name)
     _fail_by_rules(run, report, staged)
-    outcome = commit_plans(run, {g: plan for g, plan in plans.items() if g not in staged.result.failed}, staged)
+    files, of = staged.result.files, "" if run.built_in else f"{run.aggregate.name}:"
+    commits = {
+        game: partial(commit_of, run, plan, staged.schema, files.get(game, []))
+        for game, plan in plans.items()
+        if game not in staged.result.failed
+    }
+    outcome = commit_games(commits, "gold_game_committed", run.pipeline.settings, of)
     # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
     _note_replaced(run, replaced & outcome.landed.keys())
     for game, landed in sorted(outcome.landed.items()):

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import date
 from functools import reduce
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from game_events.lakehouse.event_columns import COORDINATES
 from game_events.rules import Action, Rule, RuleLayer
 
 #: Rules of one bigint of bits; the sign stays unused.
@@ -81,24 +82,28 @@ class RuleColumns:
         """Whether the row violates one rule; needs the columns of `violated`."""
         return F.col(self.names[number // BITS]).bitwiseAND(F.lit(1 << number % BITS).cast("bigint")) != 0
 
-    def disposition(self) -> Column:
-        """The disposition of a row of silver; needs the columns of `violated`, `HELD` and `DECIDED`.
+    def judged(self, rows: DataFrame, held: DataFrame | None) -> DataFrame:
+        """Rows of silver with `DECIDED`, the columns of `violated` and the disposition; `held`: quarantine's rejected rows.
 
         Up to the batch `DECIDED` a row is rejected if quarantine has it, whatever the rules are now. Later rows are decided by
         the rules; a row that quarantine has already (it is decided again) stays there while the rules keep it out of silver.
         """
-        held, rejected, dropped = F.col(HELD).isNotNull(), self.any_of("quarantine"), self.any_of("drop")
+        if held is None:
+            rows = rows.withColumn(HELD, F.lit(None).cast("boolean"))
+        else:
+            # By the game, too: since a row was rejected, a redecode may have given it another one.
+            held = held.withColumnRenamed("game", self.game_column).withColumn(HELD, F.lit(True))
+            rows = rows.join(held, [*COORDINATES, self.game_column], "left")
+        is_held, rejected, dropped = F.col(HELD).isNotNull(), self.any_of("quarantine"), self.any_of("drop")
         decided = F.col("_batch") <= F.col(DECIDED)
-        stays = held & (decided | rejected | dropped)
-        return (
-            F.when(stays, F.lit(HELD_BACK))
+        disposition = (
+            F.when(is_held & (decided | rejected | dropped), F.lit(HELD_BACK))
             .when(rejected & ~decided, F.lit(REJECT))
             .when(dropped, F.lit(DROP))
-            .when(held, F.lit(READMIT))
+            .when(is_held, F.lit(READMIT))
             .otherwise(F.lit(KEEP))
-            .cast("int")
-            .alias(DISPOSITION)
         )
+        return rows.select("*", *self.violated()).select("*", disposition.cast("int").alias(DISPOSITION))
 
     def _bit(self, rule: Rule, bit: int) -> Column:
         concerned = F.col(self.game_column).isin(*rule.games) if rule.games else F.lit(True)

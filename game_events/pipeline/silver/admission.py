@@ -33,15 +33,6 @@ def is_valid(name: Column) -> Column:
     return text.rlike(rf"\A{GAME_PATTERN[1:-1]}\z") & ~text.isin(*RESERVED_GAMES)
 
 
-def routing(pipeline: Pipeline, known: set[str]) -> Routing:
-    """Which names get files: the allow list, or all while there is room; a worker that meets more new names gives up."""
-    settings = pipeline.settings
-    unnamed = NO_NAME if settings.message_types else INVALID
-    if settings.games:
-        return Routing(frozenset(settings.games), unnamed=unnamed)
-    return Routing(unnamed=unnamed, known=frozenset(known), room=max(0, settings.max_games - len(known)))
-
-
 def counted_routing(work: Staging, known: set[str]) -> tuple[Routing, Counter[str]]:
     """Which names get files, decided by a count of the rows to stage; and the rows of the other names, by reason."""
     pipeline = work.source.pipeline

@@ -14,10 +14,10 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.data.staging import remove_empty_folder
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.fanout.routing import OVER_LIMIT, Routing, admit
-from game_events.pipeline.fanout.worker import FanOutResult
+from game_events.pipeline.fanout.job import FanOutResult
+from game_events.pipeline.fanout.routing import INVALID, NO_NAME, OVER_LIMIT, Routing, admit
 from game_events.pipeline.quality.decisions import Decisions
-from game_events.pipeline.silver.admission import counted_routing, is_allowed, routing
+from game_events.pipeline.silver.admission import counted_routing, is_allowed
 from game_events.pipeline.silver.commit import drop, settle
 from game_events.pipeline.silver.stage import Staging, Start, stage_games
 from game_events.pipeline.silver.starts import SilverRun, guarded, is_at_watermark, is_overtaken, starts_of
@@ -62,13 +62,9 @@ def run_pass(run: SilverRun, games: Collection[str] | None = None) -> PassResult
 
 def _stage_from_watermark(run: SilverRun, decisions: Decisions) -> tuple[dict[str, Start], FanOutResult, PassResult]:
     """Stage all rows above the low watermark, and drop the files of games with tables that are not there."""
-    pipeline, source, known = run.pipeline, run.source, set(run.state.games)
-    floor = run.state.floor(Layer.SILVER)
-    pipeline.on_progress(f"silver: batches {floor + 1} to {source.batch}")
-    # Games that failed are staged by the next pass: their rows may crash a worker.
-    left_out = frozenset(run.state.failed_in(Layer.SILVER))
-    work = Staging(source, floor, routing(pipeline, known), len(known), None, decisions, left_out)
-    result, unrouted = _stage_admitted(work, known)
+    pipeline, floor = run.pipeline, run.state.floor(Layer.SILVER)
+    pipeline.on_progress(f"silver: batches {floor + 1} to {run.source.batch}")
+    result, unrouted = _stage_admitted(run, decisions)
     failpoints.reach("silver_staged")
     if unrouted[OVER_LIMIT]:
         run.report.warn(
@@ -127,24 +123,30 @@ def _stage_from_tables(
     return starts, result, PassResult(done, failed, frozenset(retry))
 
 
-def _stage_admitted(work: Staging, known: set[str]) -> tuple[FanOutResult, Counter[str]]:
+def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult, Counter[str]]:
     """Stage the rows of known games and admitted names; and the rows of the other names, by reason."""
-    pipeline = work.source.pipeline
-    if work.routing.room != 0:
-        result = stage_games(work)
-        if not result.crowded:
-            new = {game: result.rows(game) for game in result.games if game not in known}
-            _, refused = admit(pipeline.settings, known, new)
-            if refused:
-                # A name with a table was admitted before, even if progress has lost it or the table cannot be read.
-                opened = for_games(new, guarded(lambda game: pipeline.lakehouse.silver(game).open()))
-                had = {game for game, found in opened.items() if found is not None}
-                _, refused = admit(pipeline.settings, known | had, {g: rows for g, rows in new.items() if g not in had})
-            for game in refused:
-                drop(pipeline, result, game)
-                remove_empty_folder(pipeline.lakehouse.silver(game))
-            unrouted = Counter({why: sum(names.values()) for why, names in result.refused.items()})
-            unrouted[OVER_LIMIT] += sum(refused.values())
-            return result, unrouted
-    only, others = counted_routing(work, known)
-    return stage_games(replace(work, routing=only, games=len(only.only or ()))), others
+    pipeline, settings, known = run.pipeline, run.pipeline.settings, set(run.state.games)
+    # Names of the allow list get files, or all while there is room; a worker that meets more new names gives up.
+    room = None if settings.games else max(0, settings.max_games - len(known))
+    unnamed = NO_NAME if settings.message_types else INVALID
+    routing = Routing(frozenset(settings.games), unnamed=unnamed, known=frozenset(known), room=room)
+    # Games that failed are staged by the next pass: their rows may crash a worker.
+    left_out = frozenset(run.state.failed_in(Layer.SILVER))
+    work = Staging(run.source, run.state.floor(Layer.SILVER), routing, len(known), None, decisions, left_out)
+    result = stage_games(work) if room != 0 else FanOutResult(crowded=True)
+    if result.crowded:
+        only, others = counted_routing(work, known)
+        return stage_games(replace(work, routing=only, games=len(only.only or ()))), others
+    new = {game: result.rows(game) for game in result.games if game not in known}
+    _, refused = admit(settings, known, new)
+    if refused:
+        # A name with a table was admitted before, even if progress has lost it or the table cannot be read.
+        opened = for_games(new, guarded(lambda game: pipeline.lakehouse.silver(game).open()))
+        had = {game for game, found in opened.items() if found is not None}
+        _, refused = admit(settings, known | had, {g: rows for g, rows in new.items() if g not in had})
+    for game in refused:
+        drop(pipeline, result, game)
+        remove_empty_folder(pipeline.lakehouse.silver(game))
+    unrouted = Counter({why: sum(names.values()) for why, names in result.refused.items()})
+    unrouted[OVER_LIMIT] += sum(refused.values())
+    return result, unrouted

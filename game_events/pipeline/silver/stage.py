@@ -21,15 +21,14 @@ from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.data.snapshot import FileSelection, row_count, selection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
-from game_events.lakehouse.event_columns import BRONZE_ONLY, COORDINATES, HEADERS, column_map
+from game_events.lakehouse.event_columns import BRONZE_ONLY, HEADERS, column_map
 from game_events.lakehouse.event_expressions import no_headers
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.column_choice import ColumnChoice
-from game_events.pipeline.fanout.job import TASK_ROWS, spread, stage
+from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, spread, stage
 from game_events.pipeline.fanout.routing import Routing
-from game_events.pipeline.fanout.worker import FanOut, FanOutResult
 from game_events.pipeline.quality.decisions import Decisions
-from game_events.pipeline.quality.expressions import APART, DECIDED, DISPOSITION, HELD, KEEP, READMIT, REJECT, RuleColumns
+from game_events.pipeline.quality.expressions import APART, DECIDED, DISPOSITION, KEEP, READMIT, REJECT, RuleColumns
 from game_events.pipeline.quality.validation import require_valid
 from game_events.pipeline.quality.worker import RuleSplit
 from game_events.pipeline.silver.transformations import run_time_failure, transformed
@@ -235,12 +234,17 @@ def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, spli
     names = source.base.names
     if split is None:
         return source.transformed(rows.select(*names))[0]
-    judged = with_disposition(source, rows, held)
+    judged, rejected = source.rules.judged(rows, held), F.col(DISPOSITION) == REJECT
+    # Raw values, keys and headers only of rows that go to quarantine.
+    sent = {name: F.when(rejected, F.col(name)) for name in BRONZE_ONLY}
+    # Never NULL between Spark and workers: see `event_expressions.travelling`.
+    sent[HEADERS] = F.when(rejected & F.col(HEADERS).isNotNull(), F.col(HEADERS)).otherwise(no_headers())
+    more = [sent.get(name, F.col(name)).alias(name) for name in split.columns if name != APART]
     if not split.apart:
-        return judged.select(*map(F.col, names), *_more(split))
+        return judged.select(*map(F.col, names), *more)
     kept = judged.where(F.col(DISPOSITION).isin(KEEP, READMIT)) if split.has_disposition else judged
     own = [F.col(name) for name in names if name.startswith("_") or name == source.pipeline.settings.entity_column]
-    apart = judged.select(*own, *_more(split), F.lit(True).alias(APART))
+    apart = judged.select(*own, *more, F.lit(True).alias(APART))
     written = source.transformed(kept.select(*names))[0].withColumn(APART, F.lit(False))
     return written.unionByName(apart, allowMissingColumns=True)
 
@@ -260,18 +264,6 @@ def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, Start])
     )
 
 
-def with_disposition(source: SilverInput, rows: DataFrame, held: DataFrame | None) -> DataFrame:
-    """Rows with the rules that they violate and their disposition."""
-    if held is None:
-        rows = rows.withColumn(HELD, F.lit(None).cast("boolean"))
-    else:
-        # By the game, too: since a row was rejected, a redecode may have given it another one.
-        entity = source.pipeline.settings.entity_column
-        held = held.withColumnRenamed("game", entity).withColumn(HELD, F.lit(True))
-        rows = rows.join(held, [*COORDINATES, entity], "left")
-    return rows.select("*", *source.rules.violated()).select("*", source.rules.disposition())
-
-
 def _split(source: SilverInput, *, held: bool) -> RuleSplit | None:
     rules = source.rules
     if not rules.rules and not held:
@@ -285,18 +277,6 @@ def _split(source: SilverInput, *, held: bool) -> RuleSplit | None:
         run_id=source.pipeline.run_id,
         apart=bool(source.pipeline.extensions.transformations),
     )
-
-
-def _more(split: RuleSplit) -> list[Column]:
-    """Columns of `RuleSplit`; raw values, keys and headers only for rows that go to quarantine."""
-    rejected = F.col(DISPOSITION) == REJECT
-
-    def only(name: str) -> Column:
-        if name == HEADERS:  # never NULL between Spark and workers: see `event_expressions.travelling`
-            return F.when(rejected & F.col(name).isNotNull(), F.col(name)).otherwise(no_headers()).alias(name)
-        return F.when(rejected, F.col(name)).alias(name) if name in BRONZE_ONLY else F.col(name)
-
-    return [only(name) for name in split.columns if name != APART]
 
 
 #: Names that the driver can bisect; with more of them in one pass the run fails, and is tried again.

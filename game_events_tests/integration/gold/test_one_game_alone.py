@@ -10,8 +10,7 @@ from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import UNIFIED, Table
 from game_events.pipeline.gold.refresh import refresh_gold
-from game_events.pipeline.gold.unified import refresh_unified
-from game_events.pipeline.gold.unified_plan import gold_app
+from game_events.pipeline.gold.unified import gold_app, refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.support.pipelines import without_spark

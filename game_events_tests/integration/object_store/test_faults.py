@@ -13,7 +13,7 @@ from game_events.lakehouse.storage.errors import explain
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.worker import FanOut
+from game_events.pipeline.fanout.job import FanOut
 from game_events.pipeline.runs.preflight import environment_checks, run_checks
 from game_events.pipeline.runs.refresh import refresh
 from game_events.spark.storage_errors import ALL_CARRIERS

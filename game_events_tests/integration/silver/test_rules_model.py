@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from game_events.lakehouse.event_columns import BRONZE_ONLY, OWN_COLUMNS
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
-from game_events.pipeline.fanout import worker as fan_out
-from game_events.pipeline.fanout.worker import FanOut
+from game_events.pipeline.fanout import job as fan_out
+from game_events.pipeline.fanout.job import FanOut
 from game_events.pipeline.quality.expressions import APART, BITS, DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT
 from game_events.pipeline.quality.worker import RuleSplit
 from game_events.pipeline.reporting.report import RunReport

@@ -16,9 +16,8 @@ from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import paths
-from game_events.pipeline.fanout.job import spread, stage
+from game_events.pipeline.fanout.job import FanOut, FanOutResult, spread, stage
 from game_events.pipeline.fanout.old_rows import OldRows
-from game_events.pipeline.fanout.worker import FanOut, FanOutResult
 from game_events.pipeline.gold.execute import GAME, Staged
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
 from game_events.pipeline.quality.decisions import Decisions, Rewritten

@@ -36,8 +36,8 @@ from game_events.pipeline.quarantine.full_refresh import is_finished
 from game_events.pipeline.quarantine.replay_marks import is_noted
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.auto_replay import replay_what_became_known
+from game_events.pipeline.silver import commit as silver_commit
 from game_events.pipeline.silver import passes as silver
-from game_events.pipeline.silver import rejections as silver_rejections
 from game_events.pipeline.silver import stage as silver_stage
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.support.model import plans as arrow_plans
@@ -77,7 +77,7 @@ class World:
         self.patch.setattr(silver, "stage_games", arrow_plans.stage_games)
         self.patch.setattr(gold, "execute", arrow_plans.execute)
         self.patch.setattr(silver_stage, "require_valid", lambda *_: None)
-        self.patch.setattr(silver_rejections, "noted", arrow_plans.note)
+        self.patch.setattr(silver_commit, "noted", arrow_plans.note)
         self.patch.setattr(game_commits, "ThreadPoolExecutor", InTurn)
         self.patch.setattr(failpoints, "handler", lambda name, *_: self.stepped(name))
         for owner, name in ((DeltaTable, "create_write_transaction"), (commits, "create_table_with_add_actions")):

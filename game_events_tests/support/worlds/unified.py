@@ -15,8 +15,7 @@ from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.data.staging import partition_of
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import UNIFIED, paths
-from game_events.pipeline.gold.unified import refresh_unified
-from game_events.pipeline.gold.unified_plan import gold_app
+from game_events.pipeline.gold.unified import gold_app, refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put

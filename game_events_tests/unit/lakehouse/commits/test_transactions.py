@@ -14,7 +14,7 @@ from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_ap
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.gold.aggregates import definition_app
-from game_events.pipeline.gold.unified_plan import gold_app
+from game_events.pipeline.gold.unified import gold_app
 from game_events.pipeline.state.offsets import identity
 from game_events.sources.core.source import FILES, TABLE, Split
 

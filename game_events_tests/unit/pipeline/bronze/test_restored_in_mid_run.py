@@ -19,7 +19,7 @@ from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS,
 from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.fanout.worker import FanOutResult
+from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle

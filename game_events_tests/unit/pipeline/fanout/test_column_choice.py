@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from game_events.decoding.core.column_map import ColumnMap, field_key
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.fanout import worker as fan_out
+from game_events.pipeline.fanout import job as fan_out
 from game_events.pipeline.fanout.column_choice import ColumnChoice
-from game_events.pipeline.fanout.worker import FanOut
+from game_events.pipeline.fanout.job import FanOut
 from game_events_tests.support.worker_jobs import run
 
 #: Columns of each message type; `amount` is a field of two.

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.lakehouse.tables import Lakehouse, is_game
-from game_events.pipeline.fanout import worker as fan_out
+from game_events.pipeline.fanout import job as fan_out
+from game_events.pipeline.fanout.job import FanOut, FanOutResult, rows_of
 from game_events.pipeline.fanout.routing import INVALID, NOT_ALLOWED, Routing
-from game_events.pipeline.fanout.worker import FanOut, FanOutResult, rows_of
 from game_events_tests.support.jvm_arrow import NESTED, as_the_jvm_sends_it
 from game_events_tests.support.worker_jobs import run
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pyarrow as pa
 import pytest
 
 from game_events.lakehouse.commits.delta_log import TableLog
+from game_events.lakehouse.commits.parallel import commit_games
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.fanout.worker import FanOutResult
+from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.gold import refresh as refreshing
-from game_events.pipeline.gold.commit import commit_plans
 from game_events.pipeline.gold.execute import GAME, Staged
+from game_events.pipeline.gold.plan import commit_of
 from game_events.pipeline.quality.expressions import RuleColumns
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.tables import put
@@ -22,6 +25,13 @@ from game_events_tests.support.worlds.gold import TIME
 
 def nothing_staged(columns):
     return Staged(FanOutResult(), pa.schema(columns), RuleColumns.of((), "gold", GAME))
+
+
+def committed(world, plans):
+    """Commit plans without a staged file."""
+    schema = pa.schema([("gamer_id", pa.string())])
+    commits = {game: partial(commit_of, world.run(), plan, schema, []) for game, plan in plans.items()}
+    return commit_games(commits, "gold_game_committed", world.pipeline.settings)
 
 
 @pytest.mark.parametrize("meanwhile", [True, False], ids=["restored meanwhile", "as planned"])
@@ -34,7 +44,7 @@ def test_a_plan_without_new_rows_is_made_again_if_gold_was_restored_meanwhile(go
     planned, _ = gold_world.plans("uno")
     if meanwhile:
         lakehouse.gold("uno").open().restore(0)
-    outcome = commit_plans(gold_world.run(), planned, nothing_staged([("gamer_id", pa.string())]))
+    outcome = committed(gold_world, planned)
     handle = lakehouse.gold("uno").open()
     assert (outcome.again, set(outcome.landed)) == (({"uno"}, set()) if meanwhile else (set(), {"uno"}))
     assert restored(handle) is meanwhile, "the next plan is a full one"
@@ -50,9 +60,8 @@ def test_a_plan_from_rows_of_silver_that_were_replaced_does_not_come_last(gold_w
     silver, app = gold_world.pipeline.lakehouse.silver("uno"), gold_world.bronze.app
     put(silver, rows, advance={app: 2, Txn.INCARNATION: 1}, info={BATCH_INFO: "2"})
     newer, _ = gold_world.plans("uno")
-    staged = nothing_staged([("gamer_id", pa.string())])
-    assert set(commit_plans(gold_world.run(), newer, staged).landed) == {"uno"}
-    assert commit_plans(gold_world.run(), late, staged).again == {"uno"}
+    assert set(committed(gold_world, newer).landed) == {"uno"}
+    assert committed(gold_world, late).again == {"uno"}
 
 
 def test_a_plan_is_committed_although_the_log_has_lost_meanwhile_what_it_was_made_from(gold_world):
@@ -66,7 +75,7 @@ def test_a_plan_is_committed_although_the_log_has_lost_meanwhile_what_it_was_mad
     gold.open().create_checkpoint()
     assert TableLog(gold).delete_expired(-1.0) > 0
     assert gold.is_newest(planned["uno"].gold)
-    outcome = commit_plans(gold_world.run(), planned, nothing_staged([("gamer_id", pa.string())]))
+    outcome = committed(gold_world, planned)
     assert (set(outcome.landed), outcome.failed) == ({"uno"}, {})
 
 

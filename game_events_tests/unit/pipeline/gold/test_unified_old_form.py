@@ -10,7 +10,7 @@ import pytest
 from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.gold import unified
-from game_events.pipeline.gold.unified_plan import gold_app
+from game_events.pipeline.gold.unified import gold_app
 from game_events_tests.support.worlds.waves import PowerCut
 
 

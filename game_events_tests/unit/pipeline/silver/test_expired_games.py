@@ -6,7 +6,7 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.fanout.worker import FanOutResult
+from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver import passes as silver
 from game_events.pipeline.silver import starts as silver_starts

@@ -3,7 +3,7 @@
 import pytest
 
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
-from game_events.pipeline.fanout.worker import FanOutResult
+from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle

@@ -7,7 +7,7 @@ import pytest
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
-from game_events.pipeline.silver.rejections import next_incarnation
+from game_events.pipeline.silver.commit import next_incarnation
 from game_events.pipeline.silver.stage import Start
 from game_events.pipeline.silver.starts import is_at_watermark
 from game_events_tests.support.pipelines import without_spark
