@@ -84,7 +84,7 @@ def is_kept_out(row: Mapping[str, Any], games: Iterable[str]) -> bool:
 
 
 def note(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
-    """For `readmissions.noted`."""
+    """For `silver.commit.noted`."""
     assert decisions.handle is not None
     held = set(_rejected(decisions, list(starts)))
     fates = {}
