@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,16 +11,16 @@ from game_events.config.settings import load_settings
 from game_events.errors import DataError, TransientError
 from game_events.lakehouse.event_columns import OWN_COLUMNS
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.bronze.data_loss import refuse_unless_recorded
+from game_events.pipeline.bronze.data_loss import refuse_unless_recorded, went_meanwhile
 from game_events.pipeline.checks.offsets import offsets_continuous
 from game_events.pipeline.checks.source import offsets_lost
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.state.commit_info import batch_info
 from game_events.pipeline.state.offsets import identity
-from game_events.sources.core.source import Gap, Split
+from game_events.sources.core.source import Gap, MicroBatch, Split
 from game_events_tests.support.offsets import by_partition, next_micro_batch, seen, splits
-from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.pipelines import reading, without_spark
 from game_events_tests.support.tables import put
 
 OLD, NEW = "5cB9Bc9QRbCeqUM/tZO+tg", "AAAAAAAAAAAAAAAAAAAAAQ"
@@ -118,6 +119,14 @@ def test_many_gaps_are_named_up_to_some(table):
     now = topic(dict.fromkeys(range(20), 20), dict.fromkeys(range(20), 20))
     with pytest.raises(DataError, match=r"games\[7\]: offsets 0 to 19; and 12 more"):
         plan(STOP, table, now)
+
+
+@pytest.mark.parametrize(("earliest", "went"), [({0: 9}, False), ({0: 10}, True), ({1: 0}, False)], ids=str)
+def test_a_slice_went_meanwhile_if_its_first_records_expired_and_not_if_its_topic_is_not_listed(tmp_path, earliest, went):
+    """A topic of a pattern may be deleted between two requests: then the error stays the one that Spark has raised."""
+    source = SimpleNamespace(changed=lambda _: None, snapshot=lambda: topic(earliest, dict.fromkeys(earliest, 20)))
+    part = MicroBatch(splits("games", OLD, {0: 9}), splits("games", OLD, {0: 15}))
+    assert went_meanwhile(reading(without_spark(tmp_path), source), part) is went
 
 
 def test_a_broker_that_is_down_at_the_start_is_named_and_nothing_is_written(tmp_path, monkeypatch):

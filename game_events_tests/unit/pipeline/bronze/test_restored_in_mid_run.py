@@ -27,7 +27,8 @@ from game_events.pipeline.silver.stage import SilverInput, Start
 from game_events.pipeline.state.offsets import offsets_of
 from game_events_tests.support.offsets import by_partition, seen
 from game_events_tests.support.pipelines import reading, without_spark
-from game_events_tests.support.tables import put
+from game_events_tests.support.tables import assert_nothing_left_over, put
+from game_events_tests.support.worlds.waves import at_point
 
 TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
 COORDINATES = ["_kafka_partition", "_kafka_offset"]
@@ -150,6 +151,18 @@ def test_maintenance_that_comes_while_a_slice_is_read_is_no_restore(world):
     world.run()
     assert not staged
     world.assert_every_record_once()
+
+
+def test_a_slice_that_a_rival_was_faster_with_leaves_no_file_behind(world, monkeypatch):
+    pipeline = world.pipeline()
+    world.topic.latest = {0: 15}
+    assert_nothing_left_over(pipeline.bronze)
+    overtaken = at_point(monkeypatch, "quarantine_announced", world.run)
+    world.run()
+    assert overtaken
+    world.assert_every_record_once()
+    assert_nothing_left_over(pipeline.bronze)
+    assert_nothing_left_over(pipeline.quarantine)
 
 
 def test_a_rival_that_has_read_on_since_the_topic_was_asked_is_no_loss_of_the_brokers(world):

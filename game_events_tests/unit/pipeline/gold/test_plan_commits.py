@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
+from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse.commits.delta_log import TableLog
+from game_events.lakehouse.commits.incarnations import silver_app
 from game_events.lakehouse.commits.parallel import commit_games
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO
+from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.gold import refresh as refreshing
+from game_events.pipeline.gold.aggregates import COUNT, definition_app
 from game_events.pipeline.gold.execute import GAME, Staged
-from game_events.pipeline.gold.plan import commit_of
+from game_events.pipeline.gold.plan import commit_of, plan_games
 from game_events.pipeline.quality.expressions import RuleColumns
 from game_events.pipeline.reporting.report import RunReport
-from game_events_tests.support.tables import put
+from game_events_tests.support.tables import committed_files, data_files, put, rows
 from game_events_tests.support.worlds.gold import TIME
 
 
@@ -29,9 +35,13 @@ def nothing_staged(columns):
 
 def committed(world, plans):
     """Commit plans without a staged file."""
-    schema = pa.schema([("gamer_id", pa.string())])
-    commits = {game: partial(commit_of, world.run(), plan, schema, []) for game, plan in plans.items()}
-    return commit_games(commits, "gold_game_committed", world.pipeline.settings)
+    return commit_rows(world.run(), plans, pa.schema([("gamer_id", pa.string())]).empty_table(), [])
+
+
+def commit_rows(run, plans, new, files):
+    """Commit plans with the files of new rows."""
+    commits = {game: partial(commit_of, run, plan, new.schema, files) for game, plan in plans.items()}
+    return commit_games(commits, "gold_game_committed", run.pipeline.settings)
 
 
 @pytest.mark.parametrize("meanwhile", [True, False], ids=["restored meanwhile", "as planned"])
@@ -85,3 +95,34 @@ def test_a_gold_table_that_is_replaced_is_noted_for_the_unified_table(gold_world
     monkeypatch.setattr(refreshing, "execute", lambda *_: nothing_staged([("gamer_id", pa.string())]))
     refreshing.refresh_gold(gold_world.pipeline, RunReport(), frozenset({"uno"}), full=True)
     assert gold_world.pipeline.progress.read(gold_world.bronze.key).failed_in(Layer.UNIFIED) == {"uno"}
+
+
+@pytest.mark.parametrize("mode", ["merge", "recompute"])
+def test_an_own_aggregate_that_gives_other_types_than_its_table_has_is_refused_and_leaves_no_file(gold_world, mode):
+    own = GoldAggregate("visits", mode, keys=("gamer_id",), definition="1f" * 32)
+    run, table = replace(gold_world.run(), aggregate=own), gold_world.pipeline.lakehouse.gold("uno", own.name)
+    numbers, texts = pa.table({"gamer_id": ["a"], "n": [1]}), pa.table({"gamer_id": ["a"], "n": ["one"]})
+
+    def refresh(batch, new):
+        gold_world.silver("uno", batch)
+        plans, _ = plan_games(run, ["uno"], StructType())
+        return commit_rows(run, plans, new, staged(table, new))
+
+    assert set(refresh(1, numbers).landed) == {"uno"}
+    refused = refresh(2, texts)
+    assert (refused.landed, set(refused.failed)) == ({}, {"uno"})
+    assert "gives other types than the table has: n is bigint in the table and string in the rows" in refused.failed["uno"]
+    assert (table.open().version(), data_files(table)) == (0, committed_files(table))
+    assert set(refresh(3, numbers).landed) == {"uno"}
+
+
+def test_columns_that_the_settings_have_changed_may_have_other_types(gold_world):
+    gold_world.silver("uno", 1)
+    table = gold_world.pipeline.lakehouse.gold("uno")
+    before = {silver_app(gold_world.pipeline.lakehouse.silver("uno").open()): 1, definition_app(PLAYER_AGG): 5}
+    put(table, {"gamer_id": ["a"], COUNT: ["one"]}, before, {BATCH_INFO: "1"})
+    plans, _ = gold_world.plans("uno")
+    new = pa.table({"gamer_id": ["a"], COUNT: [1]})
+    outcome = commit_rows(gold_world.run(), plans, new, staged(table, new))
+    assert (set(outcome.landed), outcome.failed) == ({"uno"}, {})
+    assert rows(table) == [("a", 1)]

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from game_events.lakehouse.commits.delta_log import TableLog
+from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.data.snapshot import BATCH_INFO
+from game_events.lakehouse.event_columns import OWN_COLUMNS
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
+from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
-from game_events.pipeline.silver.commit import next_incarnation
-from game_events.pipeline.silver.stage import Start
-from game_events.pipeline.silver.starts import is_at_watermark
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.silver.commit import next_incarnation, settle
+from game_events.pipeline.silver.stage import SilverInput, Start
+from game_events.pipeline.silver.starts import SilverRun, is_at_watermark, starts_of
 from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.tables import put
 
 NO_DECISIONS = Decisions(None, None, "b")
 
@@ -63,3 +70,21 @@ def test_a_game_without_rejected_rows_is_decided_too(tmp_path):
 @pytest.mark.parametrize(("handle", "expected"), [(None, 0), (Counted(), 1), (Counted(3), 4)])
 def test_rows_that_replace_others_are_another_incarnation(handle, expected):
     assert next_incarnation(NO_DECISIONS, "uno", Start(handle, None, 0, replace=True)) == expected
+
+
+def test_a_games_commit_lands_although_the_log_has_lost_meanwhile_what_it_was_planned_from(tmp_path):
+    """A job that lasts longer than the log's retention, beside maintenance."""
+    pipeline = without_spark(tmp_path)
+    source = SilverInput.of(pipeline, put(pipeline.bronze, OWN_COLUMNS.empty_table(), {Txn.BATCH: 2}))
+    silver = pipeline.lakehouse.silver("uno")
+    for _ in range(14):
+        put(silver, OWN_COLUMNS.empty_table(), {source.bronze.app: 1}, {BATCH_INFO: "1"})
+    report, decisions = RunReport(), Decisions.read(pipeline, source.bronze.key)
+    run = SilverRun(pipeline, source, pipeline.progress.read(source.bronze.key), report, None, full=False)
+    starts = starts_of(run, decisions, ["uno"], redecide=False)
+    silver.open().create_checkpoint()
+    assert TableLog(silver).delete_expired(-1.0) > 0
+    assert silver.is_newest(starts["uno"].handle)
+    outcome = settle(source, decisions, starts, FanOutResult(), report)
+    assert (set(outcome.landed), outcome.failed) == ({"uno"}, {})
+    assert source.bronze.taken(silver.open()) == 2
