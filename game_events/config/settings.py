@@ -62,7 +62,9 @@ class GroupedYamlSource(YamlConfigSettingsSource):
 
     def _read_file(self, file_path: Any) -> dict[str, Any]:  # noqa: ANN401 - of two kinds of path
         """The file's content, in which each name is a text: `1: 2` and `true: 3` have other names in YAML."""
-        content: dict[Any, Any] = super()._read_file(file_path)
+        content: object = super()._read_file(file_path)
+        if not isinstance(content, dict):
+            raise ValueError("no mapping")
         for name in content:
             if not isinstance(name, str):
                 raise self._error(name, "is no setting", [])

@@ -1,12 +1,13 @@
 """A Spark session with this project's settings, on this machine, a cluster, or a Connect server."""
 
 import logging
-import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 
 from pyspark.sql import SparkSession
 
+from game_events.config.background import begin_call
 from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import Settings
 from game_events.spark.code_shipping import shares_python_environment, ship_code
@@ -25,16 +26,7 @@ def begin(settings: Settings, *, small_run: bool = False) -> None:
     """
     if settings.spark_remote or _begun:
         return
-    made: Future[SparkSession] = Future()
-
-    def make() -> None:
-        try:
-            made.set_result(new_session(settings, small_run=small_run))
-        except BaseException as error:  # noqa: BLE001 - raised where the session is needed
-            made.set_exception(error)
-
-    threading.Thread(target=make, name="early_session", daemon=True).start()
-    _begun.append((settings, made))
+    _begun.append((settings, begin_call(partial(new_session, settings, small_run=small_run), "early_session")))
 
 
 def taken_or_new(settings: Settings, more: Mapping[str, str]) -> SparkSession:

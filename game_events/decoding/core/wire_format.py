@@ -90,7 +90,7 @@ def split(
     bad = [BadFrames(Reason.TOMBSTONE, np.flatnonzero(null))] if null.any() else []
     in_value = ~null
     with_headers = headers is not None and len(headers.flatten()) > 0
-    carried, identities = _identities(headers, in_value) if with_headers else _NO_IDENTITIES
+    carried, identities = _identities(headers, in_value) if with_headers else (np.empty(0, dtype=np.int64), values.slice(0, 0))
     in_value[carried] = False
     groups, more = _Frames(values).split(np.flatnonzero(in_value), indexless)
     bad += more
@@ -132,9 +132,6 @@ def parse_indexes(data: bytes) -> tuple[IndexPath, int] | None:
             if len(numbers) > numbers[0]:
                 return tuple(numbers[1:]) or (0,), end
     return None
-
-
-_NO_IDENTITIES: tuple[Rows, pa.BinaryArray] = np.empty(0, dtype=np.int64), pa.array([], pa.binary())
 
 
 def _identities(headers: pa.ListArray, among: Mask) -> tuple[Rows, pa.BinaryArray]:

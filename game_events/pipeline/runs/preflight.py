@@ -6,12 +6,14 @@ All checks are made, also after a failure, so that all problems are reported at 
 import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from deltalake.exceptions import DeltaError
 
+from game_events.config.background import begin_call
 from game_events.config.masking import mask
 from game_events.config.settings import Settings
 from game_events.config.tls import unencrypted
@@ -90,15 +92,14 @@ def run_checks(
             begun[other].result()
         return checks[name]()
 
-    with ThreadPoolExecutor(len(WAITING)) as pool:
-        for name in (name for name in WAITING if name in checks):
-            begun[name] = pool.submit(after_its_needs, name)
-        for name, check in checks.items():
-            missing = [c.check for c in found if not c.ok and c.check in (needs or {}).get(name, ())]
-            if missing:
-                found.append(PreflightResult(name, False, f"not known while this fails: {', '.join(missing)}"))
-            else:
-                found.append(_made(name, begun[name].result if name in begun else check, settings))
+    for name in (name for name in WAITING if name in checks):
+        begun[name] = begin_call(partial(after_its_needs, name), name)
+    for name, check in checks.items():
+        missing = [c.check for c in found if not c.ok and c.check in (needs or {}).get(name, ())]
+        if missing:
+            found.append(PreflightResult(name, False, f"not known while this fails: {', '.join(missing)}"))
+        else:
+            found.append(_made(name, begun[name].result if name in begun else check, settings))
     return found
 
 

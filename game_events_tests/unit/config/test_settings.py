@@ -226,11 +226,15 @@ def test_options_that_are_no_json_are_an_error_of_ours_without_the_value(source,
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["kafka_topic: [", "just words\n", "- a\n- b\n"])
-def test_a_yaml_file_that_cannot_be_read_is_an_error_that_names_it(text, folder):
+@pytest.mark.parametrize(
+    "text",
+    ["kafka_topic: [", "just words\n", "- a\n- b\n", "5\n", f"- kafka_topic: {SECRET}\n", f"- [kafka_topic, {SECRET}]\n"],
+)
+def test_a_yaml_file_that_cannot_be_read_is_an_error_that_names_it_and_repeats_nothing_of_it(text, folder):
     (folder / "game_events.yaml").write_text(text)
-    with pytest.raises(ConfigurationError, match=r"game_events\.yaml"):
+    with pytest.raises(ConfigurationError, match=r"game_events\.yaml.* must be YAML with one `name: value` a line") as caught:
         load_settings()
+    assert SECRET not in str(caught.value)
 
 
 # --- secrets

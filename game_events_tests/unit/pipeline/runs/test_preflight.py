@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from game_events.config.settings import load_settings
 from game_events.pipeline.runs import state_checks
 from game_events.pipeline.runs.preflight import WAIT_S, run_checks
@@ -50,6 +52,22 @@ def test_a_check_that_waits_itself_begins_when_what_it_needs_has_passed():
     assert (made.detail, begun) == ("compiled", ["registry", "schemas"])
     (alone,) = run_checks(schemas, load_settings(), needs)
     assert alone.detail == "compiled"
+
+
+def test_whoever_interrupts_the_checks_waits_for_none_of_them():
+    interrupted, ended = threading.Event(), threading.Event()
+
+    def waits():
+        interrupted.wait(TOGETHER_S)
+        ended.set()
+
+    def is_interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_checks({"lakehouse": is_interrupted, "java": waits}, load_settings())
+    assert not ended.is_set()
+    interrupted.set()
 
 
 def test_a_registry_that_does_not_answer_is_waited_for_once(tmp_path, monkeypatch):
