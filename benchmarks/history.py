@@ -23,8 +23,8 @@ from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.produce import produce_bulk
 from game_events.producer.simulator import BulkSimulation
 
-#: Commits of a table without and with history, and how many of each are measured. Their log is as a loop's that commits once a
-#: second: entries older than the table's retention are gone.
+#: Commits of a table without and with history, and how many of each are measured. The log looks as if
+#: there had been one commit a second, as in continuous mode: entries older than the table's retention are deleted.
 FEW, MANY, MEASURED = 20, 10_000, 30
 GAMES, RECORDS, MORE = 10, 1_000, 50
 ROWS = pa.table({"gamer_id": [f"gamer_{number}" for number in range(100)], "session_count": list(range(100))})

@@ -51,13 +51,15 @@ def table(figures: Sequence[Figure], console: Console) -> None:
     console.print(shown)
 
 
-def save(path: Path, options: dict[str, object], figures: Sequence[Figure], steps: Sequence[Step]) -> None:
-    """Write everything, raw samples included."""
+def save(
+    path: Path, options: dict[str, object], place: dict[str, object], figures: Sequence[Figure], steps: Sequence[Step]
+) -> None:
+    """Write everything, raw samples included; `place`: `machine`, when the run began."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "options": options,
-        "machine": machine(),
+        "machine": place,
         "memory_measure": f"{MEASURE} of the process tree, without broker and registry",
         "figures": [figure.to_dict() for figure in figures],
         "steps": [asdict(step) for step in steps],

@@ -24,7 +24,7 @@ _OF_GAMES = re.compile(r"(?P<name>.+), (?P<games>[\d,]+ games)")
 #: Parts of notes that are in the JSON only.
 _DETAIL = re.compile(r"of processor time$")
 #: Scenarios of one long run.
-ONE_RUN = {"continuous", "rates"}
+ONE_RUN = {"continuous", "memory", "rates"}
 #: Scenario -> charts: title, unit, and label -> name of a figure.
 CHARTS: Mapping[str, Sequence[tuple[str, str, Mapping[str, str]]]] = {
     "graph": [

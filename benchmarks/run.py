@@ -26,7 +26,7 @@ from benchmarks.history import history
 from benchmarks.increments import increments
 from benchmarks.layers import bronze, fan_out
 from benchmarks.model import model
-from benchmarks.output import save, table
+from benchmarks.output import machine, save, table
 from benchmarks.rates import rates
 from benchmarks.rest import rest
 from benchmarks.starts import starts
@@ -79,6 +79,8 @@ def main(
         console.print(f"[dim]{time.monotonic() - began:6.0f} s[/] {line}", highlight=False)
 
     figures: list[Figure] = []
+    # The commit that is measured: another one may be there at the end.
+    began_on = machine()
     with arena(events, pairs, say, seconds) as place:
         for name in wanted:
             say(f"scenario {name}")
@@ -89,7 +91,7 @@ def main(
                 found = [Figure(name, "", error=f"{type(error).__name__}: {error}")]
             figures += [replace(figure, scenario=name) for figure in found]
         options = {"events": events, "pairs": pairs, "seconds": seconds, "scenarios": wanted, "quick": quick}
-        save(out, options, figures, place.measured.steps)
+        save(out, options, began_on, figures, place.measured.steps)
     table(figures, Console(width=None if console.is_terminal else 180))
     console.print(f"saved as {out}")
     if any(figure.error is not None for figure in figures):

@@ -1,7 +1,7 @@
 """Two workers of a standalone cluster against one, each held to one core, over the same records in turns.
 
-Driver, broker and registry are held to the cores of the workers, so that a second worker is a second machine: with all cores of
-this one, a single worker would share its core with nothing, and two would share both with the rest.
+Driver, broker and registry are held to the cores of the workers, too. Otherwise they would have a core of their own beside one
+worker, and none beside two.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls in threads that end with the process: whoever interrupts it waits for none of them."""
+"""Calls in daemon threads: a process that is interrupted or ends does not wait for them."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def begin_call(call: Callable[[], T], name: str) -> Future[T]:
-    """Begin a call in a thread of that name; what it returns or raises is in the future."""
+    """Begin a call in a thread of that name; the future has its result or its error."""
     made: Future[T] = Future()
 
     def make() -> None:

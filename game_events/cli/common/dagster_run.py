@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus, ExecuteInProcessResult
 
-from game_events.cli.common.dagster_home import dagster_home
 from game_events.cli.common.summary import JobResult
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
@@ -22,9 +22,8 @@ from game_events.orchestration.runs.tags import OWN_ALERTS, REASON
 _progress = logging.getLogger(PROGRESS_LOGGER)
 
 
-def execute(settings: Settings, name: str, config: Mapping[str, object], place: str | None) -> JobResult:
-    """Execute a job (`run_job`)."""
-    home = dagster_home(settings)
+def execute(settings: Settings, home: Path, name: str, config: Mapping[str, object], place: str | None) -> JobResult:
+    """Execute a job (`run_job`); `home`: Dagster's folder."""
     if place is not None:
         allow_here(place)
     own, definitions = OwnRuns.of(settings), build_defs(settings)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from game_events.cli.common.dagster_home import dagster_home
 from game_events.cli.common.summary import JobResult
 from game_events.config.settings import Settings
 
@@ -11,6 +12,7 @@ def run_job(settings: Settings, name: str, config: Mapping[str, object] | None =
 
     `place`: a folder or prefix that the command line names for the job, which may use it.
     """
+    home = dagster_home(settings)
     from game_events.cli.common.dagster_run import execute  # imports Dagster and the whole graph: 2 s
 
-    return execute(settings, name, config or {}, place)
+    return execute(settings, home, name, config or {}, place)

@@ -89,15 +89,13 @@ def split(
     null = np.asarray(values.is_null().to_numpy(zero_copy_only=False))
     bad = [BadFrames(Reason.TOMBSTONE, np.flatnonzero(null))] if null.any() else []
     in_value = ~null
-    with_headers = headers is not None and len(headers.flatten()) > 0
-    carried, identities = _identities(headers, in_value) if with_headers else (np.empty(0, dtype=np.int64), values.slice(0, 0))
-    in_value[carried] = False
-    groups, more = _Frames(values).split(np.flatnonzero(in_value), indexless)
-    bad += more
-    if len(carried):
-        in_headers, more = _split_headers(carried, identities, indexless)
-        groups, bad = groups + in_headers, bad + more
-    return groups, bad
+    of_headers: tuple[list[FrameGroup], list[BadFrames]] = [], []
+    if headers is not None and len(headers.flatten()):
+        rows, identities = _identities(headers, in_value)
+        in_value[rows] = False
+        of_headers = _split_headers(rows, identities, indexless)
+    groups, damaged = _Frames(values).split(np.flatnonzero(in_value), indexless)
+    return groups + of_headers[0], bad + damaged + of_headers[1]
 
 
 def payloads(values: pa.BinaryArray, groups: Sequence[FrameGroup]) -> list[pa.BinaryArray]:
@@ -150,6 +148,8 @@ def _split_headers(
     rows: Rows, identities: pa.BinaryArray, indexless: Set[SchemaId]
 ) -> tuple[list[FrameGroup], list[BadFrames]]:
     """Group rows by the frames in their schema headers."""
+    if not len(rows):
+        return [], []
     frames = _Frames(identities)
     found, damaged = frames.split(np.arange(len(rows)), indexless)
     groups, bad = [], [replace(b, rows=rows[b.rows]) for b in damaged]

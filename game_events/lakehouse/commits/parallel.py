@@ -52,6 +52,18 @@ def for_games(games: Iterable[str], read: Callable[[str], T]) -> dict[str, T]:
     return dict(zip(names, in_threads(names, read), strict=True))
 
 
+def guarded(read: Callable[[str], T]) -> Callable[[str], T | str]:
+    """The function with errors of one game's table as a text: they fail this game, not the run."""
+
+    def reading(game: str) -> T | str:
+        try:
+            return read(game)
+        except (GameEventsError, DeltaError, OSError) as error:
+            return str(error)
+
+    return reading
+
+
 def in_threads(items: Iterable[T], work: Callable[[T], R]) -> list[R]:
     """Results of a function for every item, in their order; the first items decide how many threads the others get."""
     waiting = list(items)

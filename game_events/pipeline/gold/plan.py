@@ -17,7 +17,7 @@ from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse.commits.commit import Commit
 from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
-from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.commits.parallel import for_games, guarded
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.transactions import Txn, txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, FileSelection, selection
@@ -29,7 +29,6 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import declared_in, definition_app, definition_for, has_shipped_columns
 from game_events.pipeline.gold.null_values import known_or_meant
 from game_events.pipeline.silver.stage import SilverInput
-from game_events.pipeline.silver.starts import guarded
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games
+from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games, guarded
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn, txn
@@ -34,7 +34,6 @@ from game_events.lakehouse.tables import UNIFIED, game_of_gold, is_game, paths, 
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.gold.aggregates import definition_app, definition_for, is_current, player_agg
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.silver.starts import guarded
 from game_events.spark.schemas import merged_columns
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.commits.parallel import for_games, guarded
 from game_events.lakehouse.data.staging import remove_empty_folder
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.fanout.job import FanOutResult
@@ -20,7 +20,7 @@ from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.silver.admission import counted_routing, is_allowed
 from game_events.pipeline.silver.commit import drop, settle
 from game_events.pipeline.silver.stage import Staging, Start, stage_games
-from game_events.pipeline.silver.starts import SilverRun, guarded, is_at_watermark, is_overtaken, starts_of
+from game_events.pipeline.silver.starts import SilverRun, is_at_watermark, is_overtaken, starts_of
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from functools import partial
 from game_events.errors import ConflictError, ExtensionError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures, incarnation
-from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games
+from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games, guarded
 from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
@@ -28,7 +28,7 @@ from game_events.pipeline.reporting.tables import TableReport
 from game_events.pipeline.silver.admission import is_allowed, new_games
 from game_events.pipeline.silver.passes import PassResult, run_pass
 from game_events.pipeline.silver.stage import SilverInput
-from game_events.pipeline.silver.starts import SilverRun, guarded
+from game_events.pipeline.silver.starts import SilverRun
 
 #: Noted for a game with pending rows that is not in the allow list.
 LEFT_OUT = "GAME_EVENTS_GAMES left it out when its rows were due"

@@ -1,14 +1,11 @@
 """From which bronze batch each game is staged, by its silver table and quarantine's decisions."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from deltalake.exceptions import DeltaError
-
-from game_events.errors import GameEventsError
 from game_events.lakehouse.commits.incarnations import incarnation
-from game_events.lakehouse.commits.parallel import for_games
+from game_events.lakehouse.commits.parallel import for_games, guarded
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.transactions import Txn, txns
 from game_events.lakehouse.layers import Layer
@@ -88,15 +85,3 @@ def is_overtaken(run: SilverRun, start: Start) -> bool:
     """Whether a concurrent run has read later batches: this run would replace its rows by fewer."""
     later = (run.full or start.replace) and (start.taken or 0) > run.source.batch
     return later or (start.redecide and start.decided > run.source.batch)
-
-
-def guarded(read: Callable[[str], T]) -> Callable[[str], T | str]:
-    """The function with errors of one game's table as a text: they fail this game, not the run."""
-
-    def reading(game: str) -> T | str:
-        try:
-            return read(game)
-        except (GameEventsError, DeltaError, OSError) as error:
-            return str(error)
-
-    return reading

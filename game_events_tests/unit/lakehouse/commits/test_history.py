@@ -1,4 +1,4 @@
-"""Versions of a table as `game-events history` tells of them: kind, rows, files, batch."""
+"""Versions of a table as `game-events history` lists them: kind, rows, files, batch."""
 
 import pyarrow as pa
 import pytest

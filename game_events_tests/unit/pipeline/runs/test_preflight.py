@@ -54,7 +54,7 @@ def test_a_check_that_waits_itself_begins_when_what_it_needs_has_passed():
     assert alone.detail == "compiled"
 
 
-def test_whoever_interrupts_the_checks_waits_for_none_of_them():
+def test_an_interrupt_does_not_wait_for_checks_that_have_begun():
     interrupted, ended = threading.Event(), threading.Event()
 
     def waits():
