@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from game_events.lakehouse.commits.incarnations import incarnation
 from game_events.lakehouse.commits.parallel import for_games, guarded
@@ -14,8 +13,6 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.stage import SilverInput, Start
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
