@@ -111,12 +111,15 @@ class StagedWriter:
         game: str | None = None,
         group_rows: int = ROW_GROUP_ROWS,
         folder: str = "",
+        file_bytes: int = MAX_FILE_BYTES,
     ) -> None:
         """Nothing is created before the first row group is full.
 
         `group_rows`: maximum rows of a row group, the smallest unit that is read. `folder`: an existing one, with its slash.
+        `file_bytes`: a file is closed past this size.
         """
         self._table, self.schema, self._game, self._group_rows, self._folder = table, schema, game, group_rows, folder
+        self._file_bytes = file_bytes
         self._buffer: list[pa.Table] = []
         self._rows = self._bytes = 0
         self._writer: pq.ParquetWriter | None = None
@@ -162,7 +165,7 @@ class StagedWriter:
             )
         self._writer.write_table(rows, row_group_size=self._group_rows)
         failpoints.reach("file_open", self._table.name)
-        if self._sink is not None and self._sink.tell() >= MAX_FILE_BYTES:
+        if self._sink is not None and self._sink.tell() >= self._file_bytes:
             self._finish()
 
     def close(self) -> list[StagedFile]:

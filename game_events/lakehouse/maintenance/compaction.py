@@ -18,8 +18,6 @@ from game_events.lakehouse.data.snapshot import read_parts
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import QUARANTINE, Table, add_actions
 
-#: Upper bound of the smallest size class in bytes; each next one is so many times larger.
-SMALLEST, FACTOR = 64 * 1024, 8
 #: Rows in memory at a time, besides the writer's row group.
 BATCH_ROWS = 16_384
 
@@ -29,11 +27,13 @@ class Goal:
     """When files are worth merging.
 
     `files`: minimum number of files of one size class. `bytes`: maximum size of a merged file; files larger than half of it are
-    left alone.
+    left alone. `smallest`: upper bound of the smallest size class in bytes; each next one is `factor` times larger.
     """
 
     files: int
     bytes: int
+    smallest: int = 64 * 1024
+    factor: int = 8
 
 
 #: In a loop: a few times a minute and table, each a fraction of a second.
@@ -72,10 +72,10 @@ def _groups(files: list[tuple[str, int]], goal: Goal) -> Iterator[list[str]]:
 
 
 def _size_class(size: int, goal: Goal) -> int:
-    if goal.files <= FACTOR:
+    if goal.files <= goal.factor:
         return 0  # once: all sizes together
     number = 0
-    while size >= SMALLEST * FACTOR**number:
+    while size >= goal.smallest * goal.factor**number:
         number += 1
     return number
 

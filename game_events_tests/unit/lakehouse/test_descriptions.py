@@ -2,6 +2,7 @@
 
 import pyarrow as pa
 import pytest
+from deltalake import CommitProperties, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from game_events.config.settings import load_settings
@@ -74,12 +75,11 @@ def test_comments_come_with_a_table_follow_newer_schemas_and_cost_no_commit_when
     assert handle.transaction_version("batch") == 7
 
 
-def test_a_table_from_before_gets_its_comments_in_one_commit(lakehouse, monkeypatch):
+def test_a_table_from_before_gets_its_comments_in_one_commit(lakehouse):
     table = lakehouse.table("quarantine_events")
-    with monkeypatch.context() as older:
-        older.setattr("game_events.lakehouse.commits.commit.described", lambda _table, schema: schema)
-        handle = add(table, SCHEMA, 1)
-    assert said(handle) == {}
+    first = CommitProperties(app_transactions=[Transaction("batch", 1)])
+    write_deltalake(table.uri, pa.Table.from_pylist([{"_batch": 1}], schema=SCHEMA), commit_properties=first)
+    assert said(table.open()) == {}
     handle = add(table, with_comments(SCHEMA, {"game": ("the game", 1), "place": ("where", 2)}), 2)
     assert handle.version() == 2
     assert set(said(handle)) == {"game", "place", "_batch"}

@@ -12,7 +12,8 @@ from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.handle import LONGEST_S, MOST_VERSIONS, KeptHandles
 from game_events.lakehouse.retention import Retention
-from game_events.lakehouse.tables import Lakehouse, Table
+from game_events.lakehouse.tables import Lakehouse
+from game_events_tests.support.faults import opened_tables
 from game_events_tests.support.tables import plan
 
 
@@ -29,11 +30,10 @@ def table(lakehouse):
 
 
 @pytest.fixture
-def opens(monkeypatch):
+def opens():
     """The tables that are opened from now on."""
-    found, real = [], Table.open
-    monkeypatch.setattr(Table, "open", lambda self: found.append(self.name) or real(self))
-    return found
+    with opened_tables() as keys:
+        yield keys
 
 
 def next_commit(table, kept, n, opens):

@@ -13,6 +13,7 @@ from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.restores import restored_between, version_before_restores
 from game_events.lakehouse.tables import Lakehouse
+from game_events_tests.support.faults import at_commit, at_opening
 from game_events_tests.support.tables import (
     SCHEMA,
     assert_nothing_left_over,
@@ -156,18 +157,16 @@ def test_of_rivals_at_the_same_moment_exactly_one_lands(table, ends, attempt):  
 
 
 @pytest.mark.parametrize("ends", [(10, 20), (10, 10)])
-def test_of_rivals_that_passed_the_comparison_together_exactly_one_lands(table, ends, monkeypatch):
+def test_of_rivals_that_passed_the_comparison_together_exactly_one_lands(table, ends):
     commit(plan(table, [0], None, 1))
     meeting = threading.Barrier(2)
-    evolve_ = commits.evolve
 
-    def meet(*arguments, **options):
-        handle = evolve_(*arguments, **options)
+    def meet(write, *given, **options):
         meeting.wait(10)  # both hold a handle from before either commit
-        return handle
+        write(*given, **options)
 
-    monkeypatch.setattr(commits, "evolve", meet)
-    outcomes = both(*(partial(commit, plan(table, range(1, end), 1, end)) for end in ends))
+    with at_commit(meet):
+        outcomes = both(*(partial(commit, plan(table, range(1, end), 1, end)) for end in ends))
     assert sorted(isinstance(o, ConflictError) for o in outcomes) == [False, True], outcomes
     assert numbers(table) == list(range(txn(table)))
     assert_nothing_left_over(table)
@@ -225,11 +224,11 @@ def test_a_table_that_was_rebuilt_is_another_table(table):
 # --- lost answers and failures
 
 
-def fails_after(real, error):
+def fails_after(error):
     """The real call, whose answer is lost."""
 
-    def call(*arguments, **options):
-        real(*arguments, **options)
+    def call(write, *given, **options):
+        write(*given, **options)
         raise error
 
     return call
@@ -239,11 +238,10 @@ LOST = [OSError("connection reset"), DeltaError("timed out"), CommitFailedError(
 
 
 @pytest.mark.parametrize("error", LOST, ids=lambda e: type(e).__name__)
-def test_a_commit_whose_answer_is_lost_counts_as_landed(table, error, monkeypatch):
+def test_a_commit_whose_answer_is_lost_counts_as_landed(table, error):
     commit(plan(table, [0], None, 1))
-    real = DeltaTable.create_write_transaction
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", fails_after(real, error))
-    landed = commit(plan(table, [1, 2], 1, 2))
+    with at_commit(fails_after(error)):
+        landed = commit(plan(table, [1, 2], 1, 2))
     assert (landed.version, landed.rows) == (1, 2)
     assert (numbers(table), txn(table)) == ([0, 1, 2], 2)
     assert_nothing_left_over(table)
@@ -251,67 +249,61 @@ def test_a_commit_whose_answer_is_lost_counts_as_landed(table, error, monkeypatc
 
 @pytest.mark.parametrize("error", LOST, ids=lambda e: type(e).__name__)
 def test_a_new_table_whose_answer_is_lost_counts_as_made(table, error, monkeypatch):
-    real = commits.create_table_with_add_actions
-    monkeypatch.setattr(commits, "create_table_with_add_actions", fails_after(real, error))
+    lost = partial(fails_after(error), commits.create_table_with_add_actions)
+    monkeypatch.setattr(commits, "create_table_with_add_actions", lost)
     landed = commit(plan(table, [1, 2], None, 2))
     assert (landed.version, landed.rows) == (0, 2)
     assert numbers(table) == [1, 2]
 
 
 @pytest.mark.parametrize("error", LOST, ids=lambda e: type(e).__name__)
-def test_a_commit_without_files_whose_answer_is_lost_moved_progress_once(table, error, monkeypatch):
+def test_a_commit_without_files_whose_answer_is_lost_moved_progress_once(table, error):
     commit(plan(table, [0], None, 1))
-    real = DeltaTable.create_write_transaction
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", fails_after(real, error))
-    landed = commit(plan(table, [], 1, 2, files=[]))
+    with at_commit(fails_after(error)):
+        landed = commit(plan(table, [], 1, 2, files=[]))
     assert (landed.version, landed.rows) == (1, 0)
     assert (numbers(table), txn(table)) == ([0], 2)
 
 
 @pytest.mark.parametrize("files", [[], None], ids=["without files", "with files"])
-def test_a_commit_whose_answer_is_lost_is_found_behind_a_rivals_that_replaced_its_rows(table, files, monkeypatch):
+def test_a_commit_whose_answer_is_lost_is_found_behind_a_rivals_that_replaced_its_rows(table, files):
     commit(plan(table, [0], None, 1))
-    real = DeltaTable.create_write_transaction
 
-    def lost(*arguments, **options):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(DeltaTable, "create_write_transaction", real)
-            real(*arguments, **options)
+    def lost(write, *given, **options):
+        write(*given, **options)
+        with at_commit(lambda _, *given, **options: write(*given, **options)):
             commit(plan(table, [7], 2, 3, replace=True))
         raise OSError("connection reset")
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", lost)
     mine = plan(table, [1], 1, 2, **({} if files is None else {"files": files}))
-    assert commit(mine).rows == len(mine.files)
+    with at_commit(lost):
+        assert commit(mine).rows == len(mine.files)
     assert (numbers(table), txn(table)) == ([7], 3)
 
 
 @pytest.mark.parametrize(
     ("error", "expected"), [(LOST[0], TransientError), (LOST[1], TransientError), (LOST[2], ConflictError)]
 )
-def test_a_commit_that_did_not_happen_leaves_nothing(table, error, expected, monkeypatch):
+def test_a_commit_that_did_not_happen_leaves_nothing(table, error, expected):
     commit(plan(table, [0], None, 1))
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", fails_before(error))
-    with pytest.raises(expected):
+    with at_commit(fails_before(error)), pytest.raises(expected):
         commit(plan(table, [1], 1, 2))
     assert (numbers(table), txn(table)) == ([0], 1)
     assert_nothing_left_over(table)
 
 
-def test_an_unknown_outcome_keeps_the_files(table, monkeypatch):
+def test_an_unknown_outcome_keeps_the_files(table):
     commit(plan(table, [0], None, 1))
     late = plan(table, [1], 1, 2)
-    opened = table.open
-    answers = [opened()]
+    answers = [table.open()]
 
-    def once(_):
+    def once(*_):
         if answers:
             return answers.pop()
         raise OSError("still down")
 
-    monkeypatch.setattr(type(table), "open", once)
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", fails_before(OSError("down")))
-    with pytest.raises(TransientError, match="unknown") as caught:
+    lost = at_commit(fails_before(OSError("down")))
+    with at_opening(once), lost, pytest.raises(TransientError, match="unknown") as caught:
         commit(late)
     assert not isinstance(caught.value, ConflictError)
     assert {f.path for f in late.files} <= data_files(table)

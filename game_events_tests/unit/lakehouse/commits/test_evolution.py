@@ -12,12 +12,11 @@ from game_events.decoding.core.column_map import ColumnMap, Field
 from game_events.decoding.core.kept_columns import kept_columns
 from game_events.decoding.core.projection import Projection
 from game_events.errors import ConflictError, DataError
-from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.tables import rows
-from game_events_tests.support.worlds.waves import PowerCut
+from game_events_tests.support.worlds.waves import power_cut_at
 
 TEXT = pa.string()
 
@@ -56,23 +55,13 @@ def table(tmp_path):
     return made
 
 
-def adds_its_columns_and_dies(planned, monkeypatch):
-    def cut(name, _=None):
-        if name == "columns_added":
-            raise PowerCut
-
-    with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "handler", cut)
-        with pytest.raises(PowerCut):
-            commit(planned)
-
-
 @pytest.mark.parametrize("nested", [False, True], ids=["columns", "nested fields"])
-def test_a_column_that_a_crashed_run_has_given_to_another_field_of_the_message_is_not_shared(nested, table, monkeypatch):
+def test_a_column_that_a_crashed_run_has_given_to_another_field_of_the_message_is_not_shared(nested, table):
     """Version 1 calls field 5 x, version 2 calls field 6 x: one run has met only the second, the other one only the first."""
     first, second = named({"x": 5}, nested=nested), named({"x": 6}, nested=nested)
     ours = plan(table, first, 1)
-    adds_its_columns_and_dies(plan(table, second, 1), monkeypatch)
+    with power_cut_at("columns_added"):
+        commit(plan(table, second, 1))
     with pytest.raises(ConflictError, match=r"a concurrent run gave (x|inner) to the field M#(9\.)?6:string, not to"):
         commit(ours)
     commit(plan(table, first, 1))

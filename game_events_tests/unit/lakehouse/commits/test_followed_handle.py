@@ -9,7 +9,8 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import commit, without_rows
-from game_events.lakehouse.tables import Lakehouse, Table
+from game_events.lakehouse.tables import Lakehouse
+from game_events_tests.support.faults import opened_tables
 from game_events_tests.support.tables import assert_nothing_left_over, data_files, numbers, plan, staged_numbers, txn
 
 
@@ -18,19 +19,12 @@ def table(tmp_path):
     return Lakehouse(str(tmp_path)).table("t")
 
 
-def opens(monkeypatch):
-    """The tables that are opened from now on."""
-    found, real = [], Table.open
-    monkeypatch.setattr(Table, "open", lambda self: found.append(self.name) or real(self))
-    return found
-
-
-def test_a_commit_follows_the_handle_that_was_planned_from_without_opening_the_table(table, monkeypatch):
+def test_a_commit_follows_the_handle_that_was_planned_from_without_opening_the_table(table):
     commit(plan(table, [0], None, 1))
     planned = plan(table, [1], 1, 2, follows=table.open())
-    opened = opens(monkeypatch)
-    landed = commit(planned)
-    again = commit(replace(planned, files=staged_numbers(table, [2]), expected={"txn": 2}, follows=landed.handle))
+    with opened_tables() as opened:
+        landed = commit(planned)
+        again = commit(replace(planned, files=staged_numbers(table, [2]), expected={"txn": 2}, follows=landed.handle))
     assert (landed.version, again.version, opened) == (1, 2, [])
     assert again.table_rows == 3
     assert numbers(table) == [0, 1, 2]

@@ -1,18 +1,21 @@
 """A commit whose answer is an error: landed, failed or unknown, told apart; files go only if it is known to have failed."""
 
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from game_events.errors import ConflictError, DataError, TransientError
-from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.outcome import CommitOutcome, new_mark, outcome_of
 from game_events.lakehouse.commits.restores import COMMIT_ID
-from game_events.lakehouse.tables import Lakehouse, Table
-from game_events_tests.support.tables import assert_nothing_left_over, data_files, numbers, plan, txn
+from game_events.lakehouse.tables import Lakehouse
+from game_events_tests.support.faults import at_commit, at_opening, unreadable
+from game_events_tests.support.tables import SCHEMA, assert_nothing_left_over, data_files, fails_before, numbers, plan, txn
 
 TIMED_OUT = DeltaError("Generic S3 error: request timed out")
 
@@ -27,37 +30,33 @@ def table(tmp_path):
 class Storage:
     """A fault-injecting layer around delta-rs: what happens around the one call that makes a commit."""
 
-    def __init__(self, monkeypatch):
-        self._patch, self._real = monkeypatch, DeltaTable.create_write_transaction
+    def __init__(self, stack):
+        self._stack = stack
 
     def loses(self, *, landed, error, then=lambda: None):
         """The answer of the next commit is an error; whether the commit is made, and what follows before the error is seen."""
         calls = []
 
-        def call(handle, *arguments, **options):
+        def call(write, *given, **options):
             calls.append(1)
-            if len(calls) > 1:
-                return self._real(handle, *arguments, **options)
-            if landed:
-                self._real(handle, *arguments, **options)
-            then()
-            raise error
+            if landed or len(calls) > 1:
+                write(*given, **options)
+            if len(calls) == 1:
+                then()
+                raise error
 
-        self._patch.setattr(DeltaTable, "create_write_transaction", call)
+        self._stack.enter_context(at_commit(call))
 
 
 @pytest.fixture
-def storage(monkeypatch):
-    return Storage(monkeypatch)
+def storage():
+    with ExitStack() as stack:
+        yield Storage(stack)
 
 
-def far_away(monkeypatch):
-    """The table as if it lay in an object store, where a request without an answer may still be carried out."""
-    monkeypatch.setattr(Table, "local_path", property(lambda _: None))
-    monkeypatch.setattr(
-        "game_events.lakehouse.data.staging.file_system", lambda t: pytest.fail(f"files of {t.name} were touched")
-    )
-    monkeypatch.setattr(commits, "discard", lambda t, files: pytest.fail(f"files of {t.name} were deleted: {files}"))
+def far_away(planned):
+    """The plan for the table as an object store has it, by an address: a request without an answer may still be carried out."""
+    return replace(planned, table=replace(planned.table, uri=f"file://{planned.table.uri}"))
 
 
 @pytest.mark.parametrize("error", [TIMED_OUT, OSError("connection reset"), CommitFailedError("answer lost")])
@@ -98,16 +97,13 @@ def test_a_commit_without_files_that_landed_is_known_by_its_mark(table, storage)
     assert txn(table) == 2
 
 
-def test_in_an_object_store_a_time_out_is_unknown_and_the_files_stay_for_the_request_that_may_still_land(
-    table, storage, monkeypatch
-):
+def test_in_an_object_store_a_time_out_is_unknown_and_the_files_stay_for_the_request_that_may_still_land(table, storage):
     late = plan(table, [1], 1, 2)
     storage.loses(landed=False, error=TIMED_OUT)
-    with monkeypatch.context() as patch:
-        far_away(patch)
-        with pytest.raises(TransientError, match=r"outcome of the commit is unknown.*Run again") as caught:
-            commit(late)
+    with pytest.raises(TransientError, match=r"outcome of the commit is unknown.*Run again") as caught:
+        commit(far_away(late))
     assert not isinstance(caught.value, ConflictError)
+    assert {f.path for f in late.files} <= data_files(table)
     # The request is carried out after all; whoever planned the same rows again meets its `txn`.
     again = plan(table, [1], 1, 2)
     commit(late)
@@ -117,60 +113,47 @@ def test_in_an_object_store_a_time_out_is_unknown_and_the_files_stay_for_the_req
     assert_nothing_left_over(table)
 
 
-def test_in_an_object_store_a_refusal_is_a_known_failure(table, storage, monkeypatch):
-    deleted = []
+def test_in_an_object_store_a_refusal_is_a_known_failure(table, storage):
     refused = CommitFailedError("Concurrent transaction failed")
     late, rival = plan(table, [1], 1, 2), plan(table, [7], 1, 2)
     storage.loses(landed=False, error=refused, then=lambda: commit(rival))
-    with monkeypatch.context() as patch:
-        far_away(patch)
-        patch.setattr(commits, "discard", lambda _, files: deleted.extend(files))
-        with pytest.raises(ConflictError, match="moved txn from 1 to 2"):
-            commit(late)
-    assert deleted == late.files
+    with pytest.raises(ConflictError, match="moved txn from 1 to 2"):
+        commit(far_away(late))
+    assert numbers(table) == [0, 7]
+    assert_nothing_left_over(table)
 
 
-def test_a_refusal_by_a_commit_that_moved_nothing_of_ours_is_no_conflict(table, storage, monkeypatch):
+def test_a_refusal_by_a_commit_that_moved_nothing_of_ours_is_no_conflict(table, storage):
     storage.loses(landed=False, error=CommitFailedError("a concurrent transaction"))
-    with monkeypatch.context() as patch:
-        far_away(patch)
-        commit(plan(table, [], 1, 2, files=[]))
+    commit(far_away(plan(table, [], 1, 2, files=[])))
     assert txn(table) == 2
 
 
 @pytest.mark.parametrize("second", [OSError("down"), DeltaError("down"), DataError("table cannot be opened")])
-def test_a_table_that_cannot_be_looked_at_after_an_error_is_unknown_whatever_says_so(table, storage, monkeypatch, second):
+def test_a_table_that_cannot_be_looked_at_after_an_error_is_unknown_whatever_says_so(table, storage, second):
     late = plan(table, [1], 1, 2)
-
-    def storage_goes_away():
-        def down(_):
-            raise second
-
-        monkeypatch.setattr(Table, "open", down)
-
-    storage.loses(landed=True, error=TIMED_OUT, then=storage_goes_away)
-    with pytest.raises(TransientError, match="unknown"):
-        commit(late)
-    monkeypatch.undo()
+    with ExitStack() as outage:
+        storage.loses(landed=True, error=TIMED_OUT, then=lambda: outage.enter_context(unreadable(table.key, second)))
+        with pytest.raises(TransientError, match="unknown"):
+            commit(late)
     assert (numbers(table), txn(table)) == ([0, 1], 2)
 
 
 @pytest.mark.parametrize("second", [OSError("down"), DataError("table cannot be opened"), None])
 def test_a_commit_that_landed_keeps_its_files_although_the_table_cannot_be_looked_at_afterwards(table, monkeypatch, second):
     """A caller that deletes files after a DataError must never get one for a commit that stands."""
-    late, opened = plan(table, [1], 1, 2), Table.open
+    late = plan(table, [1], 1, 2)
     calls = []
 
-    def once(self):
+    def once(usual, asked):
         calls.append(1)
-        return opened(self) if len(calls) == 1 else None
+        return usual(asked) if len(calls) == 1 else None
 
     def look(_):
         if second is not None:
             raise second
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Table, "open", once)
+    with at_opening(once), monkeypatch.context() as patch:
         patch.setattr(DeltaTable, "update_incremental", look)
         with pytest.raises(TransientError, match="the commit landed, but"):
             commit(late)
@@ -178,28 +161,23 @@ def test_a_commit_that_landed_keeps_its_files_although_the_table_cannot_be_looke
 
 
 def test_a_failure_before_the_commit_was_sent_is_known_whatever_the_error(table, monkeypatch):
-    def fails(*_, **__):
-        raise TIMED_OUT
-
-    monkeypatch.setattr(commits, "evolve", fails)
-    with monkeypatch.context() as patch:
-        patch.setattr(Table, "local_path", property(lambda _: None))
-        patch.setattr(commits, "discard", lambda *_: None)
-        with pytest.raises(TransientError, match="nothing is visible"):
-            commit(plan(table, [1], 1, 2, files=[]))
+    wider = SCHEMA.append(pa.field("t", pa.int64()))
+    monkeypatch.setattr(type(table.open().alter), "add_columns", fails_before(TIMED_OUT))
+    with pytest.raises(TransientError, match="nothing is visible"):
+        commit(far_away(plan(table, [1], 1, 2, files=[], schema=wider)))
     assert txn(table) == 1
 
 
-def test_a_file_that_cannot_be_deleted_does_not_hide_the_conflict(table, monkeypatch):
+def test_a_file_that_cannot_be_deleted_does_not_hide_the_conflict(table, caplog):
     late = plan(table, [1], 1, 2)
     commit(plan(table, [2], 1, 2))
-
-    def refused(*_):
-        raise PermissionError("read-only")
-
-    monkeypatch.setattr("game_events.lakehouse.data.staging.file_system", refused)
+    (file,) = late.files
+    path = Path(table.uri, file.path)
+    path.unlink()
+    path.mkdir()
     with pytest.raises(ConflictError, match="moved txn"):
-        commit(late)
+        commit(far_away(late))
+    assert "not_deleted" in caplog.text
 
 
 def test_a_process_that_sees_neither_answer_nor_error_keeps_its_files(table, storage):

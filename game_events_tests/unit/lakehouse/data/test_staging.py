@@ -13,8 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.data import staging
-from game_events.lakehouse.data.staging import STATISTICS_CHARS, StagedFile, StagedWriter, discard, staged
+from game_events.lakehouse.data.staging import (
+    ROW_GROUP_BYTES,
+    ROW_GROUP_ROWS,
+    SAMPLE_ROWS,
+    STATISTICS_CHARS,
+    StagedFile,
+    StagedWriter,
+    discard,
+    repeated_columns,
+    staged,
+)
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.jvm_arrow import NESTED, as_the_jvm_sends_it
 from game_events_tests.support.reconciliation import database
@@ -32,12 +41,11 @@ def numbers(values):
     return pa.table({"n": pa.array(values, pa.int64()), "s": [str(v) for v in values]}, schema=SCHEMA)
 
 
-def test_a_row_group_has_a_bounded_number_of_bytes(table, monkeypatch):
-    monkeypatch.setattr(staging, "ROW_GROUP_BYTES", 10_000)
-    large = pa.table({"n": pa.array(range(3), pa.int64()), "s": ["x" * 4_000] * 3}, schema=SCHEMA)
+def test_a_row_group_has_a_bounded_number_of_bytes(table):
+    large = pa.table({"n": pa.array(range(12), pa.int64()), "s": ["x" * (ROW_GROUP_BYTES // 12)] * 12}, schema=SCHEMA)
     writer = StagedWriter(table, SCHEMA)
-    for _ in range(4):
-        writer.write(large)
+    for first in range(0, 12, 3):
+        writer.write(large.slice(first, 3))  # each keeps all of it in memory
     (file,) = writer.close()
     metadata = pq.ParquetFile(Path(table.uri) / file.path).metadata
     assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [3, 3, 3, 3]
@@ -186,7 +194,7 @@ NESTED_TYPES = pa.schema(
 
 
 def test_large_files_have_dictionaries_for_columns_whose_values_repeat_and_for_nested_ones(table):
-    count = staging.SAMPLE_ROWS
+    count = SAMPLE_ROWS
     rows = {
         "key": [f"player {n}" for n in range(count)],
         "game": ["uno", None] * (count // 2),
@@ -208,7 +216,7 @@ def test_large_files_have_dictionaries_for_columns_whose_values_repeat_and_for_n
 def test_nested_columns_are_named_as_parquet_names_them(tmp_path):
     pq.write_table(NESTED_TYPES.empty_table(), tmp_path / "x.parquet")
     schema = pq.ParquetFile(tmp_path / "x.parquet").metadata.schema
-    named = staging.repeated_columns(NESTED_TYPES.empty_table())
+    named = repeated_columns(NESTED_TYPES.empty_table())
     assert sorted(named) == sorted(schema.column(n).path for n in range(len(schema)))
 
 
@@ -228,25 +236,23 @@ def test_no_rows_make_no_file(table, rows):
     assert data_files(table) == set()
 
 
-def test_files_roll_past_their_size_and_keep_every_row(table, monkeypatch):
-    monkeypatch.setattr(staging, "MAX_FILE_BYTES", 2_000)
-    monkeypatch.setattr(staging, "ROW_GROUP_ROWS", 100)
-    writer = StagedWriter(table, SCHEMA)
-    for start in range(0, 5_000, 70):
-        writer.write(numbers(range(start, min(start + 70, 5_000))))
+def test_files_roll_past_their_size_and_keep_every_row(table):
+    writer = StagedWriter(table, SCHEMA, file_bytes=2_000)
+    last, step = 4 * ROW_GROUP_ROWS, ROW_GROUP_ROWS // 3
+    for start in range(0, last, step):
+        writer.write(numbers(range(start, min(start + step, last))))
     files = writer.close()
     assert len(files) > 3
     assert data_files(table) == {f.path for f in files}
     read = [pq.read_table(Path(table.uri) / f.path).column("n").to_pylist() for f in files]
-    assert [n for part in read for n in part] == list(range(5_000))
+    assert [n for part in read for n in part] == list(range(last))
     assert [f.rows for f in files] == [len(part) for part in read]
     assert all(json.loads(f.stats)["minValues"]["n"] == part[0] for f, part in zip(files, read, strict=True))
 
 
 @pytest.mark.parametrize("flushed", [False, True])
-def test_an_aborted_writer_leaves_no_file(table, flushed, monkeypatch):
-    monkeypatch.setattr(staging, "MAX_FILE_BYTES", 500)
-    writer = StagedWriter(table, SCHEMA)
+def test_an_aborted_writer_leaves_no_file(table, flushed):
+    writer = StagedWriter(table, SCHEMA, file_bytes=500)
     for start in range(0, 300, 100):
         writer.write(numbers(range(start, start + 100)))
         if flushed:

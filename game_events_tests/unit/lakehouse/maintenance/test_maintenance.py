@@ -15,13 +15,12 @@ from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow, selection
-from game_events.lakehouse.maintenance import compaction
-from game_events.lakehouse.maintenance import unreferenced_files as replaced_files
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL, LOOP_GOAL, join_files, small_files
 from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles, delete_files, orphans
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.maintenance.run import IncrementalMaintenance
+from game_events_tests.support.faults import at_commit, at_failpoints
 from game_events_tests.support.tables import SCHEMA, committed_files, data_files, numbers, plan, rows, staged_numbers
 
 OURS = {BATCH_INFO: "1"}
@@ -103,15 +102,14 @@ def test_batches_are_still_found_by_their_files_statistics(table):
     assert not selection(table.open(), "_batch", 1).exact
 
 
-def test_a_loop_writes_a_row_again_once_for_each_size_class(table, monkeypatch):
-    goal = dataclasses.replace(LOOP_GOAL, files=6)
-    monkeypatch.setattr(compaction, "FACTOR", 4)
+def test_a_loop_writes_a_row_again_once_for_each_size_class(table):
+    goal = dataclasses.replace(LOOP_GOAL, files=6, factor=4)
     written = []
     for n in range(37):
         commit(plan(table, range(100 * n, 100 * n + 100), n or None, n + 1))
         if n == 0:
             (size,) = pa.table(table.open().get_add_actions()).column("size_bytes").to_pylist()
-            monkeypatch.setattr(compaction, "SMALLEST", 2 * size)
+            goal = dataclasses.replace(goal, smallest=2 * size)
         for group in small_files(table, table.open(), goal):
             written.append(join_files(table, table.open(), group).rows)
     assert numbers(table) == list(range(3700))
@@ -149,20 +147,20 @@ def test_who_joins_files_that_a_rival_has_joined_stops_and_leaves_nothing_behind
     assert numbers(table) == list(range(6))
 
 
-def test_a_commit_that_meets_a_compaction_half_way_lands_all_the_same(table, monkeypatch):
+def test_a_commit_that_meets_a_compaction_half_way_lands_all_the_same(table):
     append(table, 3)
     ours = plan(table, [99], 3, 4)
-    write, joined = DeltaTable.create_write_transaction, []
+    joined = []
 
-    def beaten(self, *args, **options):
+    def beaten(write, *given, **options):
         if not joined:
             joined.append(True)
             (group,) = small_files(table, table.open(), FULL_GOAL)
             join_files(table, table.open(), group)
-        return write(self, *args, **options)
+        write(*given, **options)
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", beaten)
-    landed = commit(ours)
+    with at_commit(beaten):
+        landed = commit(ours)
     assert landed.rows == 1
     assert numbers(table) == [0, 1, 2, 3, 4, 5, 99]
 
@@ -263,18 +261,18 @@ def test_files_that_a_rival_has_just_replaced_are_no_orphans_however_old_they_ar
     assert orphans(table, 3600, known) == {}
 
 
-def test_what_could_not_be_deleted_is_tried_again(table, monkeypatch):
+def test_what_could_not_be_deleted_is_tried_again(table):
     replaced(table, 3)
     known = ReplacedFiles(table)
     known.read_log(table.open())
-
-    def away(_table, _names):
-        raise OSError("storage does not answer")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(replaced_files, "delete_files", away)
-        with pytest.raises(OSError, match="does not answer"):
-            known.delete(older_than_s=-1)
+    file = Path(table.uri, min(data_files(table) - committed_files(table)))
+    content = file.read_bytes()
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(OSError, match=file.name):
+        known.delete(older_than_s=-1)
+    file.rmdir()
+    file.write_bytes(content)
     assert known.delete(older_than_s=-1) == 2
 
 
@@ -299,17 +297,18 @@ def test_a_file_that_cannot_be_read_ends_no_loop(lakehouse, table):
     assert done.error
 
 
-def test_an_error_without_a_text_is_reported_by_its_class(lakehouse, table, monkeypatch, caplog):
+def test_an_error_without_a_text_is_reported_by_its_class(lakehouse, table, caplog):
     append(table, LOOP_GOAL.files)
-
-    def out_of_memory(*_):
-        raise MemoryError
-
-    monkeypatch.setattr("game_events.pipeline.maintenance.run.join_files", out_of_memory)
     maintenance = IncrementalMaintenance(lakehouse)
     maintenance._budget_s = 1.0
     maintenance.note([table.name] * LOOP_GOAL.files)
-    assert [entry.error for entry in maintenance.work() if entry.table == table.name] == ["MemoryError"]
+
+    def out_of_memory(point, _):
+        if point == "joined_staged":
+            raise MemoryError
+
+    with at_failpoints(out_of_memory):
+        assert [entry.error for entry in maintenance.work() if entry.table == table.name] == ["MemoryError"]
     assert "maintenance=failed" in caplog.text
 
 

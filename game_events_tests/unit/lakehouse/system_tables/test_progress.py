@@ -10,7 +10,6 @@ from deltalake import DeltaTable
 from game_events.config.naming import PROGRESS
 from game_events.errors import ConflictError
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables import system_table
 from game_events.lakehouse.system_tables.progress import CountedRows, GameRows, Mark, Progress, ProgressTable
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.tables import committed_files, data_files
@@ -100,13 +99,14 @@ def test_a_change_is_applied_to_the_newest_state_again_after_a_rival(lakehouse):
     assert table.read("b") == after
 
 
-def test_rivals_that_win_every_time_are_a_conflict(lakehouse, monkeypatch):
-    def refused(_):
-        raise ConflictError("a rival")
+def test_rivals_that_win_every_time_are_a_conflict(lakehouse):
+    def overtaken(now):
+        ProgressTable(lakehouse).update("b", lambda other: other.done(Layer.GOLD, other.floor(Layer.GOLD) + 1))
+        return now.done(Layer.SILVER, 1)
 
-    monkeypatch.setattr(system_table, "commit", refused)
     with pytest.raises(ConflictError):
-        ProgressTable(lakehouse).update("b", lambda now: now.done(Layer.SILVER, 1))
+        ProgressTable(lakehouse).update("b", overtaken)
+    assert Layer.SILVER not in ProgressTable(lakehouse).read("b").floors
 
 
 def test_a_floor_never_falls_and_a_games_batch_neither():

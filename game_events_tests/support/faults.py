@@ -1,0 +1,67 @@
+"""What tests put between the code and its tables: at a failpoint, when a table is opened, when it is committed to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+from deltalake import DeltaTable
+
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.tables import Table
+
+Open = Callable[[Table], DeltaTable | None]
+Write = Callable[..., None]
+
+
+@contextlib.contextmanager
+def at_failpoints(handler: Callable[[str, object], object]) -> Iterator[None]:
+    """Within the block this is called at each failpoint, with its name and its detail."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failpoints, "handler", handler)
+        yield
+
+
+@contextlib.contextmanager
+def at_opening(instead: Callable[[Open, Table], DeltaTable | None]) -> Iterator[None]:
+    """Within the block this opens a table: it gets the usual way, and the table."""
+    usual = Table.open
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Table, "open", lambda table: instead(usual, table))
+        yield
+
+
+@contextlib.contextmanager
+def opened_tables() -> Iterator[list[str]]:
+    """The keys of the tables that are opened within the block, in their order."""
+    keys: list[str] = []
+
+    def noted(usual: Open, table: Table) -> DeltaTable | None:
+        keys.append(table.key)
+        return usual(table)
+
+    with at_opening(noted):
+        yield keys
+
+
+@contextlib.contextmanager
+def unreadable(key: str, error: Exception) -> Iterator[None]:
+    """Within the block, who opens the table of that key gets the error."""
+
+    def refused(usual: Open, table: Table) -> DeltaTable | None:
+        if table.key == key:
+            raise error
+        return usual(table)
+
+    with at_opening(refused):
+        yield
+
+
+@contextlib.contextmanager
+def at_commit(instead: Callable[..., object]) -> Iterator[None]:
+    """Within the block delta-rs' call that commits to a table is this one: it gets the usual one, and what that is given."""
+    usual: Write = DeltaTable.create_write_transaction
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeltaTable, "create_write_transaction", lambda *given, **options: instead(usual, *given, **options))
+        yield
