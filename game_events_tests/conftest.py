@@ -20,6 +20,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.stack.local_stack import StackState
 from game_events_tests.support.examples import use_profile
 from game_events_tests.support.fixtures.crashes import crash  # noqa: F401 - a fixture for every folder
+from game_events_tests.support.fixtures.kafka import no_waiting  # noqa: F401 - a fixture for every folder
 from game_events_tests.support.fixtures.registry import proxy  # noqa: F401 - a fixture for every folder
 from game_events_tests.support.servers import shared_servers
 from game_events_tests.support.servers.object_store import KEY, SECRET, ObjectStore

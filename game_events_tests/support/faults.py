@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 
 import pytest
 from deltalake import DeltaTable
 
 from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits import commit
 from game_events.lakehouse.tables import Table
 
 Open = Callable[[Table], DeltaTable | None]
@@ -55,6 +57,15 @@ def unreadable(key: str, error: Exception) -> Iterator[None]:
         return usual(table)
 
     with at_opening(refused):
+        yield
+
+
+@contextlib.contextmanager
+def at_creation(instead: Callable[..., object]) -> Iterator[None]:
+    """Within the block delta-rs' call that creates a table, or replaces its layout, is this one: as `at_commit`."""
+    usual: Write = commit.create_table_with_add_actions
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commit, "create_table_with_add_actions", functools.partial(instead, usual))
         yield
 
 

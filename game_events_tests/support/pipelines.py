@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from game_events.config.settings import load_settings
+from game_events.pipeline.bronze import full_refresh, load
+from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.context import Pipeline
 
 
@@ -32,3 +35,9 @@ def reading(pipeline: Pipeline, source: object, **catalog: object) -> Pipeline:
     }
     pipeline.__dict__.update(source=source, catalog=SimpleNamespace(**{**by_hand, **catalog}))
     return pipeline
+
+
+def stage_by_hand(patch: pytest.MonkeyPatch, stage: Callable[..., StageResult]) -> None:
+    """A micro-batch is staged by this instead of a Spark job, in runs and in full refreshes."""
+    for module in (load, full_refresh):
+        patch.setattr(module, "stage_micro_batch", stage)

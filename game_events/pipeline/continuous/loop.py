@@ -39,7 +39,7 @@ _progress = logging.getLogger(PROGRESS_LOGGER)
 STARTING, RUNNING, IDLE, PAUSED, WAITING, STOPPED = "starting", "running", "idle", "paused", "waiting", "stopped"
 #: Cycles in the mean time that is shown as the latest.
 RECENT_CYCLES = 30
-#: Pauses between attempts while a broker, a registry or storage is unavailable: doubled up to the longest.
+#: Pauses between attempts (`Loop.first_pause_s`).
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 #: A failed Spark job may be such an outage, or a permanent fault: so many failures in a row end the loop.
 JOB_ATTEMPTS = 10
@@ -138,6 +138,9 @@ class Loop:
         on_cycle: called in the loop's thread with the report of each cycle that committed something.
         duration_s: time limit; gold is refreshed at the end.
         hand_over_s: time limit after which another run continues (`report.handed_over`).
+        first_pause_s, longest_pause_s: pauses between attempts while a broker, a registry or storage is unavailable: doubled up
+            to the longest.
+        cycle: what is repeated.
     """
 
     pipeline: Pipeline
@@ -146,6 +149,9 @@ class Loop:
     on_cycle: Callable[[RunReport], None] = lambda _report: None
     duration_s: float | None = None
     hand_over_s: float | None = None
+    first_pause_s: float = FIRST_PAUSE_S
+    longest_pause_s: float = LONGEST_PAUSE_S
+    cycle: Callable[..., None] = cycle
     report: LoopReport = field(default_factory=LoopReport)
     maintenance: IncrementalMaintenance = field(init=False)
     #: Latest offsets of the source when bronze had all records before them; None: not known.
@@ -235,7 +241,7 @@ class Loop:
                 if clock - self._tables_at >= LOOK_AT_TABLES_S:
                     find_lost_tables(self.pipeline, report)
                     self._tables_at = clock
-                cycle(self.pipeline, report, until=now, gold=gold, go_on=lambda: not self.stop.is_set())
+                self.cycle(self.pipeline, report, until=now, gold=gold, go_on=lambda: not self.stop.is_set())
             self._read = None if any(report.lag.values()) else now.latest
             # An aggregate with an interval may be due long after the last record.
             self._gold_owed = bool(report.postponed) if gold else owed or bool(report.of("silver"))
@@ -258,7 +264,7 @@ class Loop:
         """Run a step; retry it with growing pauses during an outage."""
         Retrying(
             retry=self._again,
-            wait=wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
+            wait=wait_exponential(multiplier=self.first_pause_s, max=self.longest_pause_s),
             sleep=sleep_using_event(self.stop),
             stop=stop_when_event_set(self.stop),
             before_sleep=self._note_failure,

@@ -86,6 +86,7 @@ class FanOut(WorkerJob[FanOutResult]):
         aggregate: for gold: which of a game's tables.
         choice: the columns that not every game's table has; None: all tables have all of `schema`.
         old: rows that are kept unless they have the key of a new row; all new rows of a game are in one task.
+        sort_rows, held_bytes: bounds of the memory of a task: rows that are sorted together, bytes that wait for their file.
     """
 
     result: ClassVar[type] = FanOutResult
@@ -98,6 +99,8 @@ class FanOut(WorkerJob[FanOutResult]):
     aggregate: str = PLAYER_AGG
     choice: ColumnChoice | None = None
     old: OldRows | None = None
+    sort_rows: int = SORT_ROWS
+    held_bytes: int = BUFFER_BYTES
 
     def table(self, game: str) -> Table:
         """Where a game's rows go."""
@@ -168,7 +171,7 @@ class _Stage:
                 self._buffer.append(batch)
                 self._rows += batch.num_rows
                 self._bytes += buffer_bytes(batch)
-                if self._rows >= SORT_ROWS or self._bytes >= SORT_BYTES:
+                if self._rows >= self._task.sort_rows or self._bytes >= SORT_BYTES:
                     self._write_buffer()
             self._write_buffer()
             for game, keys in self._keys.items():
@@ -230,7 +233,7 @@ class _Stage:
             self._try(game, partial(self._write_part, game, written.slice(*part), share, more.slice(*part)))
         # Each game's part keeps the whole sorted table in memory: count the table.
         self._held += size
-        if self._held > BUFFER_BYTES:
+        if self._held > self._task.held_bytes:
             self._held = 0
             for game, writer in self._writers.items():
                 self._try(game, writer.flush)

@@ -35,6 +35,15 @@ class Backlog:
     games: dict[str, list[str]] = field(default_factory=dict)
     rows: int = 0
 
+    def is_small(self, bronze_rows: int, *, recomputed: bool) -> bool | None:
+        """As `is_small_run`; `recomputed`: aggregates read old rows, too."""
+        rows = sum(self.records.values()) + self.rows
+        if not rows:
+            return False if self.games[Layer.GOLD] else None
+        # Of games that are behind in gold and have no new rows it is not known how many they have.
+        older_games = set(self.games[Layer.GOLD]) - set(self.games[Layer.SILVER])
+        return rows <= SMALL_ROWS and bronze_rows <= SMALL_BRONZE and not recomputed and not older_games
+
     def __str__(self) -> str:
         parts = ", ".join(f"{p} {n:,}" for p, n in sorted(self.records.items()))
         read = f"{sum(self.records.values()):,} records to read" + (f" ({parts})" if parts else "")
@@ -77,12 +86,7 @@ def is_small_run(pipeline: Pipeline) -> bool | None:
         recomputed = measures(pipeline.settings.gold_columns) is None or bool(pipeline.extensions.aggregates)
     except (GameEventsError, DeltaError, OSError):
         return None
-    rows = sum(found.records.values()) + found.rows
-    if not rows:
-        return False if found.games[Layer.GOLD] else None
-    # Of games that are behind in gold and have no new rows it is not known how many they have.
-    older_games = set(found.games[Layer.GOLD]) - set(found.games[Layer.SILVER])
-    return rows <= SMALL_ROWS and bronze_rows <= SMALL_BRONZE and not recomputed and not older_games
+    return found.is_small(bronze_rows, recomputed=recomputed)
 
 
 def games_waiting(pipeline: Pipeline) -> Counter[str]:

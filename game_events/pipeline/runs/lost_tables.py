@@ -27,12 +27,15 @@ from game_events.pipeline.reporting.report import RunReport
 log = logging.getLogger(__name__)
 #: Tables that a notice names.
 SHOWN = 5
-#: With more logs read than this, the next search reads only those that have changed since.
+#: Logs that are read in each search (`find_lost_tables`).
 FEW = 100
 
 
-def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
-    """Note in `progress` the games with deleted or restored silver or gold tables, and warn of them."""
+def find_lost_tables(pipeline: Pipeline, report: RunReport, *, few: int = FEW) -> None:
+    """Note in `progress` the games with deleted or restored silver or gold tables, and warn of them.
+
+    `few`: with more logs read than this, the next search reads only those that have changed since.
+    """
     bronze = pipeline.bronze.open()
     if bronze is None:
         return
@@ -52,7 +55,7 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
         lost[aggregate.layer] = search.lost({game: pipeline.lakehouse.gold(game, aggregate.name) for game in mine})
     if any(lost.values()):
         _say(report, lost)
-    elif search.read <= FEW or search.unreadable or pipeline.read_only or not began:
+    elif search.read <= few or search.unreadable or pipeline.read_only or not began:
         return
     why = note(pipeline, "its table was deleted or restored")
 

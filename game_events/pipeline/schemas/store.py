@@ -56,10 +56,11 @@ class _Subject:
 
 
 class SchemaStore:
-    """Schema ids known in this process; entries are never removed, ids that are unknown expire after `UNKNOWN_S`."""
+    """Schema ids known in this process; entries are never removed, ids that are unknown expire after `unknown_s`."""
 
-    def __init__(self, registry: SchemaRegistry | FileSchemas, lakehouse: Lakehouse) -> None:
+    def __init__(self, registry: SchemaRegistry | FileSchemas, lakehouse: Lakehouse, unknown_s: float = UNKNOWN_S) -> None:
         """Read the archive; the registry is asked later, id by id."""
+        self._unknown_s = unknown_s
         self._registry, self._archive = registry, SchemaArchive(lakehouse)
         self._known = {i: _Known(schema, archived=True) for i, schema in self._archive.read().items()}
         self._unknown_since: dict[SchemaId, float] = {}
@@ -97,7 +98,7 @@ class SchemaStore:
     def unknown_ids(self) -> set[SchemaId]:
         """Ids that the registry does not know, and is not asked about now."""
         now = time.monotonic()
-        self._unknown_since = {i: since for i, since in self._unknown_since.items() if now < since + UNKNOWN_S}
+        self._unknown_since = {i: since for i, since in self._unknown_since.items() if now < since + self._unknown_s}
         return set(self._unknown_since)
 
     def compiled(self, schema_id: SchemaId) -> CompiledSchema | DataError | None:
@@ -120,7 +121,7 @@ class SchemaStore:
         known, since = self._known.get(schema_id), self._unknown_since.get(schema_id)
         if known is not None and known.verified:
             return known
-        if since is not None and time.monotonic() < since + UNKNOWN_S:
+        if since is not None and time.monotonic() < since + self._unknown_s:
             return None
         try:
             found = self._registry.fetch(schema_id)

@@ -15,13 +15,12 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, bronze_schema
-from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.offsets import offsets_continuous
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.core.source import SourceSnapshot, Split
-from game_events_tests.support.pipelines import reading, without_spark
+from game_events_tests.support.pipelines import reading, stage_by_hand, without_spark
 
 IDS = [f"{letter * 21}A" for letter in "ABCDEFGH"]
 POINTS = ("bronze_staged", "quarantine_committed", "bronze_committed")
@@ -57,7 +56,7 @@ class World:
     def __init__(self, root, monkeypatch, seed):
         self.root, self.broker, self.random = root, Broker(), random.Random(seed)  # noqa: S311 - not a secret
         self.meanwhile, self.dies_at = [], None
-        monkeypatch.setattr(bronze_module, "stage_micro_batch", self.stage)
+        stage_by_hand(monkeypatch, self.stage)
         monkeypatch.setattr(failpoints, "handler", self.reach)
         self.broker.make("t.a", 2)
 

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from game_events_tests.support.fixtures.cli import cli, environment, no_waiting  # noqa: F401 - fixtures
+from game_events_tests.support.fixtures.cli import cli, environment  # noqa: F401 - fixtures

@@ -12,7 +12,6 @@ import pytest
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.storage.errors import storage_error
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.continuous import loop as loop_module
 from game_events.pipeline.continuous.loop import Loop
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.support.reconciliation import count
@@ -81,12 +80,11 @@ def test_a_full_disk_at_any_layer_fails_the_run_with_its_name_and_the_next_run_g
 
 
 @pytest.mark.scenario
-def test_a_continuous_run_waits_out_a_full_disk(make_settings, make_pipeline, disk, monkeypatch):
-    monkeypatch.setattr(loop_module, "LONGEST_PAUSE_S", 1.0)
+def test_a_continuous_run_waits_out_a_full_disk(make_settings, make_pipeline, disk):
     settings = make_settings(poll_interval_s=0.1, gold_interval_s=0)
     make_topic(settings)
     put(settings, WAVE)
-    loop = Loop(make_pipeline(settings))
+    loop = Loop(make_pipeline(settings), longest_pause_s=1.0)
     thread = threading.Thread(target=loop.run)
     thread.start()
     try:

@@ -133,10 +133,8 @@ def test_a_game_that_fails_is_in_the_report_and_comes_back_while_the_others_go_o
 
 
 @pytest.mark.scenario
-def test_a_broker_that_goes_away_and_comes_back_costs_waiting_and_no_record(
-    make_settings, make_pipeline, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("game_events.sources.kafka.admin.TIMEOUT_S", 1.0)
+@pytest.mark.usefixtures("no_waiting")
+def test_a_broker_that_goes_away_and_comes_back_costs_waiting_and_no_record(make_settings, make_pipeline, tmp_path):
     folder = tmp_path / "own-stack"
     state = local_stack.up(folder)
     try:

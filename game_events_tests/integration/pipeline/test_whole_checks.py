@@ -17,11 +17,10 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, UNIFIED, Lakehouse
-from game_events.pipeline.checks import registry as whole_checks
 from game_events.pipeline.checks import source as source_checks
 from game_events.pipeline.checks.gold_recompute import gold_equals_recompute
 from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
-from game_events.pipeline.checks.registry import check_after_run
+from game_events.pipeline.checks.registry import CHECKS, check_after_run
 from game_events.pipeline.checks.source import fresh
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.redecode import redecode
@@ -209,7 +208,7 @@ def test_bronze_is_fresh_until_it_is_too_old_and_then_it_is_said_whose_doing_tha
     assert "the topic cannot be read" in fresh(away).summary
 
 
-def test_a_check_that_cannot_be_made_fails_no_run_and_is_told(settings, make_settings, make_pipeline, monkeypatch):
+def test_a_check_that_cannot_be_made_fails_no_run_and_is_told(settings, make_settings, make_pipeline):
     send(make_settings(), poison=0.0)
     pipeline = make_pipeline(settings)
     report = refresh(pipeline)
@@ -217,9 +216,7 @@ def test_a_check_that_cannot_be_made_fails_no_run_and_is_told(settings, make_set
     def broken(*_):
         raise OSError("no such bucket")
 
-    checks = [replace(c, in_run=broken) if c.name == "fresh" else c for c in whole_checks.CHECKS]
-    monkeypatch.setattr(whole_checks, "CHECKS", checks)
-    check_after_run(pipeline, report)
+    check_after_run(pipeline, report, [replace(c, in_run=broken) if c.name == "fresh" else c for c in CHECKS])
     found = {c.name: (c.passed, c.summary) for c in report.checks}
     assert found["fresh"] == (False, "could not be made: no such bucket")
     others = {"offsets_continuous", "offsets_lost", "schema_drift", "rows_conserved"}

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from game_events.lakehouse.event_columns import BRONZE_ONLY, OWN_COLUMNS
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
-from game_events.pipeline.fanout import job as fan_out
 from game_events.pipeline.fanout.job import FanOut
 from game_events.pipeline.quality.expressions import APART, BITS, DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT
 from game_events.pipeline.quality.worker import RuleSplit
@@ -155,9 +154,7 @@ def test_workers_count_every_violation_and_write_every_row_to_its_one_place(rows
     table = pa.table(columns)
     size = max(1, -(-len(rows) // cuts))
     batches = [b for n in range(0, len(rows), size) for b in table.slice(n, size).combine_chunks().to_batches()]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fan_out, "SORT_ROWS", sort_rows)
-        result = run(FanOut(lakehouse, "silver", "game", schema, split=split), batches)
+    result = run(FanOut(lakehouse, "silver", "game", schema, split=split, sort_rows=sort_rows), batches)
     counts = result.counts
     kept, out = (
         {

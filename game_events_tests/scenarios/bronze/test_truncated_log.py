@@ -11,7 +11,6 @@ from game_events.config.settings import load_settings
 from game_events.errors import DataError
 from game_events.jvm import jars
 from game_events.jvm.java import find_java
-from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline, no_spark
@@ -19,6 +18,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.stack import kafka_broker
 from game_events.stack.ports import HOST, Ports, free_ports
 from game_events.stack.server_process import stop
+from game_events_tests.support.pipelines import stage_by_hand
 from game_events_tests.support.waiting import until
 from game_events_tests.support.worlds.topics import make_topic, put
 
@@ -41,7 +41,7 @@ class OwnBroker:
 
 
 def test_a_partition_that_was_restored_from_a_copy_and_has_grown_past_bronze_stops_the_run(tmp_path, stack, monkeypatch):
-    monkeypatch.setattr(bronze_module, "stage_micro_batch", lambda *_: StageResult([], [], set(), set(), Counter()))
+    stage_by_hand(monkeypatch, lambda *_: StageResult([], [], set(), set(), Counter()))
     broker = OwnBroker(tmp_path / "broker")
     settings = load_settings(
         kafka_bootstrap_servers=f"{HOST}:{broker.ports.kafka}",

@@ -19,12 +19,11 @@ from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedFile, staged
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.bronze import full_refresh as bronze_reset
 from game_events.pipeline.bronze import load as bronze
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.sources.core.source import MicroBatch, Offsets, SourceSnapshot, Split
-from game_events_tests.support.pipelines import reading
+from game_events_tests.support.pipelines import reading, stage_by_hand
 
 LANE = Split("t", "A" * 21 + "A", 0)
 #: Of a record without decoded columns.
@@ -97,8 +96,7 @@ def pipeline_of(settings: Settings, reader: Reader) -> Pipeline:
 
 def without_services(patch: pytest.MonkeyPatch) -> None:
     """Slices are decoded by `stage_micro_batch` of this module, columns have no comments."""
-    for module in (bronze, bronze_reset):
-        patch.setattr(module, "stage_micro_batch", stage_micro_batch)
+    stage_by_hand(patch, stage_micro_batch)
     patch.setattr(bronze, "documented", lambda _pipeline, schema, *_: schema)
     patch.setattr(bronze, "about_bronze", lambda *_: None)
 

@@ -2,18 +2,14 @@
 
 from dataclasses import replace
 
-from game_events.pipeline import context
 from game_events.pipeline.context import SNAPSHOT_S, BatchRange
+from game_events.sources.kafka.admin import TIMEOUT_S
 from game_events_tests.support.pipelines import without_spark
 
 
-def test_a_look_that_changes_nothing_waits_less_for_the_source_than_a_run(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(context, "make_source", lambda _settings, timeout_s: asked.append(timeout_s))
+def test_a_look_that_changes_nothing_waits_less_for_the_source_than_a_run(tmp_path):
     run = without_spark(tmp_path)
-    for pipeline in (run, replace(run, read_only=True)):
-        _ = pipeline.source
-    assert asked == [None, SNAPSHOT_S]
+    assert [pipeline.source._timeout_s for pipeline in (run, replace(run, read_only=True))] == [TIMEOUT_S, SNAPSHOT_S]
 
 
 def test_batches_that_follow_one_another_are_one_range():

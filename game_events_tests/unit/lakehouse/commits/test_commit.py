@@ -9,11 +9,10 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from game_events.errors import ConflictError, TransientError
-from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.restores import restored_between, version_before_restores
 from game_events.lakehouse.tables import Lakehouse
-from game_events_tests.support.faults import at_commit, at_opening
+from game_events_tests.support.faults import at_commit, at_creation, at_opening
 from game_events_tests.support.tables import (
     SCHEMA,
     assert_nothing_left_over,
@@ -248,10 +247,9 @@ def test_a_commit_whose_answer_is_lost_counts_as_landed(table, error):
 
 
 @pytest.mark.parametrize("error", LOST, ids=lambda e: type(e).__name__)
-def test_a_new_table_whose_answer_is_lost_counts_as_made(table, error, monkeypatch):
-    lost = partial(fails_after(error), commits.create_table_with_add_actions)
-    monkeypatch.setattr(commits, "create_table_with_add_actions", lost)
-    landed = commit(plan(table, [1, 2], None, 2))
+def test_a_new_table_whose_answer_is_lost_counts_as_made(table, error):
+    with at_creation(fails_after(error)):
+        landed = commit(plan(table, [1, 2], None, 2))
     assert (landed.version, landed.rows) == (0, 2)
     assert numbers(table) == [1, 2]
 

@@ -129,8 +129,8 @@ def test_a_slice_went_meanwhile_if_its_first_records_expired_and_not_if_its_topi
     assert went_meanwhile(reading(without_spark(tmp_path), source), part) is went
 
 
-def test_a_broker_that_is_down_at_the_start_is_named_and_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("game_events.sources.kafka.admin.TIMEOUT_S", 0.5)
+@pytest.mark.usefixtures("no_waiting")
+def test_a_broker_that_is_down_at_the_start_is_named_and_nothing_is_written(tmp_path):
     settings = load_settings(lakehouse=str(tmp_path / "lakehouse"), kafka_bootstrap_servers="127.0.0.1:1")
     with pytest.raises(TransientError, match=r"Kafka at 127\.0\.0\.1:1: .*is it up"):
         refresh(Pipeline(settings, lambda: pytest.fail("no Spark is needed")))

@@ -10,7 +10,6 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.errors import DataError
-from game_events.lakehouse.commits import restore_check
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.restores import MAINTENANCE_INFO, RESTORE_CHECKED, restored_lately
 from game_events.lakehouse.commits.transactions import Txn
@@ -28,6 +27,7 @@ from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.pipeline.state.commit_info import ERASED_ROWS, batch_info
 from game_events.pipeline.state.offsets import identity, offsets_of
 from game_events.sources.core.source import Split
+from game_events_tests.support.faults import at_commit
 from game_events_tests.support.offsets import by_partition, seen
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
@@ -110,20 +110,19 @@ def test_a_restore_to_before_a_redecode_is_refused_too(pipeline):
         checked(pipeline)
 
 
-def test_a_restore_is_checked_again_if_the_table_is_restored_once_more_in_the_meantime(pipeline, monkeypatch):
+def test_a_restore_is_checked_again_if_the_table_is_restored_once_more_in_the_meantime(pipeline):
     first = slice_(pipeline, 1, {}, {0: 9})
     whole = slice_(pipeline, 2, {0: 9}, {0: 12})
     pipeline.bronze.open().restore(first)
     pipeline.bronze.open().restore(whole)
-    acknowledge = restore_check.commit
+    beaten = []
 
-    def beaten(plan):
-        monkeypatch.setattr(restore_check, "commit", acknowledge)
-        pipeline.bronze.open().restore(first)
-        acknowledge(plan)
+    def late(write, *given, **options):
+        if not beaten:
+            beaten.append(pipeline.bronze.open().restore(first))
+        write(*given, **options)
 
-    monkeypatch.setattr(restore_check, "commit", beaten)
-    with pytest.raises(DataError, match=refusal(pipeline.bronze, whole)):
+    with at_commit(late), pytest.raises(DataError, match=refusal(pipeline.bronze, whole)):
         checked(pipeline)
 
 

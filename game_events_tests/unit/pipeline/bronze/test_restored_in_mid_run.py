@@ -16,7 +16,6 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
-from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.fanout.job import FanOutResult
@@ -26,7 +25,7 @@ from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.stage import SilverInput, Start
 from game_events.pipeline.state.offsets import offsets_of
 from game_events_tests.support.offsets import by_partition, seen
-from game_events_tests.support.pipelines import reading, without_spark
+from game_events_tests.support.pipelines import reading, stage_by_hand, without_spark
 from game_events_tests.support.tables import assert_nothing_left_over, put
 from game_events_tests.support.worlds.waves import at_point
 
@@ -63,7 +62,7 @@ class World:
 
     def __init__(self, root, monkeypatch):
         self.root, self.meanwhile, self.topic = root, [], Topic()
-        monkeypatch.setattr(bronze_module, "stage_micro_batch", self.stage)
+        stage_by_hand(monkeypatch, self.stage)
 
     def pipeline(self, **more):
         return reading(without_spark(self.root, kafka_topic=TOPIC, max_records_per_batch=5, **more), self.topic)

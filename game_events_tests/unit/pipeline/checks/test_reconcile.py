@@ -12,10 +12,12 @@ import pytest
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.progress import CountedRows, GameRows, ProgressTable
+from game_events.lakehouse.system_tables.progress import CountedRows, GameRows
+from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.checks import reconcile as checks
 from game_events.pipeline.checks.reconcile import Reconciliation, reconcile
 from game_events.pipeline.checks.row_counts import RowCounts
+from game_events_tests.support.faults import at_opening
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 
@@ -59,16 +61,18 @@ def world(tmp_path, monkeypatch):
     return World(tmp_path)
 
 
-def while_progress_is_read(monkeypatch, happens):
-    usual, armed = ProgressTable.read, [happens]
+def once_bronze_is_open(happens):
+    """It happens between the check's first look at bronze and its look at progress."""
+    opened = []
 
-    def read(self, key):
-        for work in armed[:]:
-            armed.clear()
-            work()
-        return usual(self, key)
+    def followed(usual, table):
+        handle = usual(table)
+        if table.key == BRONZE and not opened:
+            opened.append(table.key)
+            happens()
+        return handle
 
-    monkeypatch.setattr(ProgressTable, "read", read)
+    return at_opening(followed)
 
 
 def another_game(world):
@@ -82,10 +86,10 @@ def same_game(world):
 
 
 @pytest.mark.parametrize("written", [another_game, same_game])
-def test_a_batch_that_is_written_while_the_check_reads_progress_is_counted_once(world, all_rows, monkeypatch, written):
-    while_progress_is_read(monkeypatch, lambda: written(world))
-    for _ in range(2):
-        assert reconcile(world.pipeline, ()).passed
+def test_a_batch_that_is_written_while_the_check_reads_progress_is_counted_once(world, all_rows, written):
+    with once_bronze_is_open(lambda: written(world)):
+        for _ in range(2):
+            assert reconcile(world.pipeline, ()).passed
     assert all_rows == []
     assert world.pipeline.progress.read(world.identity.key).counted.batch == 2
 
@@ -103,7 +107,7 @@ def test_a_bronze_that_is_replaced_during_the_check_is_counted_by_its_own_progre
         shutil.rmtree(world.pipeline.bronze.uri)
         world.bronze(1)
 
-    while_progress_is_read(monkeypatch, replaced)
     monkeypatch.setattr(checks, "count_all", lambda *_: RowCounts(Counter({None: 1}), Counter(), Counter(), Counter()))
-    found = reconcile(world.pipeline, ())
+    with once_bronze_is_open(replaced):
+        found = reconcile(world.pipeline, ())
     assert (found.passed, found.bronze, found.silver, found.unrouted) == (True, 1, 0, 1)

@@ -7,7 +7,6 @@ from pyspark.errors import PySparkException
 
 from game_events.config.settings import Settings
 from game_events.errors import TransientError
-from game_events.pipeline.checks import registry as whole_checks
 from game_events.pipeline.checks.registry import CONSERVED, TableCheck, check_after_run
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.tables import TableReport
@@ -23,7 +22,7 @@ class JobAbortedError(Py4JJavaError):
         return f"An error occurred while calling o1.collectToPython.\n: {self.args[0]}"
 
 
-def test_a_check_whose_spark_job_fails_is_noted_as_not_passed_and_fails_no_run(monkeypatch):
+def test_a_check_whose_spark_job_fails_is_noted_as_not_passed_and_fails_no_run():
     for error, why in (
         (PySparkException("gamer-0042"), "PySparkException: see the run's log"),
         (JobAbortedError("gamer-0042"), "JobAbortedError: see the run's log"),
@@ -33,9 +32,9 @@ def test_a_check_whose_spark_job_fails_is_noted_as_not_passed_and_fails_no_run(m
         def broken(*_, error=error):
             raise error
 
-        monkeypatch.setattr(whole_checks, "CHECKS", (TableCheck(CONSERVED, "silver", broken, broken),))
         report = RunReport(tables=[TableReport("silver", "silver_chess_events", "/x", "chess")])
-        check_after_run(SimpleNamespace(settings=Settings.model_construct()), report)
+        checks = [TableCheck(CONSERVED, "silver", broken, broken)]
+        check_after_run(SimpleNamespace(settings=Settings.model_construct()), report, checks)
         (found,) = report.checks
         assert (found.passed, found.wrong_rows) == (False, False)
         assert found.summary == f"could not be made: {why}"

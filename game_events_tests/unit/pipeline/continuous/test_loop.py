@@ -10,13 +10,13 @@ from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from game_events.config.settings import Settings
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError
-from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.continuous import loop as loop_module
-from game_events.pipeline.continuous.loop import JOB_ATTEMPTS, Loop
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.continuous.loop import JOB_ATTEMPTS, TAG, Loop
 from game_events.pipeline.reporting.result import BronzeResult
 from game_events.spark.crashed_workers import WorkerCrashError
+from game_events_tests.support.pipelines import reading
 
 
 class QuietSession:
@@ -44,22 +44,13 @@ class FailingTopic:
 
 
 @pytest.fixture
-def make_loop(monkeypatch):
-    monkeypatch.setattr(loop_module, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(loop_module, "LONGEST_PAUSE_S", 0.002)
-    monkeypatch.setattr(loop_module, "cycle", lambda *_args, **_options: None)
-    monkeypatch.setattr(loop_module, "find_lost_tables", lambda *_args: None)
-
-    def make(error, times):
-        stop = threading.Event()
-        settings = Settings.model_construct(poll_interval_s=0.001, gold_interval_s=0, lakehouse="here")
-        pipeline = SimpleNamespace(
-            spark=QuietSession(),
-            source=FailingTopic(error, times, stop),
-            settings=settings,
-            lakehouse=Lakehouse("here"),
-        )
-        return Loop(pipeline, stop=stop)
+def make_loop(tmp_path):
+    def make(error, times, sessions=None, gold_interval_s=0, **options):
+        stop, session = threading.Event(), QuietSession()
+        settings = load_settings(lakehouse=str(tmp_path), poll_interval_s=0.05, gold_interval_s=gold_interval_s)
+        pipeline = reading(Pipeline(settings, sessions or (lambda: session)), FailingTopic(error, times, stop))
+        quick = {"first_pause_s": 0.001, "longest_pause_s": 0.002, "cycle": lambda *_args, **_options: None}
+        return Loop(pipeline, stop=stop, **(quick | options))
 
     return make
 
@@ -78,23 +69,20 @@ class RemoteSession(QuietSession):
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_session_that_its_server_has_forgotten_is_given_back_and_the_next_attempt_has_another(make_loop, times):
-    loop = make_loop(PySparkException("[INVALID_HANDLE.SESSION_CHANGED] The server was restarted."), times)
     made = []
 
-    class Renewing(SimpleNamespace):
-        @property
-        def spark(self):
-            if not made or made[-1].is_stopped:
-                made.append(RemoteSession())
-            return made[-1]
+    def renewed():
+        if not made or made[-1].is_stopped:
+            made.append(RemoteSession())
+        return made[-1]
 
-    loop.pipeline = Renewing(**{k: v for k, v in vars(loop.pipeline).items() if k != "spark"})
+    loop = make_loop(PySparkException("[INVALID_HANDLE.SESSION_CHANGED] The server was restarted."), times, renewed)
     assert loop.run().retries == times
     assert [session.is_stopped for session in made] == [*[True] * times, False]
-    assert made[-1].tag == loop_module.TAG, "its jobs can be ended"
+    assert made[-1].tag == TAG, "its jobs can be ended"
 
 
-def test_gold_is_owed_after_a_cycle_that_failed_behind_silvers_commits(make_loop, monkeypatch):
+def test_gold_is_owed_after_a_cycle_that_failed_behind_silvers_commits(make_loop):
     golds = []
 
     def cycle(_pipeline, _report, *, gold, **_options):
@@ -102,9 +90,7 @@ def test_gold_is_owed_after_a_cycle_that_failed_behind_silvers_commits(make_loop
         if len(golds) == 2:
             raise TransientError("storage away")
 
-    monkeypatch.setattr(loop_module, "cycle", cycle)
-    loop = make_loop(TransientError("unused"), 0)
-    loop.pipeline.settings = loop.pipeline.settings.model_copy(update={"gold_interval_s": 3600})
+    loop = make_loop(TransientError("unused"), 0, cycle=cycle, gold_interval_s=3600)
     ends = iter(range(9))
     loop.pipeline.source.snapshot = lambda: SimpleNamespace(latest={0: next(ends)})
     loop._turn()
@@ -142,10 +128,9 @@ def test_what_only_a_person_or_a_new_process_can_cure_ends_the_loop_at_once(make
     assert loop.report.state == "stopped"
 
 
-def test_while_it_waits_the_state_says_for_what_and_the_switch_ends_the_wait(make_loop, monkeypatch):
-    monkeypatch.setattr(loop_module, "FIRST_PAUSE_S", 3600)
-    monkeypatch.setattr(loop_module, "LONGEST_PAUSE_S", 3600)
-    loop = make_loop(TransientError("Kafka at here:1: no answer\nand pages of stack"), 1)
+def test_while_it_waits_the_state_says_for_what_and_the_switch_ends_the_wait(make_loop):
+    error = TransientError("Kafka at here:1: no answer\nand pages of stack")
+    loop = make_loop(error, 1, first_pause_s=3600, longest_pause_s=3600)
     thread = threading.Thread(target=loop.run)
     thread.start()
     while loop.report.state != "waiting":
@@ -167,14 +152,14 @@ def test_an_abandoned_spark_job_is_the_loops_end_and_no_failure(make_loop):
     assert loop.pipeline.spark.interrupted == loop.pipeline.spark.tag
 
 
-def test_a_full_slice_is_followed_by_the_next_cycle_without_new_records(make_loop, monkeypatch):
-    loop, seen = make_loop(None, 0), []
+def test_a_full_slice_is_followed_by_the_next_cycle_without_new_records(make_loop):
+    seen = []
 
     def one_slice(_pipeline, report, **_options):
         seen.append(1)
         report.add(BronzeResult(lag={0: max(0, 3 - len(seen))}))
 
-    monkeypatch.setattr(loop_module, "cycle", one_slice)
+    loop = make_loop(None, 0, cycle=one_slice)
     loop.pipeline.source.snapshot = lambda: SimpleNamespace(latest={0: 30})
     loop.wait_for = lambda: loop.stop.set() if loop.report.looks else None
     loop.run()

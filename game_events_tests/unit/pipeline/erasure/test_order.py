@@ -21,7 +21,6 @@ from game_events.lakehouse.tables import SUPPRESSED
 from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.offset_plan import OffsetPlan
-from game_events.pipeline.erasure import commits as erasure_passes
 from game_events.pipeline.erasure import run as erasure
 from game_events.pipeline.erasure.resume import resume
 from game_events.pipeline.reporting.report import RunReport
@@ -29,8 +28,9 @@ from game_events.pipeline.runs.preflight import environment_checks
 from game_events.pipeline.suppression.driver import hashes_of, suppression
 from game_events.sources.core.source import MicroBatch
 from game_events_tests.support.offsets import seen, splits
-from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.pipelines import stage_by_hand, without_spark
 from game_events_tests.support.tables import put
+from game_events_tests.support.worlds.waves import at_point
 
 KEY = "a key of the tests, long enough"
 TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
@@ -58,7 +58,7 @@ def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine
         files = staged_file(pipeline.bronze, OWN_COLUMNS), staged_file(pipeline.quarantine, QUARANTINE_COLUMNS)
         return StageResult(*files, set(), set(), Counter())
 
-    monkeypatch.setattr(bronze_module, "stage_micro_batch", stage)
+    stage_by_hand(monkeypatch, stage)
     now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(splits(TOPIC, ID, {0: 0}), splits(TOPIC, ID, {0: 2}))
     plan = OffsetPlan(now, {}, now.latest, part)
     with pytest.raises(ConflictError, match="a concurrent run moved erasures from None to 1"):
@@ -81,7 +81,7 @@ def test_a_slice_without_undecodable_records_that_was_staged_before_bronze_chang
         advance(pipeline.bronze, **meanwhile)
         return StageResult(staged_file(pipeline.bronze, OWN_COLUMNS), [], set(), set(), Counter())
 
-    monkeypatch.setattr(bronze_module, "stage_micro_batch", stage)
+    stage_by_hand(monkeypatch, stage)
     now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(splits(TOPIC, ID, {0: 0}), splits(TOPIC, ID, {0: 2}))
     with pytest.raises(ConflictError, match=f"a concurrent run {says}"):
         bronze_module._commit_micro_batch(pipeline, (handle, None), OffsetPlan(now, {}, now.latest, part), part, RunReport())
@@ -164,17 +164,14 @@ def test_rows_that_a_run_rejects_while_they_are_erased_are_taken_off_the_count_o
     app = BronzeIdentity.of(add(pipeline.bronze, schema, rows, batch=1)).app
     silver = pipeline.lakehouse.silver("chess")
     advance(silver, **{app: 0})
-    before = erasure_passes._commit_bronze
 
-    def beside_a_run(*arguments):
+    def a_run_beside():
         """It has one row in silver, one was rejected, one dropped."""
         rejected = {**places[1], "layer": "silver", "game": "chess"}
         add(pipeline.quarantine, QUARANTINE_COLUMNS, [rejected])
         add(silver, schema, rows[:1], **{app: 1, Txn.ROWS_DROPPED: 1, Txn.ROWS_QUARANTINED: 1})
-        monkeypatch.setattr(erasure_passes, "_commit_bronze", before)
-        return before(*arguments)
 
-    monkeypatch.setattr(erasure_passes, "_commit_bronze", beside_a_run)
+    at_point(monkeypatch, "forget_quarantine_committed", a_run_beside)
     monkeypatch.setattr(erasure, "_refresh_gold", lambda _: None)
     erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
     handle = silver.open()

@@ -34,6 +34,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.steps import Erasure
 from game_events.pipeline.suppression.driver import erasure_key
 from game_events.pipeline.suppression.worker import Suppression, Suppressor
+from game_events_tests.support.faults import at_failpoints
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 from game_events_tests.support.worker_jobs import run
@@ -287,15 +288,15 @@ def test_old_files_that_are_half_written_or_deleted_meanwhile_do_not_end_the_sea
         EraseTask({table.name: table}, wanted, rewrite=False).scan(table.name, "part-missing.parquet")
 
 
-def test_bronzes_old_files_go_last_as_they_lead_to_the_others(pipeline, monkeypatch):
+def test_bronzes_old_files_go_last_as_they_lead_to_the_others(pipeline):
     tables = [pipeline.lakehouse.table(name) for name in ("bronze_events", "silver_chess_events")]
     for table in tables:
         make(table, ["ann", WHOM])
         erase(table, WHOM)
     deleted = []
-    monkeypatch.setattr(erasure_files, "delete_files", lambda table, names: deleted.append(table.name) or len(names))
-    remove_old_files(pipeline, Erasure(), DataSubjects("gamer_id", "game_name", frozenset({WHOM})))
-    assert deleted == ["silver_chess_events", "bronze_events"]
+    with at_failpoints(lambda point, table: deleted.append((point, table))):
+        remove_old_files(pipeline, Erasure(), DataSubjects("gamer_id", "game_name", frozenset({WHOM})))
+    assert deleted == [("file_deleted", "silver_chess_events"), ("file_deleted", "bronze_events")]
 
 
 def test_only_rows_that_a_commit_took_out_are_gone_and_not_those_that_a_killed_run_left_behind(pipeline):

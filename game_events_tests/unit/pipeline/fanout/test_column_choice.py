@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from game_events.decoding.core.column_map import ColumnMap, field_key
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.fanout import job as fan_out
 from game_events.pipeline.fanout.column_choice import ColumnChoice
 from game_events.pipeline.fanout.job import FanOut
 from game_events_tests.support.worker_jobs import run
@@ -69,12 +68,8 @@ event = st.builds(
 def test_no_value_is_lost_and_no_file_has_a_column_that_is_not_reported(tmp_path_factory, batches):
     lakehouse = Lakehouse(str(tmp_path_factory.mktemp("lakehouse")))
     every = choice("Played", "Paid", "Refund")
-    task = FanOut(lakehouse, "silver", "game", SCHEMA, choice=every)
-    before, fan_out.SORT_ROWS = fan_out.SORT_ROWS, 1  # each batch is sorted and written by itself
-    try:
-        result = run(task, [pa.RecordBatch.from_pylist(b, SCHEMA) for b in batches])
-    finally:
-        fan_out.SORT_ROWS = before
+    task = FanOut(lakehouse, "silver", "game", SCHEMA, choice=every, sort_rows=1)  # each batch is sorted and written by itself
+    result = run(task, [pa.RecordBatch.from_pylist(b, SCHEMA) for b in batches])
     for game in ("uno", "rummy"):
         sent = [{k: v for k, v in row.items() if k != "game"} for row in chain(*batches) if row["game"] == game]
         files = [pq.read_table(Path(lakehouse.silver(game).uri) / f.path) for f in result.files.get(game, [])]

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.lakehouse.tables import Lakehouse, is_game
-from game_events.pipeline.fanout import job as fan_out
 from game_events.pipeline.fanout.job import FanOut, FanOutResult, rows_of
 from game_events.pipeline.fanout.routing import INVALID, NOT_ALLOWED, Routing
 from game_events_tests.support.jvm_arrow import NESTED, as_the_jvm_sends_it
@@ -39,9 +38,9 @@ def batch(games, start=0):
     )
 
 
-def fan(lakehouse, batches, **routing):
+def fan(lakehouse, batches, bounds=None, **routing):
     """Game -> numbers in its files as they stand on disk, and what was refused."""
-    task = FanOut(lakehouse, "silver", "game", SCHEMA, Routing(**routing))
+    task = FanOut(lakehouse, "silver", "game", SCHEMA, Routing(**routing), **(bounds or {}))
     result = run(task, batches)
     found, refused = {}, {why: dict(names) for why, names in result.refused.items()}
     assert result.failed == {}
@@ -62,20 +61,17 @@ names = st.none() | st.sampled_from(["uno", "rummy", "chess", "go", *HOSTILE])
 @given(
     batches=st.lists(st.lists(names, max_size=30), max_size=6),
     sort_rows=st.sampled_from([1, 7, 1_000]),
-    buffer_bytes=st.sampled_from([1, 200, 10**9]),
+    held_bytes=st.sampled_from([1, 200, 10**9]),
     allowed=st.sampled_from([frozenset(), frozenset({"uno", "go"})]),
 )
-def test_every_row_is_in_its_games_file_once_or_counted(batches, sort_rows, buffer_bytes, allowed, tmp_path_factory):
+def test_every_row_is_in_its_games_file_once_or_counted(batches, sort_rows, held_bytes, allowed, tmp_path_factory):
     lakehouse = Lakehouse(str(tmp_path_factory.mktemp("fan")))
     flat = [name for games in batches for name in games]
     numbered, start = [], 0
     for games in batches:
         numbered.append(batch(games, start))
         start += len(games)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fan_out, "SORT_ROWS", sort_rows)
-        patch.setattr(fan_out, "BUFFER_BYTES", buffer_bytes)
-        found, refused = fan(lakehouse, numbered, allowed=allowed)
+    found, refused = fan(lakehouse, numbered, {"sort_rows": sort_rows, "held_bytes": held_bytes}, allowed=allowed)
     expected = {}
     for number, name in enumerate(flat):
         if is_game(name) and (not allowed or name in allowed):
@@ -119,9 +115,7 @@ def test_a_game_with_nearly_all_rows_is_like_any_other(lakehouse):
     assert found["hot"] == [n for n in range(20_000) if n % 1_000 != 999]
 
 
-def test_memory_is_bounded_by_the_buffers_whatever_share_a_game_has(lakehouse, monkeypatch):
-    monkeypatch.setattr(fan_out, "SORT_ROWS", 1_000)
-    monkeypatch.setattr(fan_out, "BUFFER_BYTES", 100_000)
+def test_memory_is_bounded_by_the_buffers_whatever_share_a_game_has(lakehouse):
     before, peak = pa.total_allocated_bytes(), 0
 
     def batches():
@@ -130,7 +124,7 @@ def test_memory_is_bounded_by_the_buffers_whatever_share_a_game_has(lakehouse, m
             yield batch(["hot"] * 999 + ["cold"], start)
             peak = max(peak, pa.total_allocated_bytes() - before)
 
-    found, _ = fan(lakehouse, batches())
+    found, _ = fan(lakehouse, batches(), {"sort_rows": 1_000, "held_bytes": 100_000})
     assert sum(map(len, found.values())) == 200_000
     assert peak < 2_000_000
 
@@ -157,16 +151,15 @@ def test_a_game_whose_folder_cannot_be_written_fails_alone(lakehouse, tmp_path):
     assert "silver_uno_events" in result.failed["uno"]
 
 
-def test_a_worker_that_meets_more_new_names_than_there_is_room_for_leaves_nothing_behind(lakehouse, monkeypatch):
+def test_a_worker_that_meets_more_new_names_than_there_is_room_for_leaves_nothing_behind(lakehouse):
     """Neither a file nor a folder: the driver counts the names first, and asks again."""
-    monkeypatch.setattr(fan_out, "SORT_ROWS", 10)
-    monkeypatch.setattr(fan_out, "BUFFER_BYTES", 1)
     (lakehouse_root := Path(lakehouse.root)).mkdir(exist_ok=True)
     held = lakehouse_root / "silver_uno_events"
     held.mkdir()
     batches = [batch(["uno"] * 20 + ["rummy"] * 20), *(batch([f"made_up_{n}"] * 20) for n in range(5)), batch(["uno"])]
     routing = Routing(known=frozenset({"uno"}), room=3)
-    assert run(FanOut(lakehouse, "silver", "game", SCHEMA, routing), batches) == FanOutResult(crowded=True)
+    task = FanOut(lakehouse, "silver", "game", SCHEMA, routing, sort_rows=10, held_bytes=1)
+    assert run(task, batches) == FanOutResult(crowded=True)
     assert list(lakehouse_root.iterdir()) == [held]
     assert list(held.iterdir()) == []
     found, _ = fan(lakehouse, batches[:3], known=frozenset({"uno"}), room=3)

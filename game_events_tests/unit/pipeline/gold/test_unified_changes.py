@@ -10,7 +10,8 @@ import pyarrow as pa
 from game_events.errors import DataError
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.format_version import PARTITIONED, format_of
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import gold_name
+from game_events_tests.support.faults import unreadable
 from game_events_tests.support.tables import put
 from game_events_tests.support.worlds.unified import OWN_COMMIT
 
@@ -83,19 +84,11 @@ def test_gold_that_was_emptied_or_lost_takes_its_rows_with_it(world):
     assert world.shown() == {"uno": {"c": 1}}
 
 
-def test_gold_that_cannot_be_read_keeps_its_old_rows_and_the_others_are_brought_up(world, monkeypatch):
+def test_gold_that_cannot_be_read_keeps_its_old_rows_and_the_others_are_brought_up(world):
     world.refresh()
     world.gold("rummy", {"a": 7, "b": 7})
     world.gold("0123", {"a": 7})
-    look, rummy = Table.open, world.pipeline.lakehouse.gold("rummy").key
-
-    def refused(table):
-        if table.key == rummy:
-            raise DataError("its log cannot be read")
-        return look(table)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Table, "open", refused)
+    with unreadable(gold_name("rummy"), DataError("its log cannot be read")):
         assert [(t.game, t.error) for t in world.refresh().tables if t.error] == [
             ("rummy", "its gold cannot be read: its log cannot be read")
         ]

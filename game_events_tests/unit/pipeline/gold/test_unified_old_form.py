@@ -7,11 +7,10 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.gold import unified
 from game_events.pipeline.gold.unified import gold_app
-from game_events_tests.support.worlds.waves import PowerCut
+from game_events_tests.support.faults import at_creation
+from game_events_tests.support.worlds.waves import PowerCut, at_point
 
 
 def test_a_table_of_the_old_form_is_replaced_in_one_version_when_there_is_news(world):
@@ -35,40 +34,28 @@ def test_a_table_of_the_old_form_is_replaced_in_one_version_when_there_is_news(w
 def test_a_run_that_partitions_the_table_after_another_one_did_brings_nothing_old_back(world, monkeypatch):
     world.write_old_form({"rummy": {"a": 1, "b": 2}, "0123": {"a": 3}})
     world.gold("rummy", {"a": 7, "b": 7})
-    write = unified.commit
 
-    def overtaken(plan):
+    def overtaken():
         # After the comparison of versions, right before the new table is written.
-        monkeypatch.setattr(unified, "commit", write)
-        monkeypatch.setattr(commits, "create_table_with_add_actions", late)
-        return write(plan)
-
-    create = commits.create_table_with_add_actions
-
-    def late(*arguments, **options):
-        monkeypatch.setattr(commits, "create_table_with_add_actions", create)
         world.gold("0123", {"a": 8})
         world.refresh()
         assert world.shown()["0123"] == {"a": 8}
-        create(*arguments, **options)
-        assert world.shown()["0123"] == {"a": 3}, "the commit was compared with an older version"
 
-    monkeypatch.setattr(unified, "commit", overtaken)
+    happened = at_point(monkeypatch, f"before_create:{world.table.name}", overtaken)
     assert world.refresh().errors == []
+    assert happened
     assert world.shown() == {"rummy": {"a": 7, "b": 7}, "0123": {"a": 8}}
 
 
-def test_a_crash_after_the_table_was_partitioned_leaves_a_table_that_the_next_run_compares(world, monkeypatch):
+def test_a_crash_after_the_table_was_partitioned_leaves_a_table_that_the_next_run_compares(world):
     world.write_old_form({"rummy": {"a": 1, "b": 2}, "0123": {"a": 3}})
     world.gold("rummy", {"a": 7, "b": 7})
 
-    def crashed(plan):
-        write(plan)
+    def crashed(create, *given, **options):
+        create(*given, **options)
         raise PowerCut
 
-    write = unified.commit
-    with monkeypatch.context() as patch, pytest.raises(PowerCut):
-        patch.setattr(unified, "commit", crashed)
+    with at_creation(crashed), pytest.raises(PowerCut):
         world.refresh()
     assert world.shown() == {"rummy": {"a": 7, "b": 7}, "0123": {"a": 3}}
     state = world.pipeline.progress.read(world.key)

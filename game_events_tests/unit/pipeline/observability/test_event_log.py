@@ -8,23 +8,23 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 
 from game_events.config.settings import load_settings
 from game_events.errors import QUOTED, ConflictError, ExtensionError, TransientError
-from game_events.lakehouse.system_tables import system_table
 from game_events.lakehouse.system_tables.event_log import KINDS, append_events, read_events
 from game_events.lakehouse.system_tables.progress import ProgressTable
-from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
+from game_events.lakehouse.tables import EVENT_LOG, Lakehouse, add_actions
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.observability import event_log as event_log_module
 from game_events.pipeline.observability.event_log import RunFacts, RunLog, event_rows, recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import COUNTER_KINDS, NOTICES_KEPT
 from game_events.pipeline.reporting.steps import CheckResult
 from game_events.pipeline.reporting.tables import TableReport
+from game_events_tests.support.faults import unreadable
 from game_events_tests.support.offsets import splits
 
 SECRETS = ("planted-registry-1", "planted-kafka-22", "planted-store-333")
@@ -186,12 +186,9 @@ def test_runs_that_end_at_the_same_moment_all_get_into_the_log_each_once(tmp_pat
     assert lakehouse.table(EVENT_LOG).open().transaction_version("commits") == 8
 
 
-def test_a_log_that_cannot_be_written_is_a_warning_with_the_reason_and_the_run_goes_on(make_pipeline, monkeypatch, caplog):
-    def refuse(*_):
-        raise ConflictError(f"rivals won with {SECRETS[0]}")
-
-    monkeypatch.setattr(event_log_module, "append_events", refuse)
-    with recorded(make_pipeline(), RunReport(), "refresh"):
+def test_a_log_that_cannot_be_written_is_a_warning_with_the_reason_and_the_run_goes_on(make_pipeline, caplog):
+    rivals = ConflictError(f"rivals won with {SECRETS[0]}")
+    with unreadable(EVENT_LOG, rivals), recorded(make_pipeline(), RunReport(), "refresh"):
         pass
     (line,) = caplog.records
     assert line.levelno == logging.WARNING
@@ -200,7 +197,7 @@ def test_a_log_that_cannot_be_written_is_a_warning_with_the_reason_and_the_run_g
 
 
 def test_of_a_run_without_an_end_cycles_are_added_up_idle_ones_leave_nothing_and_what_failed_goes_with_the_next(
-    make_pipeline, monkeypatch
+    make_pipeline,
 ):
     pipeline = make_pipeline()
     log = RunLog(pipeline, "continuous", interval_s=3600)
@@ -211,8 +208,7 @@ def test_of_a_run_without_an_end_cycles_are_added_up_idle_ones_leave_nothing_and
     log.add(second)
     assert events(pipeline) == [], "not due yet"
     log._began -= 3600
-    with monkeypatch.context() as patch:
-        patch.setattr(event_log_module, "append_events", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with unreadable(EVENT_LOG, OSError("disk full")):
         log.add(RunReport())
     assert events(pipeline) == []
     log.close()
@@ -244,15 +240,14 @@ def test_a_sum_tells_each_notice_once_and_keeps_no_more_than_some():
     assert RunReport(notices=["a", "b"]).merge(RunReport(notices=["b", "a"])).notices == ["a", "b"]
 
 
-def test_a_look_at_the_last_day_opens_no_file_without_rows_of_it(tmp_path, monkeypatch):
+def test_a_look_at_the_last_day_opens_no_file_without_rows_of_it(tmp_path):
     lakehouse, now = Lakehouse(str(tmp_path / "lakehouse")), datetime.now(UTC)
     for days in range(4):
         append_events(lakehouse, [{"time": now - timedelta(days=days), "kind": "run"}], f"run-{days}", "refresh#0")
-    opened = []
-    real = system_table.read_arrow
-    monkeypatch.setattr(system_table, "read_arrow", lambda t, h, c, paths: opened.extend(paths) or real(t, h, c, paths))
+    log = lakehouse.table(EVENT_LOG)
+    for old in add_actions(log.open()).sort_by("modification_time").column("path").to_pylist()[2:]:
+        Path(log.uri, old).unlink()
     assert {r["run_id"] for r in read_events(lakehouse, now - timedelta(hours=30)).to_pylist()} == {"run-0", "run-1"}
-    assert len(opened) == 2
     assert [r["run_id"] for r in read_events(lakehouse, newest_files=1).to_pylist()] == ["run-0"]
 
 

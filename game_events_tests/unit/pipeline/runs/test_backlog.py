@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from game_events.errors import TransientError
-from game_events.pipeline.runs import backlog as module
 from game_events.pipeline.runs.backlog import SMALL_BRONZE, SMALL_ROWS, Backlog, is_small_run
-from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.offsets import seen
+from game_events_tests.support.pipelines import reading, without_spark
 
 NONE = {"silver": [], "gold": [], "unified": []}
 UNO = {"silver": ["uno"], "gold": ["uno"], "unified": ["uno"]}
@@ -28,21 +30,22 @@ UNO = {"silver": ["uno"], "gold": ["uno"], "unified": ["uno"]}
         (Backlog({}, NONE), 0, None),
     ],
 )
-def test_the_size_follows_new_rows_and_what_may_be_read_beside_them(found, bronze, small, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "backlog", lambda _pipeline: found)
-    monkeypatch.setattr(module, "row_count", lambda _handle: bronze)
-    assert is_small_run(without_spark(tmp_path)) is small
+def test_the_size_follows_new_rows_and_what_may_be_read_beside_them(found, bronze, small):
+    assert found.is_small(bronze, recomputed=False) is small
 
 
-def test_aggregates_that_read_old_rows_make_no_small_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "backlog", lambda _pipeline: Backlog({"p": 1}, NONE))
-    assert is_small_run(without_spark(tmp_path, gold_columns={"total": "sum(amount)"})) is True
-    assert is_small_run(without_spark(tmp_path, gold_columns={"middle": "median(amount)"})) is False
+def test_aggregates_that_read_old_rows_make_no_small_run(tmp_path):
+    topic = SimpleNamespace(snapshot=lambda: seen("games", "id", {0: 0}, {0: 1}))
+
+    def small(**settings):
+        return is_small_run(reading(without_spark(tmp_path, kafka_topic="games", **settings), topic))
+
+    assert small(gold_columns={"total": "sum(amount)"}) is True
+    assert small(gold_columns={"middle": "median(amount)"}) is False
 
 
-def test_what_cannot_be_looked_at_is_left_to_the_run(tmp_path, monkeypatch):
-    def fails(_pipeline):
+def test_what_cannot_be_looked_at_is_left_to_the_run(tmp_path):
+    def fails():
         raise TransientError("no broker")
 
-    monkeypatch.setattr(module, "backlog", fails)
-    assert is_small_run(without_spark(tmp_path)) is None
+    assert is_small_run(reading(without_spark(tmp_path), SimpleNamespace(snapshot=fails))) is None

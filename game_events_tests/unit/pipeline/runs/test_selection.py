@@ -105,9 +105,9 @@ def test_an_empty_lakehouse_says_that_there_are_no_games_yet(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_aggregates_of_ones_own_are_selected_by_asset_by_table_and_with_gold(pipeline, monkeypatch):
+def test_aggregates_of_ones_own_are_selected_by_asset_by_table_and_with_gold(pipeline):
     own = GoldAggregate("sessions", "merge", keys=("gamer_id",), measures={"n": count()})
-    monkeypatch.setattr(Pipeline, "extensions", Extensions(aggregates=(own,)))
+    pipeline.__dict__["extensions"] = Extensions(aggregates=(own,))
     assert selection_of(pipeline, ["gold"]).update == {"gold": None, "gold:sessions": None}
     assert selection_of(pipeline, ["gold_player_agg"]).update == {"gold": None}
     assert selection_of(pipeline, ["gold_sessions"]).update == {"gold:sessions": None}

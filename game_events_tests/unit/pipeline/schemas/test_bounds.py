@@ -13,6 +13,7 @@ from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
+from game_events.pipeline.schemas.store import SchemaStore
 from game_events_tests.support.decoding.format_helpers import framed
 
 TIME = {"type": "long", "logicalType": "timestamp-micros"}
@@ -61,13 +62,14 @@ def test_a_flood_of_unknown_ids_is_asked_about_up_to_a_bound_and_known_ones_are_
     assert registry.asked == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
-def test_unknown_ids_are_forgotten_after_a_while(make, monkeypatch):
-    catalog = make(Registry())
-    catalog.look_up({(1, ())}, 5)
-    assert catalog.unknown_ids() == {1}
-    monkeypatch.setattr("game_events.pipeline.schemas.store.UNKNOWN_S", -1)
-    assert catalog.unknown_ids() == set()
-    assert not catalog.has(1)
+@pytest.mark.parametrize(("unknown_s", "known", "asked"), [(3600, {1}, [1]), (0, set(), [1, 1])])
+def test_unknown_ids_are_forgotten_after_a_while(tmp_path, unknown_s, known, asked):
+    registry = Registry()
+    store = SchemaStore(registry, Lakehouse(str(tmp_path)), unknown_s)
+    assert store.compiled(1) is None
+    assert store.unknown_ids() == known
+    assert store.compiled(1) is None
+    assert registry.asked == asked
 
 
 def test_workers_report_no_more_ids_than_the_driver_asks_about():

@@ -25,6 +25,7 @@ from game_events.sources.core.source import Split
 from game_events.sources.files.location import SourceLocation
 from game_events.sources.files.offsets import FILE_ROWS, FileGap
 from game_events.sources.files.source import FileSource
+from game_events_tests.support.pipelines import stage_by_hand
 from game_events_tests.support.worlds.file_samples import put
 
 
@@ -112,7 +113,7 @@ def test_a_full_refresh_goes_on_behind_an_archive_that_has_grown(
     staged = StageResult([], [], set(), set(), Counter(), origins={topic: 7})
     monkeypatch.setattr(bronze_reset, "refuse_unless_allowed", lambda _pipeline: None)
     monkeypatch.setattr(bronze_reset, "count_expired", lambda *_: Expired())
-    monkeypatch.setattr(bronze_reset, "stage_micro_batch", lambda *_: staged)
+    stage_by_hand(monkeypatch, lambda *_: staged)
     report = RunReport()
     bronze_reset.replace_bronze(pipeline, report)
     handle = pipeline.bronze.open()
