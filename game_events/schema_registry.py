@@ -26,10 +26,6 @@ T = TypeVar("T")
 TIMEOUT_S = 10.0
 #: Further attempts of the client.
 RETRIES = 2
-#: Bytes of one answer; files that one schema may import, directly and indirectly.
-MAX_ANSWER, MAX_REFERENCES = 2**25, 500
-#: Bytes of one schema with all that it imports, and seconds to fetch them (plus one answer).
-MAX_SCHEMA, SCHEMA_S = 2**26, 60
 #: Seconds without requests after an outage: each request costs ~2 s of the client's own retries.
 COOL_DOWN_S = 15
 NOT_FOUND = 404
@@ -48,12 +44,29 @@ class SubjectVersion:
     schema_id: int
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What one schema may cost.
+
+    Attributes:
+        answer_bytes: bytes of one answer.
+        references: files that it may import, directly and indirectly.
+        schema_bytes, schema_s: bytes of it with all that it imports, and seconds to fetch them (plus one answer).
+    """
+
+    answer_bytes: int = 2**25
+    references: int = 500
+    schema_bytes: int = 2**26
+    schema_s: float = 60
+
+
 @dataclass
 class _Texts:
     """Texts of one schema and its references, with their limits.
 
     Attributes:
         what: the schema, for messages.
+        limits: the limits.
         until: deadline (monotonic seconds).
         begun: names of requested references.
         found: name -> text of references, dependencies before dependents.
@@ -61,34 +74,41 @@ class _Texts:
     """
 
     what: str
+    limits: Limits
     until: float
     begun: set[str] = field(default_factory=set)
     found: dict[str, str] = field(default_factory=dict)
     size: int = 0
 
     def take(self, text: object) -> str:
-        """A text as it can be stored; raises DataError beyond `MAX_SCHEMA` bytes."""
+        """A text as it can be stored; raises DataError beyond the limit of bytes."""
         stored = _storable(text)
         self.size += len(stored.encode())
-        if self.size > MAX_SCHEMA:
-            raise DataError(f"with those that it imports it is longer than {MAX_SCHEMA // 2**20} MiB")
+        if self.size > self.limits.schema_bytes:
+            raise DataError(f"with those that it imports it is longer than {self.limits.schema_bytes // 2**20} MiB")
         return stored
 
     def begin(self, name: str) -> None:
         """Count a reference before its request; DataError for too many, TransientError after the deadline."""
         self.begun.add(name)
-        if len(self.begun) > MAX_REFERENCES:
-            raise DataError(f"it imports more than {MAX_REFERENCES} others")
+        if len(self.begun) > self.limits.references:
+            raise DataError(f"it imports more than {self.limits.references} others")
         if time.monotonic() > self.until:
             raise TransientError(
-                f"{self.what}: the registry took more than {SCHEMA_S} s for {len(self.begun) - 1} schemas that it imports: "
-                "is the registry slow?"
+                f"{self.what}: the registry took more than {self.limits.schema_s:g} s for {len(self.begun) - 1} schemas that "
+                "it imports: is the registry slow?"
             )
 
 
-def registry_client(settings: Settings, timeout_s: float | None = None, retries: int = RETRIES) -> SchemaRegistryClient:
-    """A Confluent client with the settings' credentials; connects at the first call. ``mock://`` gives its own fake."""
-    conf: dict[str, object] = {"url": settings.schema_registry_url, "timeout": timeout_s or TIMEOUT_S, "max.retries": retries}
+def registry_client(
+    settings: Settings, timeout_s: float | None = None, retries: int = RETRIES, most: int = Limits.answer_bytes
+) -> SchemaRegistryClient:
+    """A Confluent client with the settings' credentials; connects at the first call. ``mock://`` gives its own fake.
+
+    `timeout_s`, `most`: seconds and bytes of one answer.
+    """
+    timeout_s = timeout_s or TIMEOUT_S
+    conf: dict[str, object] = {"url": settings.schema_registry_url, "timeout": timeout_s, "max.retries": retries}
     if settings.schema_registry_user:
         password = settings.schema_registry_password
         secret = password.get_secret_value() if password else ""
@@ -99,31 +119,31 @@ def registry_client(settings: Settings, timeout_s: float | None = None, retries:
     rest = getattr(client, "_rest_client", None)  # the fake has none
     if rest is not None:
         rest.session.headers["Accept-Encoding"] = "identity"
-        rest.session.event_hooks = {"response": [_bound]}
+        rest.session.event_hooks = {"response": [partial(_bound, timeout_s, most)]}
     return client
 
 
-def _bound(response: httpx2.Response) -> None:
+def _bound(timeout_s: float, most: int, response: httpx2.Response) -> None:
     # Called before an answer is read. Its compressed size would be no limit; no compression was requested.
     response.headers.pop("Content-Encoding", None)
-    response.stream = _BoundedStream(cast(httpx2.SyncByteStream, response.stream))
+    response.stream = _BoundedStream(cast(httpx2.SyncByteStream, response.stream), timeout_s, most)
 
 
 class _BoundedStream(httpx2.SyncByteStream):
     """An answer limited in bytes and total time: the client's time-out is for each piece of it."""
 
-    def __init__(self, stream: httpx2.SyncByteStream) -> None:
-        self._stream = stream
+    def __init__(self, stream: httpx2.SyncByteStream, timeout_s: float, most: int) -> None:
+        self._stream, self._timeout_s, self._most = stream, timeout_s, most
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the pieces; DataError if it is too long, httpx2.ReadTimeout if it takes too long."""
-        until, size = time.monotonic() + TIMEOUT_S, 0
+        until, size = time.monotonic() + self._timeout_s, 0
         for piece in self._stream:
             size += len(piece)
-            if size > MAX_ANSWER:
-                raise DataError(f"the registry's answer is longer than {MAX_ANSWER // 2**20} MiB")
+            if size > self._most:
+                raise DataError(f"the registry's answer is longer than {self._most // 2**20} MiB")
             if time.monotonic() > until:
-                raise httpx2.ReadTimeout(f"the answer was not at its end after {TIMEOUT_S} s")
+                raise httpx2.ReadTimeout(f"the answer was not at its end after {self._timeout_s:g} s")
             yield piece
 
     def close(self) -> None:
@@ -132,15 +152,17 @@ class _BoundedStream(httpx2.SyncByteStream):
 
 
 class SchemaRegistry:
-    """Read-only client. Every answer is bounded by `TIMEOUT_S` and `MAX_ANSWER`; raises only this project's errors.
+    """Read-only client. Every answer is bounded in time and in bytes; raises only this project's errors.
 
     For `COOL_DOWN_S` seconds after an outage requests fail at once with the same error.
     """
 
-    def __init__(self, settings: Settings, timeout_s: float | None = None, *, retries: int = RETRIES) -> None:
+    def __init__(
+        self, settings: Settings, timeout_s: float | None = None, *, retries: int = RETRIES, limits: Limits | None = None
+    ) -> None:
         """Connects at the first call; `timeout_s`: for one answer; `retries`: further attempts after an error."""
-        self.url = settings.schema_registry_url
-        self._client = registry_client(settings, timeout_s, retries)
+        self.url, self._limits = settings.schema_registry_url, limits or Limits()
+        self._client = registry_client(settings, timeout_s, retries, self._limits.answer_bytes)
         self._outage: tuple[float, TransientError] | None = None
         # Its connections close with this object.
         weakref.finalize(self, self._client.close)
@@ -154,7 +176,7 @@ class SchemaRegistry:
             DataError: the schema with its imports is too long, or imports too many others.
         """
         what = f"schema {'id' if isinstance(schema_id, int) else 'GUID'} {schema_id}"
-        texts = _Texts(f"schema registry {self.url}: {what}", time.monotonic() + SCHEMA_S)
+        texts = _Texts(f"schema registry {self.url}: {what}", self._limits, time.monotonic() + self._limits.schema_s)
         try:
             if isinstance(schema_id, int):
                 schema = self._call(what, partial(self._client.get_schema, schema_id))

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,10 @@ from game_events.decoding.core.wire_format import IndexPath, SchemaId
 from game_events.decoding.formats import allow_deep_calls, as_json, from_json, make_decoder
 from game_events.errors import DataError, TransientError
 
-#: CPU seconds for one request; the same on an idle machine and on a busy one.
-WORK_S = 2.0
-#: The same for each reference, and for each message type after the first: up to `STEPS` of them.
+#: CPU seconds for each reference, and for each message type after the first: up to `STEPS` of them.
 STEP_S, STEPS = 0.01, 1_000
-#: Seconds after which a request is given up: far more than `WORK_S` of work takes on any machine.
-WAIT_S = 120.0
-#: Bytes of memory for one schema.
-MEMORY = 2**29
-#: Seconds without a schema after which the child ends.
-IDLE_S = 30.0
-#: Bytes of a request, and of an answer.
-MAX_REQUEST, MAX_ANSWER = 2**28, 2**28
+#: Bytes of an answer.
+MAX_ANSWER = 2**28
 #: Of names of temporary folders.
 PREFIX = "game_events_compiler"
 #: Signals for an orderly stop.
@@ -48,17 +41,36 @@ _START = (
 )
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What compiling may take.
+
+    Attributes:
+        work_s: CPU seconds for one request; the same on an idle machine and on a busy one.
+        wait_s: seconds after which a request is given up: far more than `work_s` of work takes on any machine.
+        memory: bytes of memory for one schema.
+        idle_s: seconds without a schema after which the child ends.
+        request_bytes: bytes of a request.
+    """
+
+    work_s: float = 2.0
+    wait_s: float = 120.0
+    memory: int = 2**29
+    idle_s: float = 30.0
+    request_bytes: int = 2**28
+
+
 def compile_schema(schema: RegistrySchema, *options: str) -> CompiledSchema:
     """Compile a registry's schema; `options`: of protoc.
 
     Raises:
-        DataError: the text does not compile within `WORK_S` and `MEMORY`, or its format is not supported; the message holds the
+        DataError: the text does not compile within the limits, or its format is not supported; the message holds the
             compiler's.
         TransientError: the child cannot be started, was stopped, or the machine lacks resources (room for files).
     """
     allow_deep_calls()
     request = {"format": schema.format, "text": schema.text, "references": schema.references, "options": options}
-    work_s = WORK_S + STEP_S * min(len(schema.references), STEPS)
+    work_s = _CHILD.limits.work_s + STEP_S * min(len(schema.references), STEPS)
     try:
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
             return from_json(_CHILD.ask(schema.schema_id, request | {"folder": folder, "work_s": work_s}))
@@ -70,12 +82,13 @@ def first_decoders(schema: CompiledSchema, paths: Sequence[IndexPath]) -> list[P
     """The decoders of new message types, tried in the child first (workers use `make_decoder`), `STEPS` in one request.
 
     Raises:
-        DataError: there is no such type, or it cannot be decoded within `WORK_S` and `MEMORY`.
+        DataError: there is no such type, or it cannot be decoded within the limits.
         TransientError: as `compile_schema`.
     """
     for begin in range(0, len(paths), STEPS):
         some = paths[begin : begin + STEPS]
-        _CHILD.ask(schema.schema_id, {"schema": as_json(schema), "paths": some, "work_s": WORK_S + STEP_S * (len(some) - 1)})
+        work_s = _CHILD.limits.work_s + STEP_S * (len(some) - 1)
+        _CHILD.ask(schema.schema_id, {"schema": as_json(schema), "paths": some, "work_s": work_s})
     allow_deep_calls()
     try:
         return [make_decoder(schema, path) for path in paths]
@@ -86,20 +99,22 @@ def first_decoders(schema: CompiledSchema, paths: Sequence[IndexPath]) -> list[P
 class _Child:
     """The child process: started at the first request, restarted after its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         #: Whether it has answered a request: then its end may have another cause than the current one.
         self._used = False
-        #: Whether it was killed after `WAIT_S`.
+        #: Whether it was killed after `Limits.wait_s`.
         self._late = False
 
     def ask(self, schema_id: SchemaId, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request; raises as `compile_schema`."""
         packed = json.dumps({"schema_id": schema_id, **request}).encode()
-        if len(packed) > MAX_REQUEST:
+        most = self.limits.request_bytes
+        if len(packed) > most:
             raise DataError(
-                f"schema id {schema_id} does not compile: with what it imports it is longer than {MAX_REQUEST // 2**20} MiB"
+                f"schema id {schema_id} does not compile: with what it imports it is longer than {most // 2**20} MiB"
             )
         killed = False
         with self._lock:
@@ -112,12 +127,12 @@ class _Child:
                 if ended in STOPS and fresh:
                     raise TransientError(f"schema id {schema_id}: the compiler of schemas was stopped (signal {-ended})")
                 # The kernel may have killed it for lack of memory, or it has ended after its idle time: one more attempt.
-                if fresh and ended in (0, -signal.SIGKILL) and not (killed or self._late):
+                if fresh and ended in (0, -signal.SIGKILL) and not killed:
                     killed = True
                     continue
                 # An old child may have ended for another cause: only a new one's end counts.
                 if fresh or ended == -signal.SIGPROF:
-                    raise DataError(f"schema id {schema_id} does not compile: {_cause(ended, request['work_s'])}")
+                    raise DataError(f"schema id {schema_id} does not compile: {_cause(ended, request['work_s'], self.limits)}")
             if answer.get("schema_id") != schema_id:
                 self.end()
                 raise TransientError(f"schema id {schema_id}: the compiler answered to another request")
@@ -145,14 +160,15 @@ class _Child:
         return True
 
     def _start(self) -> None:
-        arguments = {"path": [str(Path(p).absolute()) for p in sys.path], "memory": MEMORY, "idle_s": IDLE_S}
+        limits = {"memory": self.limits.memory, "idle_s": self.limits.idle_s}
+        arguments = {"path": [str(Path(p).absolute()) for p in sys.path], **limits}
         with tempfile.TemporaryFile() as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-c", _START, json.dumps(arguments)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                # Arrow's own allocator would reserve more than `MEMORY`.
+                # Arrow's own allocator would reserve more than `Limits.memory`.
                 env={"ARROW_DEFAULT_MEMORY_POOL": "system"},
                 cwd="/",
                 start_new_session=True,
@@ -169,7 +185,7 @@ class _Child:
         if process is None or process.stdin is None or process.stdout is None:
             return None
         self._late = False
-        watch = threading.Timer(WAIT_S, self._give_up, [process])
+        watch = threading.Timer(self.limits.wait_s, self._give_up, [process])
         watch.daemon = True
         try:
             watch.start()
@@ -207,18 +223,18 @@ class _Child:
                 with contextlib.suppress(OSError):
                     pipe.close()
         try:
-            return process.wait(WAIT_S)
+            return process.wait(self.limits.wait_s)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
 
 
-def _cause(code: int, work_s: float) -> str:
+def _cause(code: int, work_s: float, limits: Limits) -> str:
     if code == -signal.SIGPROF:
         return f"it takes more than {work_s:g} s of work"
     if code == -signal.SIGKILL:
-        return f"it is not done after {WAIT_S:g} s, or takes more memory than there is"
-    return f"it takes more than {MEMORY // 2**20} MiB of memory, or breaks the compiler (code {code})"
+        return f"it is not done after {limits.wait_s:g} s, or takes more memory than there is"
+    return f"it takes more than {limits.memory // 2**20} MiB of memory, or breaks the compiler (code {code})"
 
 
 _CHILD = _Child()

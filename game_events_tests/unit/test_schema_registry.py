@@ -16,7 +16,7 @@ from game_events.decoding.core.reasons import Reason
 from game_events.errors import DataError, TransientError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.schema_registry import SchemaRegistry
+from game_events.schema_registry import Limits, SchemaRegistry
 
 
 @pytest.fixture
@@ -53,10 +53,9 @@ def served():
     server.server_close()
 
 
-def registry(served):
-    return SchemaRegistry(
-        Settings.model_construct(schema_registry_url=served["url"], schema_registry_user=None, tls_ca_file=None)
-    )
+def registry(served, timeout_s=None, **limits):
+    settings = Settings.model_construct(schema_registry_url=served["url"], schema_registry_user=None, tls_ca_file=None)
+    return SchemaRegistry(settings, timeout_s, limits=Limits(**limits))
 
 
 def good(text='"string"', references=()):
@@ -71,27 +70,25 @@ def version(name, *references):
     return {"subject": name, "version": 1, "id": 9, **good(references=[reference(r) for r in references])}
 
 
-def test_an_answer_that_never_ends_is_given_up_as_too_long_and_the_next_schema_is_read(served, monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "MAX_ANSWER", 2**16)
+def test_an_answer_that_never_ends_is_given_up_as_too_long_and_the_next_schema_is_read(served, tmp_path):
 
     def endless(body):
         while True:
             body.write(b" " * 2**12)
 
     served |= {"/schemas/ids/1": endless, "/schemas/ids/2": good()}
-    client = registry(served)
-    with pytest.raises(DataError, match=r"schema id 1 .* longer than"):
+    client = registry(served, answer_bytes=2**20)
+    with pytest.raises(DataError, match=r"schema id 1 .* longer than 1 MiB"):
         client.fetch(1)
     plan = SchemaCatalog(client, Lakehouse(str(tmp_path))).plan(ColumnMap(), [(1, ()), (2, ())])
     assert plan.types == {(2, ())}
     assert plan.rejected[(1, ())][0] is Reason.BAD_SCHEMA
 
 
-def test_a_packed_answer_is_not_asked_for_and_never_unpacked(served, monkeypatch):
+def test_a_packed_answer_is_not_asked_for_and_never_unpacked(served):
     """Its length is counted as it comes: a small one could hold gigabytes."""
-    monkeypatch.setattr(module, "MAX_ANSWER", 2**16)
     served |= {"/schemas/ids/1": good("x" * 1_000), "/schemas/ids/2": lambda body: body.write(gzip.compress(b" " * 2**24))}
-    client = registry(served)
+    client = registry(served, answer_bytes=2**20)
     assert client.fetch(1) is not None
     assert served["accepted"] == "identity"
     served["packed"] = True
@@ -99,8 +96,7 @@ def test_a_packed_answer_is_not_asked_for_and_never_unpacked(served, monkeypatch
         client.fetch(2)
 
 
-def test_an_answer_that_comes_byte_by_byte_is_given_up(served, monkeypatch):
-    monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
+def test_an_answer_that_comes_byte_by_byte_is_given_up(served):
     stop = threading.Event()
 
     def slow(body):
@@ -110,7 +106,7 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(served, monkeypatch):
 
     served["/schemas/ids/1"] = slow
     with pytest.raises(TransientError, match=r"gave no usable answer for schema id 1"):
-        registry(served).fetch(1)
+        registry(served, 0.3).fetch(1)
     stop.set()
 
 
@@ -120,18 +116,17 @@ def test_references_in_a_circle_are_read_once(served):
     assert [name for name, _ in registry(served).fetch(1).references] == ["b", "a"]
 
 
-def test_more_references_than_there_may_be_harm_only_their_schema(served, monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "MAX_REFERENCES", 20)
+def test_more_references_than_there_may_be_harm_only_their_schema(served, tmp_path):
     served |= {"/schemas/ids/1": good(references=[reference("r0")]), "/schemas/ids/2": good()}
     served |= {f"/subjects/r{n}/versions/1": version(f"r{n}", f"r{n + 1}") for n in range(100)}
-    plan = SchemaCatalog(registry(served), Lakehouse(str(tmp_path))).plan(ColumnMap(), [(1, ()), (2, ())])
+    client = registry(served, references=20)
+    plan = SchemaCatalog(client, Lakehouse(str(tmp_path))).plan(ColumnMap(), [(1, ()), (2, ())])
     assert plan.types == {(2, ())}
     assert "imports more than 20 others" in plan.rejected[(1, ())][1]
 
 
-def test_references_that_are_too_long_all_together_harm_only_their_schema(served, monkeypatch, tmp_path):
+def test_references_that_are_too_long_all_together_harm_only_their_schema(served, tmp_path):
     """Each of them is one that may be."""
-    monkeypatch.setattr(module, "MAX_SCHEMA", 2**20, raising=False)
     names, long = [f"r{n}" for n in range(20)], "é" * 50_000  # 100,000 bytes
     asked = []
 
@@ -145,7 +140,7 @@ def test_references_that_are_too_long_all_together_harm_only_their_schema(served
     served |= {"/schemas/ids/1": good(references=[reference(n) for n in names]), "/schemas/ids/2": good()}
     served |= {"/schemas/ids/3": good(references=[reference(n) for n in names[:9]])}
     served |= {f"/subjects/{name}/versions/1": answer(name) for name in names}
-    client = registry(served)
+    client = registry(served, schema_bytes=2**20)
     plan = SchemaCatalog(client, Lakehouse(str(tmp_path))).plan(ColumnMap(), [(1, ()), (2, ())])
     assert plan.types == {(2, ())}
     reason, detail = plan.rejected[(1, ())]
@@ -158,7 +153,6 @@ def test_references_that_are_too_long_all_together_harm_only_their_schema(served
 def test_references_that_take_too_long_all_together_are_given_up_and_go_on_where_they_were(served, monkeypatch):
     """Each of them comes in time. What has come is not asked for again, so a registry that is only slow is read in the end."""
     now, asked = [0.0], []
-    monkeypatch.setattr(module, "SCHEMA_S", 60, raising=False)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def answer(name):

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from game_events.decoding.core.reasons import KEPT_BYTES, Reason
 from game_events.sources.files.limits import DecompressedFile, FileLimits
-from game_events.sources.files.record_batches import BATCH_BYTES, FilePart, RowNumbers, records, unreadable
+from game_events.sources.files.record_batches import FilePart, RowNumbers, records, unreadable
 
 _BLANK = (9, 13, 32)
 #: Bytes of a message's length at most.
@@ -27,7 +27,7 @@ def read_lines(
     """Batches of a file's lines; the last one needs no line break. A line that is too large is skipped; its size is counted."""
     held, position = b"", 0
     large = 0  # bytes so far of a line that is too large; `held` is how it begins
-    while chunk := source.read(BATCH_BYTES):
+    while chunk := source.read(bounds.batch):
         if large:
             end = chunk.find(b"\n")
             if end < 0:
@@ -71,7 +71,7 @@ def read_delimited(
     # The decompressed size is unknown.
     most = MAX_MESSAGE + _LENGTH_BYTES if isinstance(source, DecompressedFile) else file.size
     while True:
-        chunk = source.read(BATCH_BYTES)
+        chunk = source.read(bounds.batch)
         buffer = held + chunk
         starts, ends, at, needed = _lengths(buffer)
         positions = position + np.arange(len(starts), dtype=np.int64)
@@ -81,7 +81,7 @@ def read_delimited(
         if needed is None or not chunk or needed > most:
             break
         if needed > bounds.record + _LENGTH_BYTES:
-            missing = _skip(source, needed - len(held))
+            missing = _skip(source, needed - len(held), bounds.batch)
             if missing:
                 held = held[:KEPT_BYTES]
                 detail = f"{position:,}: a message of {needed:,} bytes is announced, {needed - missing:,} are left of the file"
@@ -90,8 +90,8 @@ def read_delimited(
             yield unreadable(file, position, bounds.too_large(needed), held[:KEPT_BYTES], Reason.TOO_LARGE)
             held, position = b"", position + 1
         # One message larger than a batch: read it at once, not chunk by chunk.
-        elif needed > len(held) + BATCH_BYTES:
-            held += source.read(needed - len(held) - BATCH_BYTES)
+        elif needed > len(held) + bounds.batch:
+            held += source.read(needed - len(held) - bounds.batch)
     if held:
         wrong = "no length" if needed is None else f"a message of {needed:,} bytes is announced"
         rest = len(held) + (0 if isinstance(source, DecompressedFile) else source.size() - source.tell())
@@ -100,9 +100,9 @@ def read_delimited(
         )
 
 
-def _skip(source: pa.NativeFile | DecompressedFile, size: int) -> int:
-    """Skip so many bytes; returns how many are missing at the end of the file."""
-    while size and (chunk := source.read(min(size, BATCH_BYTES))):
+def _skip(source: pa.NativeFile | DecompressedFile, size: int, at_once: int) -> int:
+    """Skip so many bytes, some at a time; returns how many are missing at the end of the file."""
+    while size and (chunk := source.read(min(size, at_once))):
         size -= len(chunk)
     return size
 

@@ -13,6 +13,11 @@ import pyarrow as pa
 
 from game_events.decoding.core.reasons import too_large
 
+#: Bytes of a batch: large files are divided.
+BATCH_BYTES = 32 * 1024 * 1024
+#: Bytes that decoding a batch may allocate.
+MEMORY = 1024 * 1024 * 1024
+
 
 class LimitExceededError(Exception):
     """A file exceeds a limit; the message names the limit and its setting."""
@@ -20,11 +25,19 @@ class LimitExceededError(Exception):
 
 @dataclass(frozen=True)
 class FileLimits:
-    """The limits of the settings: records of a file (by position), its decompressed bytes, bytes of a record; picklable."""
+    """The limits of reading a file; picklable.
+
+    Attributes:
+        rows, unpacked, record: of the settings: records of a file (by position), its decompressed bytes, bytes of a record.
+        batch: bytes of a batch of records.
+        memory: bytes that decoding a batch of Parquet may allocate, besides the compressed row group.
+    """
 
     rows: int
     unpacked: int
     record: int
+    batch: int = BATCH_BYTES
+    memory: int = MEMORY
 
     def too_many(self) -> LimitExceededError:
         """Error for a file with too many records."""

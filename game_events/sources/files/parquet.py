@@ -18,7 +18,6 @@ from game_events.decoding.stored_columns import FORMAT, schema_text, stored
 from game_events.sources.files.archive_format import RECORDS, is_archive, schemas_of
 from game_events.sources.files.limits import FileLimits, memory_limit
 from game_events.sources.files.record_batches import (
-    BATCH_BYTES,
     BATCH_ROWS,
     FilePart,
     RowNumbers,
@@ -30,8 +29,6 @@ from game_events.sources.files.record_batches import (
 
 #: Errors of reading damaged Parquet; `is_damage` excludes those of an unavailable storage.
 DAMAGED = (pa.ArrowException, OSError, ValueError, EOFError, MemoryError)
-#: Bytes that decoding a batch may allocate, besides the compressed row group.
-MEMORY = 1024 * 1024 * 1024
 #: A batch that did not fit is retried with so many times fewer rows.
 _FEWER = 32
 
@@ -44,6 +41,7 @@ class _Reading:
     file: FilePart
     offer: Callable[[RegistrySchema], None]
     is_damage: Callable[[BaseException], bool]
+    bounds: FileLimits
     archive: bool
 
 
@@ -62,7 +60,7 @@ def read_parquet(
     `of_archive`: the file is in the Delta log of an archive. Raises LimitExceededError if its rows are too many bytes.
     """
     try:
-        opened, archive = _open(source, offer, of_archive=of_archive)
+        opened, archive = _open(source, offer, bounds.memory, of_archive=of_archive)
     except DAMAGED as error:
         if not is_damage(error):
             raise
@@ -74,7 +72,7 @@ def read_parquet(
         if file.part == 0:
             yield unreadable(file, 0, f"nothing of it was read: {bounds.too_many()}", reason=Reason.TOO_LARGE)
         return
-    reading = _Reading(opened, file, offer, is_damage, archive)
+    reading = _Reading(opened, file, offer, is_damage, bounds, archive)
     position = size = 0
     for group in range(opened.num_row_groups):
         count = opened.metadata.row_group(group).num_rows
@@ -87,9 +85,11 @@ def read_parquet(
         position += count
 
 
-def _open(source: pa.NativeFile, offer: Callable[[RegistrySchema], None], *, of_archive: bool) -> tuple[pq.ParquetFile, bool]:
+def _open(
+    source: pa.NativeFile, offer: Callable[[RegistrySchema], None], memory: int, *, of_archive: bool
+) -> tuple[pq.ParquetFile, bool]:
     """The file, and whether it belongs to an archive."""
-    with memory_limit(MEMORY):
+    with memory_limit(memory):
         opened = pq.ParquetFile(source)
     archive = is_archive(opened.schema_arrow)
     if archive and not set(RECORDS.names) <= set(opened.schema_arrow.names):
@@ -105,14 +105,14 @@ def _open(source: pa.NativeFile, offer: Callable[[RegistrySchema], None], *, of_
 
 
 def _row_group(reading: _Reading, group: int, position: int) -> Iterator[pa.RecordBatch]:
-    count, done = reading.opened.metadata.row_group(group).num_rows, 0
-    rows = _expected_rows(reading.opened, group)
+    count, done, memory = reading.opened.metadata.row_group(group).num_rows, 0, reading.bounds.memory
+    rows = _expected_rows(reading, group)
     while done < count:
         try:
             for batch in _batches(reading, group, rows, done):
                 positions = position + done + np.arange(len(batch), dtype=np.int64)
                 # The limit ends before the caller gets the batch.
-                with memory_limit(MEMORY):
+                with memory_limit(memory):
                     arranged = _arranged(reading, positions, batch)
                 yield arranged
                 done += len(batch)
@@ -120,7 +120,7 @@ def _row_group(reading: _Reading, group: int, position: int) -> Iterator[pa.Reco
         except MemoryError as error:
             pa.default_memory_pool().release_unused()
             if rows == 1:
-                detail = f"row group {group}: a row needs more than {MEMORY:,} bytes of memory; {count - done:,} rows are left"
+                detail = f"row group {group}: a row needs more than {memory:,} bytes of memory; {count - done:,} rows are left"
                 yield unreadable(reading.file, position + done, f"{detail}: {_message(error)}", reason=Reason.TOO_LARGE)
                 return
             rows = max(1, rows // _FEWER)
@@ -132,26 +132,26 @@ def _row_group(reading: _Reading, group: int, position: int) -> Iterator[pa.Reco
             return
 
 
-def _expected_rows(opened: pq.ParquetFile, group: int) -> int:
+def _expected_rows(reading: _Reading, group: int) -> int:
     """Rows of a batch, by the file's metadata."""
-    found = opened.metadata.row_group(group)
+    found = reading.opened.metadata.row_group(group)
     each: int = max(1, found.total_byte_size // max(1, found.num_rows))
-    return max(1, min(BATCH_ROWS, BATCH_BYTES // each))
+    return max(1, min(BATCH_ROWS, reading.bounds.batch // each))
 
 
 def _batches(reading: _Reading, group: int, rows: int, skip: int) -> Iterator[pa.RecordBatch]:
-    """Batches of a row group after the first `skip` rows, decoded within `MEMORY`."""
+    """Batches of a row group after the first `skip` rows, decoded within the limit of memory."""
     columns = RECORDS.names if reading.archive else None
     batches = reading.opened.iter_batches(rows, row_groups=[group], columns=columns)
     about = reading.opened.metadata.row_group(group)
     packed = sum(about.column(c).total_compressed_size for c in range(about.num_columns))
     while True:
-        with memory_limit(MEMORY + max(0, min(reading.file.size, packed))):
+        with memory_limit(reading.bounds.memory + max(0, min(reading.file.size, packed))):
             batch = next(batches, None)
         if batch is None:
             return
         if skip < len(batch):
-            yield from pieces(batch.slice(skip), BATCH_BYTES)
+            yield from pieces(batch.slice(skip), reading.bounds.batch)
         skip = max(0, skip - len(batch))
 
 

@@ -11,15 +11,14 @@ import pyarrow.compute as pc
 from game_events.decoding.core.reasons import KEPT_BYTES, Reason
 from game_events.decoding.core.wire_format import ID_HEADER
 from game_events.sources.core.source import FILES
-from game_events.sources.files.limits import FileLimits
+from game_events.sources.files.limits import BATCH_BYTES, FileLimits
 from game_events.sources.files.offsets import PARTITION, first_offset
 
 RowNumbers = npt.NDArray[np.int64]
 TIME = pa.timestamp("us", tz="UTC")
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-#: Records and bytes of a batch: small files share one, large ones are divided.
+#: Records of a batch: small files share one, large ones are divided, also by `BATCH_BYTES`.
 BATCH_ROWS = 20_000
-BATCH_BYTES = 32 * 1024 * 1024
 
 #: Columns of a Kafka record.
 KAFKA_COLUMNS = (
@@ -114,7 +113,7 @@ def unreadable(
 def split_by_size(batch: pa.RecordBatch, bounds: FileLimits) -> Iterator[pa.RecordBatch]:
     """The same rows in batches of bounded size; rows that are too large are truncated and get a reason."""
     if "columns" in batch.schema.names:
-        for piece in pieces(batch, min(BATCH_BYTES, bounds.record)):
+        for piece in pieces(batch, min(bounds.batch, bounds.record)):
             large = piece.nbytes > bounds.record
             yield _cut(piece.select(RECORDS.names), [piece.nbytes], bounds) if large else piece
         return

@@ -12,9 +12,8 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from game_events.decoding import compiler
 from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
-from game_events.decoding.compiler import compile_schema, first_decoders
+from game_events.decoding.compiler import Limits, compile_schema, first_decoders
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.registry_schema import RegistrySchema
@@ -118,18 +117,16 @@ def test_the_child_has_neither_environment_nor_open_files_of_its_parent(own_chil
     assert (process / "cwd").readlink() == Path("/")
 
 
-@pytest.mark.usefixtures("own_child")
-def test_a_schema_that_takes_too_long_is_refused_and_the_next_one_is_compiled(monkeypatch):
-    monkeypatch.setattr(compiler, "WORK_S", 0.2)
+def test_a_schema_that_takes_too_long_is_refused_and_the_next_one_is_compiled(own_child):
+    own_child.limits = Limits(work_s=0.2)
     compile_schema(GOOD)
     with pytest.raises(DataError, match=r"schema id 7 does not compile: it takes more than 0.2 s of work"):
         compile_schema(RegistrySchema(7, *BAD["steps without end"]))
     assert compile_schema(GOOD).has((0,))
 
 
-@pytest.mark.usefixtures("own_child")
-def test_a_schema_that_needs_too_much_memory_is_refused_and_the_next_one_is_compiled(monkeypatch):
-    monkeypatch.setattr(compiler, "MEMORY", 2**26)
+def test_a_schema_that_needs_too_much_memory_is_refused_and_the_next_one_is_compiled(own_child):
+    own_child.limits = Limits(memory=2**26)
     compile_schema(GOOD)
     with pytest.raises(DataError, match="schema id 7 does not compile: it takes more than 64 MiB of memory"):
         compile_schema(RegistrySchema(7, "JSON", "[" + "[0]," * 2_000_000 + "0]"))
@@ -137,9 +134,9 @@ def test_a_schema_that_needs_too_much_memory_is_refused_and_the_next_one_is_comp
 
 
 @pytest.mark.parametrize("part", ["text", "references"])
-def test_a_schema_that_is_too_long_for_the_child_is_refused_before_it_is_sent(part, own_child, monkeypatch):
+def test_a_schema_that_is_too_long_for_the_child_is_refused_before_it_is_sent(part, own_child):
     """Its length has four bytes in a request: beyond them nothing could say it."""
-    monkeypatch.setattr(compiler, "MAX_REQUEST", 2**20, raising=False)
+    own_child.limits = Limits(request_bytes=2**20)
     long = "// " + "x" * 2**20
     schema = (
         RegistrySchema(7, "PROTOBUF", MAIN + long) if part == "text" else RegistrySchema(7, "PROTOBUF", MAIN, (("a", long),))
@@ -170,16 +167,12 @@ def test_after_an_interrupt_the_next_schema_gets_its_own_answer(own_child, monke
     assert (other.schema_id, other.name_of((0,))) == (3, "Three")
 
 
-def test_a_child_that_ends_with_each_new_start_is_the_schemas_fault(own_child, monkeypatch):
-    started = own_child._started
-
-    def start_and_end():
-        fresh = started()
+def test_a_child_that_ends_with_each_new_start_is_the_schemas_fault(own_child):
+    def end():
         os.kill(own_child._process.pid, signal.SIGSEGV)
         own_child._process.wait()
-        return fresh
 
-    monkeypatch.setattr(own_child, "_started", start_and_end)
+    own_child.started = end
     with pytest.raises(DataError, match=r"schema id 1 does not compile: .* breaks the compiler"):
         compile_schema(GOOD)
 
@@ -233,10 +226,10 @@ def test_a_worker_makes_the_decoder_of_a_deep_schema():
     assert worker._decoder((1, ())).message == "r99"
 
 
-def test_all_message_types_of_a_schema_are_one_request(own_child, monkeypatch):
+def test_all_message_types_of_a_schema_are_one_request(own_child):
     made = compile_schema(RegistrySchema(1, "PROTOBUF", many_types(600)))
-    requests, exchange = [], own_child._exchange
-    monkeypatch.setattr(own_child, "_exchange", lambda request: requests.append(request) or exchange(request))
+    requests = []
+    own_child.answered = lambda request, answer: requests.append(request) or answer
     decoders = first_decoders(made, made.paths())
     assert [decoder.message for decoder in decoders] == [f"T{n}" for n in range(600)]
     assert len(requests) == 1
@@ -259,8 +252,8 @@ def test_nothing_of_a_usual_schema_is_left_out(tmp_path):
     assert [made.left_out(n) for n in range(2)] == [0, 0]
 
 
-def test_the_child_ends_when_it_has_nothing_to_do(own_child, monkeypatch):
-    monkeypatch.setattr(compiler, "IDLE_S", 0.1)
+def test_the_child_ends_when_it_has_nothing_to_do(own_child):
+    own_child.limits = Limits(idle_s=0.1)
     compile_schema(GOOD)
     assert own_child._process.wait(60) == 0
     assert compile_schema(GOOD).has((0,))

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from game_events.decoding import compiler, compiler_process
-from game_events.decoding.compiler import compile_schema, first_decoders
+from game_events.decoding import compiler_process
+from game_events.decoding.compiler import Limits, compile_schema, first_decoders
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.protobuf import files as protobuf_files
 from game_events.decoding.protobuf.schema import ProtobufSchema
@@ -17,53 +17,55 @@ from game_events_tests.support.decoding.hostile_schemas import MAIN
 GOOD = RegistrySchema(1, "PROTOBUF", MAIN)
 
 
-def ended_after_start(own_child, monkeypatch, *signals):
+def ended_after_start(own_child, *signals):
     """Ends the children that are started from now on, one by each signal, before they get a request."""
-    started, left = own_child._started, list(signals)
+    left = list(signals)
 
-    def start_and_end():
-        fresh = started()
+    def end():
         if left:
             os.kill(own_child._process.pid, left.pop(0))
             own_child._process.wait()
-        return fresh
 
-    monkeypatch.setattr(own_child, "_started", start_and_end)
+    own_child.started = end
 
 
-def test_a_new_child_that_is_told_to_stop_is_no_schemas_fault(own_child, monkeypatch):
+def test_a_new_child_that_is_told_to_stop_is_no_schemas_fault(own_child):
     # Other signals that stop processes may be ignored here (`nohup`).
-    ended_after_start(own_child, monkeypatch, signal.SIGTERM)
+    ended_after_start(own_child, signal.SIGTERM)
     with pytest.raises(TransientError, match="schema id 1"):
         compile_schema(GOOD)
     assert compile_schema(GOOD).has((0,))
 
 
-def test_a_new_child_that_is_killed_once_is_no_schemas_fault(own_child, monkeypatch):
-    ended_after_start(own_child, monkeypatch, signal.SIGKILL)
+def test_a_new_child_that_is_killed_once_is_no_schemas_fault(own_child):
+    ended_after_start(own_child, signal.SIGKILL)
     assert compile_schema(GOOD).has((0,))
 
 
-def test_a_new_child_that_ended_as_nothing_came_is_no_schemas_fault(own_child, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(compiler, "IDLE_S", 0.05)
-        ended_after_start(own_child, monkeypatch, 0)  # waits until it has ended by itself
-        assert compile_schema(GOOD).has((0,))
+def test_a_new_child_that_ended_as_nothing_came_is_no_schemas_fault(own_child):
+    own_child.limits = Limits(idle_s=0.05)
+    ended_after_start(own_child, 0)  # waits until it has ended by itself
+    assert compile_schema(GOOD).has((0,))
 
 
-def test_two_new_children_that_are_killed_are_the_schemas_fault(own_child, monkeypatch):
-    ended_after_start(own_child, monkeypatch, signal.SIGKILL, signal.SIGKILL)
+def test_two_new_children_that_are_killed_are_the_schemas_fault(own_child):
+    ended_after_start(own_child, signal.SIGKILL, signal.SIGKILL)
     with pytest.raises(DataError, match="takes more memory than there is"):
         compile_schema(GOOD)
 
 
-def test_a_schema_that_is_not_done_after_the_wall_limit_is_tried_once(own_child, monkeypatch):
-    own_child._started()
-    os.kill(own_child._process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(compiler, "WAIT_S", 0.2)
-    monkeypatch.setattr(own_child, "_started", lambda started=[True]: started.pop())
+def test_a_schema_that_is_not_done_after_the_wall_limit_is_tried_once(own_child):
+    starts = []
+
+    def stop():
+        starts.append(own_child._process.pid)
+        os.kill(own_child._process.pid, signal.SIGSTOP)
+        own_child.limits = Limits(wait_s=0.2)  # after its start, which takes longer
+
+    own_child.started = stop
     with pytest.raises(DataError, match=r"it is not done after 0\.2 s"):
         compile_schema(GOOD)
+    assert len(starts) == 1
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO])
@@ -87,12 +89,13 @@ def test_a_file_that_is_too_large_is_the_schemas_fault(monkeypatch, tmp_path):
     assert "File too large" in compiler_process._answer(request["schema_id"], request)["error"]
 
 
-def test_a_schema_whose_child_lacks_something_is_compiled_when_it_lacks_it_no_more(own_child, monkeypatch):
+def test_a_schema_whose_child_lacks_something_is_compiled_when_it_lacks_it_no_more(own_child):
     compile_schema(GOOD)
-    with monkeypatch.context() as patch:
-        patch.setattr(own_child, "_exchange", lambda _: {"schema_id": 1, "unable": "OSError: [Errno 28] No space left"})
-        with pytest.raises(TransientError, match="No space left"):
-            compile_schema(GOOD)
+    usual = own_child.answered
+    own_child.answered = lambda *_: {"schema_id": 1, "unable": "OSError: [Errno 28] No space left"}
+    with pytest.raises(TransientError, match="No space left"):
+        compile_schema(GOOD)
+    own_child.answered = usual
     assert compile_schema(GOOD).has((0,))
 
 
@@ -117,12 +120,12 @@ def test_protoc_that_cannot_write_is_no_schemas_fault(monkeypatch, tmp_path):
         protobuf_files.compile_files(GOOD, read_only)
 
 
-def test_an_answer_to_another_request_is_never_taken(own_child, monkeypatch):
+def test_an_answer_to_another_request_is_never_taken(own_child):
     compile_schema(GOOD)
-    exchange = own_child._exchange
-    with monkeypatch.context() as patch:
-        patch.setattr(own_child, "_exchange", lambda request: exchange(request) | {"schema_id": 2})
-        with pytest.raises(TransientError, match="schema id 1"):
-            compile_schema(GOOD)
+    usual = own_child.answered
+    own_child.answered = lambda _, answer: answer | {"schema_id": 2}
+    with pytest.raises(TransientError, match="schema id 1"):
+        compile_schema(GOOD)
+    own_child.answered = usual
     assert own_child._process is None
     assert compile_schema(GOOD).schema_id == 1

@@ -21,7 +21,6 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.reporting.report import RunReport
 from game_events.schema_registry import RegistrySchema
-from game_events.sources.files import parquet as parquet_rows
 from game_events.sources.files.location import LINK, MAX_DEPTH, NotAFileError, SourceLocation
 from game_events.sources.files.schemas import FileSchemas
 from game_events.sources.files.source import FileSource
@@ -94,14 +93,13 @@ def test_records_without_bytes_cannot_be_announced_by_the_million(tmp_path: Path
 
 @pytest.mark.parametrize(("ending", "packed"), [("pb", False), ("pb", True), ("jsonl", False), ("jsonl", True)])
 def test_a_record_that_is_too_large_is_passed_over_and_those_behind_it_are_read(
-    ending: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ending: str, packed: bool, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("game_events.sources.files.delimited.BATCH_BYTES", 1_000)
     body = WRITERS[ending]
     large = b'{"n": "' + b"x" * 50_000 + b'"}\n' if ending == "jsonl" else b"\xd4\x86\x03" + bytes(50_004)
     file = body(range(2)) + large + body(range(3, 5))
     path = put(tmp_path, f"a.{ending}" + ".gz" * packed, gzip.compress(file) if packed else file)
-    read = Read(tmp_path, path, schema=KINDS[ending], bounds=replace(PLENTY, record=10_000))
+    read = Read(tmp_path, path, schema=KINDS[ending], bounds=replace(PLENTY, record=10_000, batch=1_000))
     assert read.rows == {(0, n): event(n) for n in (0, 1, 3, 4)}
     assert list(read.large) == [(0, 2)]
     assert "a record of 50,0" in read.large[0, 2]
@@ -110,10 +108,9 @@ def test_a_record_that_is_too_large_is_passed_over_and_those_behind_it_are_read(
     assert [0 < len(value) < 12_000 for value in held] == [True]
 
 
-def test_the_last_line_may_be_too_large_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("game_events.sources.files.delimited.BATCH_BYTES", 1_000)
+def test_the_last_line_may_be_too_large_as_well(tmp_path: Path) -> None:
     path = put(tmp_path, "a.jsonl", lines(range(1)) + b"x" * 20_000)
-    read = Read(tmp_path, path, schema=KINDS["jsonl"], bounds=replace(PLENTY, record=10_000))
+    read = Read(tmp_path, path, schema=KINDS["jsonl"], bounds=replace(PLENTY, record=10_000, batch=1_000))
     assert (len(read.rows), list(read.large)) == (1, [(0, 1)])
 
 
@@ -155,33 +152,29 @@ def bomb(rows: int, size: int, *, stored: bool = False) -> bytes:
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_parquet_file_that_unpacks_to_more_than_fits_into_memory_is_read_in_smaller_batches(
-    stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: bool, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(parquet_rows, "MEMORY", 64 * 2**20)
-    monkeypatch.setattr(parquet_rows, "BATCH_BYTES", 2**20)
     body = bomb(300, 500_000, stored=stored)
     assert len(body) < 10_000
-    read = Read(tmp_path, put(tmp_path, "a.parquet", body), put(tmp_path, "b.parquet", parquet(range(3))))
+    files = put(tmp_path, "a.parquet", body), put(tmp_path, "b.parquet", parquet(range(3)))
+    read = Read(tmp_path, *files, bounds=replace(PLENTY, memory=64 * 2**20, batch=2**20))
     assert sorted(read.rows) == [*((0, n) for n in range(300)), *((1, n) for n in range(3))]
     assert max(batch.nbytes for batch in read.batches) < 40_000_000
 
 
-def test_a_row_that_does_not_fit_into_memory_at_all_is_what_is_left_of_its_row_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parquet_rows, "MEMORY", 64 * 2**20)
+def test_a_row_that_does_not_fit_into_memory_at_all_is_what_is_left_of_its_row_group(tmp_path: Path) -> None:
     out = io.BytesIO()
     lists = pa.array([[None] * 20_000_000], pa.list_(pa.int64()))
     pq.write_table(pa.table({"l": lists}), out, compression="zstd")
     assert len(out.getvalue()) < 2_000
-    read = Read(tmp_path, put(tmp_path, "a.parquet", out.getvalue()), put(tmp_path, "b.parquet", parquet(range(3))))
+    files = put(tmp_path, "a.parquet", out.getvalue()), put(tmp_path, "b.parquet", parquet(range(3)))
+    read = Read(tmp_path, *files, bounds=replace(PLENTY, memory=64 * 2**20))
     assert sorted(read.rows) == [(1, n) for n in range(3)]
     assert list(read.large) == [(0, 0)]
 
 
-def test_rows_of_a_parquet_file_are_unpacked_up_to_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_rows, "BATCH_BYTES", 2**20)
-    read = Read(tmp_path, put(tmp_path, "a.parquet", bomb(300, 500_000)), bounds=replace(PLENTY, unpacked=10**7))
+def test_rows_of_a_parquet_file_are_unpacked_up_to_the_bound(tmp_path: Path) -> None:
+    read = Read(tmp_path, put(tmp_path, "a.parquet", bomb(300, 500_000)), bounds=replace(PLENTY, unpacked=10**7, batch=2**20))
     assert 0 < len(read.rows) <= 20
     assert list(read.large) == [(0, len(read.rows))]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import pickle
+from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -21,7 +22,7 @@ from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
 from game_events.decoding.formats import make_decoder
 from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema, schema_text, stored
-from game_events.sources.files import avro_container, delimited
+from game_events.sources.files import avro_container
 from game_events.sources.files import record_batches as rows
 from game_events.sources.files.archive_format import RECORDS, marked_records
 from game_events.sources.files.limits import FileLimits
@@ -144,20 +145,20 @@ def test_compressed_lines_and_messages_are_read(tmp_path: Path) -> None:
     assert read.rows == {}  # the one chunk of it could not be unpacked
 
 
-def test_records_that_are_larger_than_a_chunk_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delimited, "BATCH_BYTES", 7)
+def test_records_that_are_larger_than_a_chunk_are_read(tmp_path: Path) -> None:
     for ending in ("pb", "jsonl"):
         file = put(tmp_path, f"a.{ending}", WRITERS[ending](range(20)))
-        assert Read(tmp_path, file, schema=KINDS[ending]).rows == {(0, n): event(n) for n in range(20)}
+        assert Read(tmp_path, file, schema=KINDS[ending], bounds=replace(PLENTY, batch=7)).rows == {
+            (0, n): event(n) for n in range(20)
+        }
 
 
-def test_a_message_may_be_larger_than_its_compressed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delimited, "BATCH_BYTES", 1000)
+def test_a_message_may_be_larger_than_its_compressed_file(tmp_path: Path) -> None:
     text = "long" * 5000
     message = b"\x0a\xa0\x9c\x01" + text.encode()  # field 1, of 20,000 bytes
     file = put(tmp_path, "a.pb.gz", gzip.compress((b"\xa4\x9c\x01" + message) * 2))
     assert file.stat().st_size < len(text)
-    read = Read(tmp_path, file, schema=KINDS["pb"])
+    read = Read(tmp_path, file, schema=KINDS["pb"], bounds=replace(PLENTY, batch=1_000))
     assert ([row["game_name"] for row in read.rows.values()], read.refused) == ([text, text], {})
 
 

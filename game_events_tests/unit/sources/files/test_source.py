@@ -107,11 +107,11 @@ def test_a_full_refresh_goes_on_behind_an_archive_that_has_grown(
 ) -> None:
     """As each slice's commit does: else a run that reads the topic would have its records twice."""
     put(landing, "a.pb", b"x")
-    pipeline = Pipeline(file_settings, lambda: pytest.fail("no Spark here"))
+    allowed = file_settings.model_copy(update={"allow_bronze_full_refresh": True})
+    pipeline = Pipeline(allowed, lambda: pytest.fail("no Spark here"))
     bronze._create(pipeline, pipeline.source.snapshot(), RunReport())
     topic = Split("games", "5cB9Bc9QRbCeqUM/tZO+tg", 2)
     staged = StageResult([], [], set(), set(), Counter(), origins={topic: 7})
-    monkeypatch.setattr(bronze_reset, "refuse_unless_allowed", lambda _pipeline: None)
     monkeypatch.setattr(bronze_reset, "count_expired", lambda *_: Expired())
     stage_by_hand(monkeypatch, lambda *_: staged)
     report = RunReport()
