@@ -66,7 +66,9 @@ def run_with_bisection(
     return bisect(sorted(games), job, over)
 
 
-def bisect(games: Sequence[str], job: Callable[[Collection[str]], T], over: str) -> tuple[list[T], dict[str, str]]:
+def bisect(
+    games: Sequence[str], job: Callable[[Collection[str]], T], over: str, max_crashes: int = MAX_CRASHES
+) -> tuple[list[T], dict[str, str]]:
     """Run a crashed job for parts of its games, until those that crash it are isolated; `over`: its tables, for messages.
 
     Returns the results of the successful parts, and failed game -> reason.
@@ -76,10 +78,10 @@ def bisect(games: Sequence[str], job: Callable[[Collection[str]], T], over: str)
     waiting = deque(_halves(games))
     alone: dict[str, int] = {}
     crashes = 0
-    # Largest parts first: most games succeed even if `MAX_CRASHES` is reached.
+    # Largest parts first: most games succeed even if `max_crashes` is reached.
     while waiting:
         part = waiting.popleft()
-        if crashes >= MAX_CRASHES:
+        if crashes >= max_crashes:
             why = f"not tried: workers crashed {crashes} times over {over}, and its rows may be why; the next run tries again"
             failed |= dict.fromkeys(part, why)
             continue

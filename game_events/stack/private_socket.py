@@ -27,9 +27,12 @@ CHUNK_BYTES = 1 << 16
 class PrivateSocket:
     """A Unix socket that forwards to one process's port, in its own thread, until it is closed."""
 
-    def __init__(self, path: Path, server: Callable[[], ServerProcess | None]) -> None:
-        """Listens at once, in a private folder, at a path of 100 characters at most; without a server it closes connections."""
-        self._server = server
+    def __init__(self, path: Path, server: Callable[[], ServerProcess | None], accept_s: float = ACCEPT_S) -> None:
+        """Listens at once, in a private folder, at a path of 100 characters at most; without a server it closes connections.
+
+        `accept_s`: seconds within which the server must accept a connection.
+        """
+        self._server, self._accept_s = server, accept_s
         self._path = path
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="private_socket", daemon=True)
@@ -75,7 +78,7 @@ class PrivateSocket:
             return
         from_server, to_server = await asyncio.open_connection(HOST, server.port)
         try:
-            if not await _accepted_by(server, to_server.get_extra_info("sockname")):
+            if not await _accepted_by(server, to_server.get_extra_info("sockname"), self._accept_s):
                 said = "port=%s not_answered_by=%s the connection was closed before anything was sent"
                 log.warning(said, server.port, server.pid)
                 return
@@ -97,11 +100,11 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         await writer.drain()
 
 
-async def _accepted_by(server: ServerProcess, ours: tuple[str, int]) -> bool:
+async def _accepted_by(server: ServerProcess, ours: tuple[str, int], accept_s: float) -> bool:
     """Whether that process accepts our connection; waits until some process has."""
     pause = CHECK_S
     with suppress(TimeoutError):
-        async with asyncio.timeout(ACCEPT_S):
+        async with asyncio.timeout(accept_s):
             while (process := find(server)) is not None:
                 if await asyncio.to_thread(_has_connection, process, server.port, ours):
                     return True

@@ -67,7 +67,7 @@ def mock_api(  # noqa: PLR0913, PLR0917 - the command's options
 
 @dataclass(frozen=True)
 class MockFaults:
-    """Latency and shares of faulty answers: the options of the command."""
+    """Latency and shares of faulty answers: the options of the command; `max_body_bytes`: a larger body is refused."""
 
     latency_ms: float = 0.0
     latency_per_row_ms: float = 0.0
@@ -80,6 +80,7 @@ class MockFaults:
     rate_limit: float = 0.0
     retry_after_s: int = 1
     seed: int = 1
+    max_body_bytes: int = MAX_BODY_BYTES
 
 
 class MockApi:
@@ -96,7 +97,7 @@ class MockApi:
         self, port: int, ready: Callable[[int], None], tls: ssl.SSLContext | None = None, stop: asyncio.Event | None = None
     ) -> None:
         """Listen on loopback until stopped; `ready` gets the port (0 chooses a free one)."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application(client_max_size=self.faults.max_body_bytes)
         app.router.add_route("*", "/{path:.*}", self.answer)
         # Calls without an answer end when the caller gives up, or with the server.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)

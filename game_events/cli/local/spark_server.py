@@ -35,8 +35,16 @@ class WarmSpark:
     half done, as the run's own process commits, never the server.
     """
 
-    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
-        """Nothing is started yet."""
+    def __init__(
+        self,
+        settings: Settings,
+        say: Callable[[str], None],
+        *,
+        look_s: float = LOOK_S,
+        first_pause_s: float = FIRST_PAUSE_S,
+    ) -> None:
+        """Nothing is started yet. `look_s`: between two looks; `first_pause_s`: after the server's end, doubled each time."""
+        self._look_s, self._first_pause_s = look_s, first_pause_s
         self._settings = settings
         self._conf = spark_config(settings)
         self._folder = private_folder(settings.state_dir.resolve() / "spark")
@@ -88,11 +96,12 @@ class WarmSpark:
         return self._server if self._ready is None or self._ready.exists() else None
 
     def _watch(self) -> None:
-        pause, started = FIRST_PAUSE_S, time.monotonic()
-        while not self._ending.wait(LOOK_S):
+        pause, started = self._first_pause_s, time.monotonic()
+        while not self._ending.wait(self._look_s):
             if find(self._server) is not None:
                 continue
-            pause = FIRST_PAUSE_S if time.monotonic() - started >= LIVED_S else min(2 * pause, LONGEST_PAUSE_S)
+            lived = time.monotonic() - started >= LIVED_S
+            pause = self._first_pause_s if lived else min(2 * pause, LONGEST_PAUSE_S)
             self._say(f"the shared Spark server ended; starting it again in {pause:.0f} s (its log: {self._log}.1)")
             if self._ending.wait(pause):
                 return

@@ -17,7 +17,7 @@ from game_events.pipeline.reporting.tables import TableReport
 
 #: Games that a message names.
 NAMED = 20
-#: Events of games' tables that one run logs; past these, only tables that never had one.
+#: Events of games' tables that one run logs (`with_event`).
 EVENTS = 150
 #: Games that are named where not each has an event.
 GAMES_SHOWN = 50
@@ -109,18 +109,20 @@ def fail_for(failed: list[TableReport]) -> None:
         raise dg.Failure(f"{len(failed)} tables failed: {named}", metadata=whole, allow_retries=False)
 
 
-def with_event(instance: DagsterInstance, entries: Sequence[TableReport], keys: Keys) -> list[TableReport]:
+def with_event(instance: DagsterInstance, entries: Sequence[TableReport], keys: Keys, most: int = EVENTS) -> list[TableReport]:
     """The tables that get an event: all of them, or of very many games' those that have waited longest for one.
+
+    `most`: events of games' tables; past these, only tables that never had one.
 
     Guarantee: bronze, quarantine and unified always have one, and so have tables that never had one.
     """
     of_games = [entry for entry in entries if entry.game is not None]
-    if len(of_games) <= EVENTS:
+    if len(of_games) <= most:
         return list(entries)
     newest, kind = instance.event_log_storage.get_latest_storage_id_by_partition, DagsterEventType.ASSET_MATERIALIZATION
     last = {layer: newest(keys.layer(layer), kind) for layer in {entry.layer for entry in of_games}}
     by_age = sorted(of_games, key=lambda entry: last[entry.layer].get(str(entry.game), 0))
-    chosen = {id(entry) for n, entry in enumerate(by_age) if n < EVENTS or str(entry.game) not in last[entry.layer]}
+    chosen = {id(entry) for n, entry in enumerate(by_age) if n < most or str(entry.game) not in last[entry.layer]}
     return [entry for entry in entries if entry.game is None or id(entry) in chosen]
 
 

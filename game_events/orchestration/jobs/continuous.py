@@ -85,9 +85,9 @@ class LoopThread(threading.Thread):
     works for one that has ended.
     """
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, grace_s: float = GRACE_S) -> None:
         super().__init__(name="continuous", daemon=True)
-        self.loop = loop
+        self.loop, self._grace_s = loop, grace_s
         self.done = threading.Event()
         self.error: BaseException | None = None
 
@@ -103,7 +103,7 @@ class LoopThread(threading.Thread):
     def end(self) -> bool:
         """Stop within seconds; whether it did."""
         self.loop.stop.set()
-        if not self.done.wait(GRACE_S):
+        if not self.done.wait(self._grace_s):
             with suppress(PySparkException, Py4JError, OSError):
                 self.loop.abandon()
             self.done.wait(ABANDON_S)

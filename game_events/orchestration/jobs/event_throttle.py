@@ -25,8 +25,8 @@ class EventThrottle:
     Guarantee: every row is in one event, the next one of its table.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, at_once: int = EVENTS_AT_ONCE) -> None:
+        self._clock, self._at_once = clock, at_once
         self._lock = threading.Lock()
         self._pending = RunResult()
         self._reported_at: dict[str, float] = {}
@@ -45,7 +45,7 @@ class EventThrottle:
         with self._lock:
             waiting = sorted(self._pending.tables, key=self._last_event)
             due = [t for t in waiting if everything or now - self._last_event(t) >= self._interval(t)]
-            due = due if everything else due[:EVENTS_AT_ONCE]
+            due = due if everything else due[: self._at_once]
             if not due:
                 return None
             names = {t.table for t in due}

@@ -29,7 +29,15 @@ SEARCHED_AT = "game_events/old_runs_looked_at:{}"
 ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 
 
-def drop_old_runs(instance: DagsterInstance, own: OwnRuns, keep_h: float, checks: Collection[AssetCheckKey] = ()) -> int:
+def drop_old_runs(
+    instance: DagsterInstance,
+    own: OwnRuns,
+    keep_h: float,
+    checks: Collection[AssetCheckKey] = (),
+    *,
+    at_once: int = AT_ONCE,
+    page: int = PAGE,
+) -> int:
     """Delete own runs that ended more than `keep_h` hours ago (0: none), their events and their output, the oldest first.
 
     Guarantee: no run of another lakehouse, code location or team is deleted; the newest materialization of each asset and
@@ -37,7 +45,7 @@ def drop_old_runs(instance: DagsterInstance, own: OwnRuns, keep_h: float, checks
     found that could be deleted, the next search is an hour later.
 
     Returns:
-        how many were deleted, `AT_ONCE` at most.
+        how many were deleted, `at_once` at most; they are searched a `page` at a time.
     """
     if not keep_h:
         return 0
@@ -45,21 +53,21 @@ def drop_old_runs(instance: DagsterInstance, own: OwnRuns, keep_h: float, checks
     needed: set[str] = set()
     dropped: list[str] = []
     # Of thousands of games each may need an old run of its own: these must not hide the runs behind them.
-    for page in _old_runs(instance, own, before):
+    for runs in _old_runs(instance, own, before, page):
         if not needed:
             if _searched_just_now(instance, own):
                 return 0
             needed = _with_newest_events(instance, checks)
         # Whether continuous mode is on, for one, is read from its newest run.
-        jobs = {run.job_name for run in page}
+        jobs = {run.job_name for run in runs}
         needed |= {run.run_id for job in jobs for run in instance.get_runs(own.tagged(job_name=job), limit=1)}
-        dropped += [run.run_id for run in page if run.run_id not in needed]
-        if len(dropped) >= AT_ONCE:
+        dropped += [run.run_id for run in runs if run.run_id not in needed]
+        if len(dropped) >= at_once:
             break
     else:
         if needed:
             instance.daemon_cursor_storage.set_cursor_values({SEARCHED_AT.format(own.lakehouse): str(time.time())})
-    del dropped[AT_ONCE:]
+    del dropped[at_once:]
     for run_id in dropped:
         instance.compute_log_manager.delete_logs(prefix=[run_id])
         instance.delete_run(run_id)
@@ -76,13 +84,13 @@ def _searched_just_now(instance: DagsterInstance, own: OwnRuns) -> bool:
     return at is not None and 0 <= time.time() - float(at) < SEARCH_EVERY_S
 
 
-def _old_runs(instance: DagsterInstance, own: OwnRuns, before: datetime) -> Iterator[Sequence[DagsterRun]]:
+def _old_runs(instance: DagsterInstance, own: OwnRuns, before: datetime, page: int) -> Iterator[Sequence[DagsterRun]]:
     """Runs that ended before then, the oldest first, a page at a time."""
     wanted = own.tagged(statuses=ENDED, updated_before=before)
-    page = instance.get_runs(wanted, limit=PAGE, ascending=True)
-    while page:
-        yield page
-        page = instance.get_runs(wanted, cursor=page[-1].run_id, limit=PAGE, ascending=True)
+    found = instance.get_runs(wanted, limit=page, ascending=True)
+    while found:
+        yield found
+        found = instance.get_runs(wanted, cursor=found[-1].run_id, limit=page, ascending=True)
 
 
 def _with_newest_events(instance: DagsterInstance, checks: Collection[AssetCheckKey]) -> set[str]:

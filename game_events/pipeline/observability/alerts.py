@@ -77,8 +77,8 @@ def run_url(settings: Settings, run_id: str) -> str | None:
     return f"{settings.dagster_url.rstrip('/')}/runs/{run_id}" if settings.dagster_url else None
 
 
-def send(settings: Settings, alert: Alert) -> bool:
-    """POST an alert, with retries.
+def send(settings: Settings, alert: Alert, timeout_s: float = TIMEOUT_S) -> bool:
+    """POST an alert, with retries; `timeout_s`: of one attempt.
 
     Returns:
         False: try again later. True: it was accepted, or rejected for good, or alerts are off.
@@ -95,7 +95,7 @@ def send(settings: Settings, alert: Alert) -> bool:
     try:
         # Certificates are always verified.
         trust = True if settings.tls_ca_file is None else ssl.create_default_context(cafile=str(settings.tls_ca_file))
-        answer = attempts(_post, url, alert, trust)
+        answer = attempts(_post, url, alert, trust, timeout_s)
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         log.warning("alert=%s sent=false cause=%s", alert.id, _cause(error))
         return False
@@ -114,11 +114,11 @@ def _cause(error: Exception) -> str:
     return type(error).__name__
 
 
-def _post(url: str, alert: Alert, trust: ssl.SSLContext | bool) -> httpx2.Response:
+def _post(url: str, alert: Alert, trust: ssl.SSLContext | bool, timeout_s: float) -> httpx2.Response:
     content = alert.model_dump_json(exclude_none=True)
     headers = {"Content-Type": "application/json", "Idempotency-Key": alert.id}
     # Only the status is read, however large the answer is.
-    with httpx2.stream("POST", url, content=content, headers=headers, timeout=TIMEOUT_S, verify=trust) as answer:
+    with httpx2.stream("POST", url, content=content, headers=headers, timeout=timeout_s, verify=trust) as answer:
         return answer
 
 

@@ -49,9 +49,9 @@ class LimiterAddress:
 class RateLimiterServer:
     """Grants the calls of one run's tasks, in a thread of its own, while it is entered."""
 
-    def __init__(self, limit: RateWindow, host: str) -> None:
-        """Takes the limit, and the name by which the tasks reach this machine."""
-        self._limit, self._host, self._token = limit, host, secrets.token_hex(16)
+    def __init__(self, limit: RateWindow, host: str, hello_s: float = HELLO_S) -> None:
+        """Takes the limit, and the name by which the tasks reach this machine; `hello_s`: for the token."""
+        self._limit, self._host, self._token, self._hello_s = limit, host, secrets.token_hex(16), hello_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rest-rate-limiter", daemon=True)
         self._asked: asyncio.Queue[web.WebSocketResponse] = asyncio.Queue()
@@ -93,12 +93,12 @@ class RateLimiterServer:
         await asyncio.gather(self._granting, return_exceptions=True)
 
     def _connected(self) -> RequestHandler:
-        """Give a connection `HELLO_S` for the token."""
+        """Give a connection some seconds for the token."""
         stranger = self._http()
         self._strangers[stranger] = None
         if len(self._strangers) > STRANGERS:
             self._reject(next((known for known in self._strangers if known.transport is not None), stranger))
-        self._loop.call_later(HELLO_S, self._reject, stranger)
+        self._loop.call_later(self._hello_s, self._reject, stranger)
         return stranger
 
     def _reject(self, connection: RequestHandler) -> None:

@@ -23,9 +23,10 @@ KNOWN, REMEMBERED = 20, 5_000
 
 @dataclass
 class RateWindow:
-    """Sliding windows of (calls, seconds) for each limit; times in seconds of one clock."""
+    """Sliding windows of (calls, seconds) for each limit; times in seconds of one clock; `grace_s`: as `GRACE_S`."""
 
     windows: tuple[tuple[int, float], ...]
+    grace_s: float = GRACE_S
     _open: dict[int, float] = field(default_factory=dict)  # call -> time of its grant
     _arrivals: list[float] = field(default_factory=list)  # latest possible ones, in order
     _latencies: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
@@ -33,9 +34,9 @@ class RateWindow:
     _not_before: float = 0.0
 
     @classmethod
-    def of(cls, per_second: int, per_minute: int) -> Self:
+    def of(cls, per_second: int, per_minute: int, grace_s: float = GRACE_S) -> Self:
         """Limits of the settings; 0 is none."""
-        return cls(tuple((calls, seconds) for calls, seconds in ((per_second, 1.0), (per_minute, 60.0)) if calls))
+        return cls(tuple((calls, seconds) for calls, seconds in ((per_second, 1.0), (per_minute, 60.0)) if calls), grace_s)
 
     def acquire(self, now: float) -> int | None:
         """Grant a call and return its number, or None if it has to wait."""
@@ -43,7 +44,7 @@ class RateWindow:
             return None
         self._calls += 1
         self._open[self._calls] = now
-        insort(self._arrivals, now + GRACE_S)
+        insort(self._arrivals, now + self.grace_s)
         # Evenly: after calls in a bunch, a small error about their arrival would grant a whole bunch too many.
         self._not_before = now + max(((seconds + SLACK_S) / calls for calls, seconds in self.windows), default=0.0)
         return self._calls
@@ -51,16 +52,16 @@ class RateWindow:
     def release(self, number: int, now: float) -> None:
         """Note that a call has ended; one that was not made counts too."""
         began = self._open.pop(number, None)
-        if began is None or began + GRACE_S <= now:
+        if began is None or began + self.grace_s <= now:
             return  # counts with its grace
         self._latencies.append(now - began)
         quickest = RELIED_ON * min(self._latencies) - SLACK_S if len(self._latencies) >= KNOWN else 0.0
-        del self._arrivals[bisect_left(self._arrivals, began + GRACE_S)]
-        insort(self._arrivals, min(max(began, now - quickest), began + GRACE_S))
+        del self._arrivals[bisect_left(self._arrivals, began + self.grace_s)]
+        insort(self._arrivals, min(max(began, now - quickest), began + self.grace_s))
 
     def wait_s(self, now: float) -> float:
         """Seconds until the next call may be granted, as far as known; 0: now."""
-        longest = max((seconds for _, seconds in self.windows), default=-GRACE_S)
+        longest = max((seconds for _, seconds in self.windows), default=-self.grace_s)
         del self._arrivals[: bisect_right(self._arrivals, now - longest)]
         wait = max(0.0, self._not_before - now)
         for calls, seconds in self.windows:

@@ -6,7 +6,6 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from game_events.spark import crashed_workers
 from game_events.spark.crashed_workers import WorkerCrashError, bisect, crashes_explained, is_crash, run_with_bisection
 
 SPARK_SAYS = (
@@ -63,10 +62,9 @@ def test_a_worker_that_somebody_killed_costs_no_game_its_rows():
     assert (sum(map(len, done)), failed) == (1, {})
 
 
-def test_when_everything_dies_an_end_is_put_to_it_and_each_game_says_why_it_waits(monkeypatch):
-    monkeypatch.setattr(crashed_workers, "MAX_CRASHES", 6)
+def test_when_everything_dies_an_end_is_put_to_it_and_each_game_says_why_it_waits():
     job = Job(games(100))
-    done, failed = bisect(games(100), job, "batches 3 to 5 of bronze_events")
+    done, failed = bisect(games(100), job, "batches 3 to 5 of bronze_events", max_crashes=6)
     assert len(job.parts) == 6
     assert done == []
     assert set(failed) == set(games(100))

@@ -18,7 +18,6 @@ import pytest
 from game_events.jvm.private_folders import TemporaryFolder
 from game_events.spark.connect import TOKEN_VARIABLE
 from game_events.spark.connect_channel import channel_to
-from game_events.stack import private_socket
 from game_events.stack.ports import HOST, free_ports
 from game_events.stack.private_socket import PrivateSocket
 from game_events.stack.server_process import ServerProcess, find, spawn, stop
@@ -84,8 +83,8 @@ def echo(tmp_path):
 
 
 @contextmanager
-def leading_to(folder, server):
-    found = PrivateSocket(folder.path / "here", lambda: server)
+def leading_to(folder, server, **options):
+    found = PrivateSocket(folder.path / "here", lambda: server, **options)
     yield found
     found.close()
 
@@ -155,8 +154,7 @@ def test_nobody_but_its_user_can_open_the_socket(folder, echo):
         assert asked(way.address) == b"hello"
 
 
-def test_whoever_takes_the_port_of_a_server_that_died_is_sent_nothing(folder, echo, monkeypatch):
-    monkeypatch.setattr(private_socket, "ACCEPT_S", 0.5)
+def test_whoever_takes_the_port_of_a_server_that_died_is_sent_nothing(folder, echo):
     alive = spawn(
         [sys.executable, "-c", "import time; time.sleep(600)"], port=echo.port, cwd=Path("/"), log=folder.path / "log"
     )
@@ -168,7 +166,7 @@ def test_whoever_takes_the_port_of_a_server_that_died_is_sent_nothing(folder, ec
         thief.listen()
         # The server is gone, and one that lives and does not listen there.
         for server in (echo, alive):
-            with leading_to(folder, server) as way:
+            with leading_to(folder, server, accept_s=0.5) as way:
                 assert asked(way.address) == b""
             connection, _ = thief.accept()
             connection.settimeout(30)

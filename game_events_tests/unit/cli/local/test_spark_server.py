@@ -47,14 +47,13 @@ def started(monkeypatch, ready):
         return found[-1][0]
 
     monkeypatch.setattr(warm_spark.connect_server, "start", start)
-    monkeypatch.setattr(warm_spark, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(warm_spark, "LOOK_S", 0.02)
     return found
 
 
 @pytest.fixture
 def make(tmp_path):
-    return lambda said: WarmSpark(load_settings(state_dir=tmp_path / "state"), said.append)
+    quick = {"look_s": 0.02, "first_pause_s": 0.01}
+    return lambda said: WarmSpark(load_settings(state_dir=tmp_path / "state"), said.append, **quick)
 
 
 def test_a_server_that_dies_has_a_successor_at_the_same_address_and_with_the_same_token(started, make, tmp_path):

@@ -3,7 +3,6 @@
 import dagster as dg
 import pytest
 
-from game_events.orchestration.events import materializations
 from game_events.orchestration.events.materializations import summaries, with_event
 from game_events.orchestration.keys import DEFAULT
 from game_events.pipeline.reporting.tables import TableReport
@@ -27,31 +26,28 @@ def logged(instance):
     return log
 
 
-def test_of_very_many_games_those_get_an_event_that_have_waited_longest(instance, logged, monkeypatch):
-    monkeypatch.setattr(materializations, "EVENTS", 4)
+def test_of_very_many_games_those_get_an_event_that_have_waited_longest(instance, logged):
     few = entries("a", "b")
-    assert logged(with_event(instance, few, DEFAULT)) == few
+    assert logged(with_event(instance, few, DEFAULT, most=4)) == few
     many = entries("a", "b", "c", "d")
-    first = with_event(instance, many, DEFAULT)
+    first = with_event(instance, many, DEFAULT, most=4)
     assert [(e.layer, e.game) for e in logged(first) if e.game] == [(x, g) for x in ("silver", "gold") for g in ("c", "d")]
     assert [e.layer for e in first if e.game is None] == ["bronze", "unified"], "these have one in each run"
-    second = with_event(instance, many, DEFAULT)
+    second = with_event(instance, many, DEFAULT, most=4)
     assert {(e.layer, e.game) for e in second if e.game} == {(x, g) for x in ("silver", "gold") for g in ("a", "b")}
 
 
-def test_a_game_that_never_had_an_event_gets_one_whatever_the_number(instance, logged, monkeypatch):
+def test_a_game_that_never_had_an_event_gets_one_whatever_the_number(instance, logged):
     """Else its partition would be shown as missing."""
-    monkeypatch.setattr(materializations, "EVENTS", 2)
     many = entries("a", "b", "c")
-    assert logged(with_event(instance, many, DEFAULT)) == many
-    assert len([e for e in with_event(instance, many, DEFAULT) if e.game]) == 2
+    assert logged(with_event(instance, many, DEFAULT, most=2)) == many
+    assert len([e for e in with_event(instance, many, DEFAULT, most=2) if e.game]) == 2
 
 
-def test_what_has_no_event_of_its_own_is_counted_in_one(instance, logged, monkeypatch):
-    monkeypatch.setattr(materializations, "EVENTS", 2)
+def test_what_has_no_event_of_its_own_is_counted_in_one(instance, logged):
     many = entries("a", "b", "c", rows=5)
     logged(many)
-    chosen = with_event(instance, many, DEFAULT)
+    chosen = with_event(instance, many, DEFAULT, most=2)
     found = {event.asset_key: event.metadata for event in summaries(many, chosen, DEFAULT)}
     without = {key: data["games_changed_without_event"].value for key, data in found.items()}
     assert sum(without.values()) == 4

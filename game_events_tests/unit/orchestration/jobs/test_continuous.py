@@ -45,9 +45,8 @@ def interrupts():
 
 
 @pytest.mark.parametrize("obeys", [True, False])
-def test_after_an_interrupt_the_end_of_the_step_under_way_is_waited_for(interrupts, monkeypatch, obeys):  # noqa: ARG001
-    monkeypatch.setattr(continuous, "GRACE_S", 2.0)
-    worker = LoopThread(SlowLoop(obeys=obeys))
+def test_after_an_interrupt_the_end_of_the_step_under_way_is_waited_for(interrupts, obeys):  # noqa: ARG001
+    worker = LoopThread(SlowLoop(obeys=obeys), grace_s=2.0)
     worker.start()
     throttle = SimpleNamespace(due=lambda **_options: None)
     timer = threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1))

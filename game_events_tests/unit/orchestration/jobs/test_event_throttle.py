@@ -6,7 +6,6 @@ import pyarrow as pa
 
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.tables import Table
-from game_events.orchestration.jobs import event_throttle
 from game_events.orchestration.jobs.event_throttle import EVENT_S, EventThrottle
 from game_events.pipeline.reporting.report import RunReport
 
@@ -76,10 +75,8 @@ def test_what_belongs_to_no_single_table_waits_for_bronzes_event():
     assert (bronze.offsets, bronze.rejected) == ({0: (1, 2)}, Counter(a=2))
 
 
-def test_very_many_games_are_told_in_turns(monkeypatch):
-    monkeypatch.setattr(event_throttle, "EVENTS_AT_ONCE", 10)
-    clock = Clock()
-    throttle = EventThrottle(clock)
+def test_very_many_games_are_told_in_turns():
+    throttle = EventThrottle(Clock(), at_once=10)
     throttle.add(cycle(1, *(("silver", f"g{n}", 1) for n in range(25))))
     turns = []
     while (report := throttle.due()) is not None:

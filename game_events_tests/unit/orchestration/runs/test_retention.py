@@ -78,11 +78,10 @@ def test_old_runs_go_but_for_those_with_the_newest_event_of_an_asset_or_a_partit
     assert instance.get_latest_materialization_event(bronze.key).run_id == kept[2]
 
 
-def test_runs_that_are_still_needed_do_not_hide_those_behind_them(instance, monkeypatch):
-    monkeypatch.setattr("game_events.orchestration.runs.retention.PAGE", 1)
-    needed = [dg.materialize([silver], instance=instance, partition_key=game).run_id for game in ("rummy", "spades")]
+def test_runs_that_are_still_needed_do_not_hide_those_behind_them(instance):
+    needed = [dg.materialize([silver], instance=instance, partition_key=game, tags=TAGS).run_id for game in ("rummy", "spades")]
     runs = [refresh.execute_in_process(instance=instance).run_id for _ in range(2)]
-    assert drop_old_runs(instance, OWN, keep_h=1e-9) == 1
+    assert drop_old_runs(instance, OWN, keep_h=1e-9, page=1) == 1
     assert {run.run_id for run in instance.get_runs()} == {*needed, runs[-1]}
 
 
@@ -104,11 +103,10 @@ def test_where_all_old_runs_are_needed_what_is_newest_is_read_once_an_hour(insta
     assert len(reads) == 2
 
 
-def test_as_long_as_there_is_something_to_delete_nobody_waits(instance, monkeypatch):
-    monkeypatch.setattr("game_events.orchestration.runs.retention.AT_ONCE", 2)
+def test_as_long_as_there_is_something_to_delete_nobody_waits(instance):
     for _ in range(6):
         refresh.execute_in_process(instance=instance)
-    assert [drop_old_runs(instance, OWN, keep_h=1e-9) for _ in range(4)] == [2, 2, 1, 0]
+    assert [drop_old_runs(instance, OWN, keep_h=1e-9, at_once=2) for _ in range(4)] == [2, 2, 1, 0]
 
 
 def test_runs_that_wait_or_work_stay_however_old(instance):

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from game_events.cli.local import mock_api
 from game_events.config.settings import load_settings
 from game_events.sinks.http.delivery import MAX_ANSWER_BYTES, Calls, client
 from game_events.sinks.http.rate_limiter import RateLimiter
@@ -70,9 +69,9 @@ def test_a_packed_answer_is_not_unpacked():
 
 
 @pytest.mark.parametrize(("body", "status"), [(b"no json", 400), (b"[1, 2]", 200), (b"[" + b"1," * 500 + b"1]", 413)])
-def test_the_mock_api_says_what_it_does_not_take_and_keeps_no_more_of_a_body_than_it_says(body, status, tmp_path, monkeypatch):
-    monkeypatch.setattr(mock_api, "MAX_BODY_BYTES", 500)
-    with receiving(tmp_path / "log") as receiver, socket.create_connection(("127.0.0.1", receiver.port), timeout=30) as caller:
+def test_the_mock_api_says_what_it_does_not_take_and_keeps_no_more_of_a_body_than_it_says(body, status, tmp_path):
+    small = receiving(tmp_path / "log", max_body_bytes=500)
+    with small as receiver, socket.create_connection(("127.0.0.1", receiver.port), timeout=30) as caller:
         for _ in range(2):  # the connection goes on
             caller.sendall(b"POST /rows HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             assert caller.recv(65536).startswith(b"HTTP/1.1 %d " % status)

@@ -18,7 +18,6 @@ from game_events.errors import ConflictError, TransientError
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse, paths
 from game_events.pipeline.reporting.steps import Export
-from game_events.sinks.http import rate_limiter, rate_window
 from game_events.sinks.http.chunks import CutChunks
 from game_events.sinks.http.delivery import retry_after_s
 from game_events.sinks.http.plan import commit_slice, next_slice
@@ -53,10 +52,10 @@ def job(folder: Path, url: str, chunks: int, limiter: LimiterAddress | None = No
     )
 
 
-def test_the_cap_over_all_tasks_holds_in_every_second_at_the_receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_cap_over_all_tasks_holds_in_every_second_at_the_receiver(tmp_path: Path):
     # This machine may be so busy that calls take longer to arrive than the guarantee assumes.
-    monkeypatch.setattr(rate_window, "GRACE_S", 30.0)
-    with receiving(tmp_path / "log", latency_ms=20) as receiver, RateLimiterServer(RateWindow.of(40, 0), LOOPBACK) as limiter:
+    limit = RateWindow.of(40, 0, grace_s=30.0)
+    with receiving(tmp_path / "log", latency_ms=20) as receiver, RateLimiterServer(limit, LOOPBACK) as limiter:
         sending = job(tmp_path, receiver.url, 120, limiter)
         with ThreadPoolExecutor(TASKS) as pool:
             done = list(pool.map(sending.run_task, range(TASKS)))
@@ -116,9 +115,9 @@ def test_a_rate_limiter_that_cannot_listen_leaves_no_thread(monkeypatch):
     assert not [thread for thread in threading.enumerate() if thread.name == "rest-rate-limiter"]
 
 
-def test_who_connects_and_says_nothing_is_sent_away_and_keeps_no_task_from_asking(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(rate_limiter, "HELLO_S", 0.5)
-    with RateLimiterServer(RateWindow.of(1_000, 0), LOOPBACK) as limiter, receiving(tmp_path / "log") as receiver:
+def test_who_connects_and_says_nothing_is_sent_away_and_keeps_no_task_from_asking(tmp_path: Path):
+    server = RateLimiterServer(RateWindow.of(1_000, 0), LOOPBACK, hello_s=0.5)
+    with server as limiter, receiving(tmp_path / "log") as receiver:
         silent = [socket.create_connection((limiter.host, limiter.port)) for _ in range(3 * STRANGERS)]
         silent[-1].sendall(b"x" * 1_000_000)
         account, _ = job(tmp_path, receiver.url, 3, limiter).run_task(0)
