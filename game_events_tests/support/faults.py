@@ -17,11 +17,16 @@ Open = Callable[[Table], DeltaTable | None]
 Write = Callable[..., None]
 
 
+def handle_failpoints(patch: pytest.MonkeyPatch, handler: Callable[[str, object], object]) -> None:
+    """Until the patch ends this is called at each failpoint, with its name and its detail."""
+    patch.setattr(failpoints, "handler", handler)
+
+
 @contextlib.contextmanager
 def at_failpoints(handler: Callable[[str, object], object]) -> Iterator[None]:
-    """Within the block this is called at each failpoint, with its name and its detail."""
+    """The same, for a block."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(failpoints, "handler", handler)
+        handle_failpoints(patch, handler)
         yield
 
 
@@ -76,3 +81,9 @@ def at_commit(instead: Callable[..., object]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeltaTable, "create_write_transaction", lambda *given, **options: instead(usual, *given, **options))
         yield
+
+
+def wrap_writes(patch: pytest.MonkeyPatch, wrap: Callable[[Write], Write]) -> None:
+    """Until the patch ends both calls of delta-rs, that which commits and that which creates a table, are wrapped in this."""
+    for owner, name in ((DeltaTable, "create_write_transaction"), (commit, "create_table_with_add_actions")):
+        patch.setattr(owner, name, wrap(getattr(owner, name)))

@@ -7,16 +7,15 @@ from contextlib import suppress
 from itertools import product
 
 import pytest
-from deltalake import DeltaTable
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConflictError
-from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.reporting.report import RunReport
+from game_events_tests.support.faults import wrap_writes
 from game_events_tests.support.model.bronze import LANE, Reader, Topic, offsets, pipeline_of, without_services, write
 from game_events_tests.support.worlds.waves import PowerCut
 
@@ -49,8 +48,7 @@ class Writes:
 
     def __enter__(self):
         self.patch = pytest.MonkeyPatch()
-        for owner, name in ((DeltaTable, "create_write_transaction"), (commits, "create_table_with_add_actions")):
-            self.patch.setattr(owner, name, self.around(getattr(owner, name)))
+        wrap_writes(self.patch, self.around)
         return self
 
     def __exit__(self, *_):

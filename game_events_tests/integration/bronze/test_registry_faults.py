@@ -12,7 +12,7 @@ from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.schemas import store
 from game_events_tests.support.reconciliation import assert_books_balance, count, rows
 from game_events_tests.support.worlds.topic import send_values
-from game_events_tests.support.worlds.waves import send
+from game_events_tests.support.worlds.waves import at_point, send
 
 #: One is enough where the registry is what matters.
 GAMES = ("rummy",)
@@ -88,19 +88,13 @@ def test_a_warm_archive_carries_runs_through_outages_and_an_id_that_is_not_in_it
 
 
 @pytest.mark.scenario
-def test_an_outage_in_mid_run_costs_nothing_that_is_known(make_settings, make_pipeline, proxy):
+def test_an_outage_in_mid_run_costs_nothing_that_is_known(make_settings, make_pipeline, proxy, monkeypatch):
     settings = make_settings(schema_registry_url=proxy.url, max_records_per_batch=10)
     sent = send(make_settings(), version=1, poison=0.0)
-    pipeline, slices = make_pipeline(settings), []
-
-    def break_at_the_second_slice(message: str) -> None:
-        slices.append(message)
-        if len(slices) == 2:
-            proxy.always(500)
-
-    object.__setattr__(pipeline, "on_progress", break_at_the_second_slice)
-    refresh(pipeline)
-    assert slices[1].startswith("bronze")
+    broken = at_point(monkeypatch, "bronze_committed", lambda: proxy.always(500))
+    report = refresh(make_pipeline(settings))
+    assert broken
+    assert len(report.batches) > 1
     assert_books_balance(settings, sent)
 
 

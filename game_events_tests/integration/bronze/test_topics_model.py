@@ -11,7 +11,6 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from game_events.lakehouse import failpoints
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, bronze_schema
@@ -20,6 +19,7 @@ from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.offsets import offsets_continuous
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.core.source import SourceSnapshot, Split
+from game_events_tests.support.faults import handle_failpoints
 from game_events_tests.support.pipelines import reading, stage_by_hand, without_spark
 
 IDS = [f"{letter * 21}A" for letter in "ABCDEFGH"]
@@ -57,7 +57,7 @@ class World:
         self.root, self.broker, self.random = root, Broker(), random.Random(seed)  # noqa: S311 - not a secret
         self.meanwhile, self.dies_at = [], None
         stage_by_hand(monkeypatch, self.stage)
-        monkeypatch.setattr(failpoints, "handler", self.reach)
+        handle_failpoints(monkeypatch, self.reach)
         self.broker.make("t.a", 2)
 
     def reach(self, point, *_):

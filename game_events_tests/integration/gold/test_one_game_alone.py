@@ -8,11 +8,12 @@ import pytest
 from game_events.errors import TransientError
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import UNIFIED, Table
+from game_events.lakehouse.tables import UNIFIED, silver_name
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import gold_app, refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.refresh import refresh_silver
+from game_events_tests.support.faults import unreadable
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.reconciliation import gold as gold_rows
 from game_events_tests.support.reconciliation import rows
@@ -80,7 +81,7 @@ def test_a_game_without_the_key_column_fails_alone(pipeline, make_pipeline):
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["a game with new rows", "a game that bronze does not have any more"])
-def test_a_store_that_refuses_one_look_at_gold_makes_the_run_fail_and_the_game_is_looked_at_again(known, pipeline, monkeypatch):
+def test_a_store_that_refuses_one_look_at_gold_makes_the_run_fail_and_the_game_is_looked_at_again(known, pipeline):
     apart = pipeline()
     identity = bronze(apart, gamer_id=["a"], _batch=[2])
     rummy, rows = apart.lakehouse.gold("rummy"), {"gamer_id": ["a"], "session_count": [1]}
@@ -96,16 +97,8 @@ def test_a_store_that_refuses_one_look_at_gold_makes_the_run_fail_and_the_game_i
     apart.progress.update(
         identity.key, lambda now: now.done(Layer.SILVER, 2, games).done(Layer.GOLD, 2).done(Layer.UNIFIED, 1, failed=owed)
     )
-    look = Table.open
-
-    def refused(table):
-        if table.key == rummy.key:
-            raise TransientError("the object store answers 503")
-        return look(table)
-
     report = RunReport()
-    with monkeypatch.context() as patch:
-        patch.setattr(Table, "open", refused)
+    with unreadable(rummy.key, TransientError("the object store answers 503")):
         refresh_unified(apart, report)
     ((game, error),) = [(t.game, t.error) for t in report.tables]
     assert (game, error) == ("rummy", "its gold cannot be read: the object store answers 503")
@@ -113,19 +106,14 @@ def test_a_store_that_refuses_one_look_at_gold_makes_the_run_fail_and_the_game_i
     assert apart.progress.read(identity.key).failed_in(Layer.UNIFIED) == {"rummy"}
 
 
-def test_a_game_that_fails_in_gold_is_owed_to_unified_and_comes_when_its_gold_does(pipeline, make_pipeline, monkeypatch):
+def test_a_game_that_fails_in_gold_is_owed_to_unified_and_comes_when_its_gold_does(pipeline, make_pipeline):
     """Unified is refreshed in the same run: what it has then is not the game's last word, and no new row ever asks again."""
     apart = pipeline()
     identity = bronze(apart, game_name=["x"], _batch=[9])
     for game in ("chess", "rummy"):
         silver(apart, identity, game, 9, gamer_id=["u"], event_timestamp=pa.array([0], TIME))
     apart.progress.update(identity.key, lambda now: now.done(Layer.SILVER, 9, {"chess": 9, "rummy": 9}))
-    whole, look = make_pipeline(apart.settings), Table.open
-
-    def refused(table):
-        if table.key == apart.lakehouse.silver("rummy").key:
-            raise TransientError("the object store answers 503")
-        return look(table)
+    whole = make_pipeline(apart.settings)
 
     def run():
         report = RunReport()
@@ -134,8 +122,7 @@ def test_a_game_that_fails_in_gold_is_owed_to_unified_and_comes_when_its_gold_do
         games = [row[0] for row in rows(apart.settings, UNIFIED, "SELECT game_name FROM t ORDER BY ALL")]
         return games, [(t.game, t.error) for t in report.tables if t.error]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Table, "open", refused)
+    with unreadable(silver_name("rummy"), TransientError("the object store answers 503")):
         for _ in range(2):  # one that fails for long, too
             assert run() == (["chess"], [("rummy", "the object store answers 503")])
     state = apart.progress.read(identity.key)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from game_events.config.naming import PROGRESS
-from game_events.lakehouse.tables import BRONZE, UNIFIED, Table, gold_name, silver_name
+from game_events.lakehouse.tables import BRONZE, UNIFIED, gold_name, silver_name
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.conftest import MakePipeline, MakeSettings
+from game_events_tests.support.faults import opened_tables
 from game_events_tests.support.reconciliation import coordinates, count
 from game_events_tests.support.worlds.shared_topic import World
 from game_events_tests.support.worlds.waves import (
@@ -170,31 +171,27 @@ def test_a_flood_of_names_is_counted_and_locks_no_real_game_out(
     assert not (Path(settings.lakehouse).parent / "etc").exists()
 
 
-def test_a_game_without_new_rows_is_not_opened(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, usual = world.settings, Table.open
-    opened: set[str] = set()
+def test_a_game_without_new_rows_is_not_opened(world: World) -> None:
+    settings = world.settings
     idle = silver_version(world.pipeline(), "uno")
     held = coordinates(settings, silver_name("uno"))
     world.send(games=("rummy",))
-    with monkeypatch.context() as patch:
-        patch.setattr(Table, "open", lambda table: opened.add(table.key) or usual(table))
+    with opened_tables() as opened:
         report = world.refresh()
     assert {t.game for t in report.tables if t.game} == {"rummy"}
-    assert {silver_name("rummy"), gold_name("rummy")} <= opened
-    assert opened & {silver_name("uno"), gold_name("uno")} == set()
+    assert {silver_name("rummy"), gold_name("rummy")} <= set(opened)
+    assert set(opened) & {silver_name("uno"), gold_name("uno")} == set()
     assert silver_version(world.pipeline(), "uno") == idle
     assert coordinates(settings, silver_name("uno")) == held
     world.assert_whole()
 
 
-def test_the_next_cycle_of_a_process_opens_no_table_of_a_game_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline, usual = world.pipeline(), Table.open
+def test_the_next_cycle_of_a_process_opens_no_table_of_a_game_again(world: World) -> None:
+    pipeline = world.pipeline()
     world.send(games=("rummy", "uno"))
     assert refresh(pipeline).success
     world.send(games=("rummy", "uno"))
-    opened: set[str] = set()
-    with monkeypatch.context() as patch:
-        patch.setattr(Table, "open", lambda table: opened.add(table.key) or usual(table))
+    with opened_tables() as opened:
         report = refresh(pipeline)
     assert {t.game for t in report.tables if t.game} == {"rummy", "uno"}
     assert {name for name in opened if name.startswith(("silver_", "gold_"))} <= {UNIFIED}

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -25,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from game_events.config.naming import PROGRESS
 from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import UNIFIED, Lakehouse
+from game_events_tests.support.faults import Write, at_commit
 from game_events_tests.support.model.plans import REJECTS
 from game_events_tests.support.model.world import BRONZE, GAMES, NOBODY, SCHEMAS, SILVER, World
 from game_events_tests.support.worlds.waves import PowerCut
@@ -141,19 +141,17 @@ class FanOutModel(RuleBasedStateMachine):
     @rule(number=st.integers(1, 12), landed=st.booleans(), how=HOW)
     def a_run_that_loses_the_answer_of_a_commit(self, number: int, landed: bool, how: dict[str, Any]) -> None:
         """Whether the commit is made, or not."""
-        real, seen = DeltaTable.create_write_transaction, []
+        seen = []
 
-        def lossy(*arguments: Any, **options: Any) -> None:
+        def lossy(real: Write, *arguments: Any, **options: Any) -> None:
             seen.append(1)
             if landed or len(seen) != number:
                 real(*arguments, **options)
             if len(seen) == number:
                 raise DeltaError("timed out")
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(DeltaTable, "create_write_transaction", lossy)
-            with suppress(GameEventsError):
-                self.world.work(**how)
+        with at_commit(lossy), suppress(GameEventsError):
+            self.world.work(**how)
 
     @rule(strictness=st.integers(0, len(REJECTS) - 1))
     def rules_change(self, strictness: int) -> None:

@@ -21,10 +21,11 @@ from game_events.pipeline.reprocessing.redecode import redecode
 from game_events.pipeline.reprocessing.replay import replay
 from game_events.pipeline.reprocessing.selection import ReplaySelection, replay_selection
 from game_events.pipeline.runs.refresh import refresh
+from game_events_tests.support.faults import at_commit, at_failpoints
 from game_events_tests.support.reconciliation import coordinates, count, rows
 from game_events_tests.support.tables import put
 from game_events_tests.support.worlds.topic import register, send_values
-from game_events_tests.support.worlds.waves import assert_gold_follows_silver, power_cut_at, send, versions
+from game_events_tests.support.worlds.waves import assert_gold_follows_silver, at_point, power_cut_at, send, versions
 
 GAMES = ("rummy", "spades", "uno")
 
@@ -151,12 +152,10 @@ def test_of_two_replays_at_once_one_brings_the_rows(settings, make_settings, mak
     proxy.show_all()
     rival = []
 
-    def act(name, _=None):
-        if name == "replay_staged" and not rival:
-            rival.append(None)
-            rival[0] = replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows
+    def act():
+        rival.append(replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows)
 
-    monkeypatch.setattr("game_events.lakehouse.failpoints.handler", act)
+    at_point(monkeypatch, "replay_staged", act)
     mine = replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows
     assert (rival[0], mine) == (sent.records_total, 0)
     refresh(make_pipeline(settings))
@@ -190,16 +189,15 @@ def test_a_rival_in_the_middle_of_a_replays_notes_neither_fails_it_nor_doubles_a
     refresh(make_pipeline(settings))
     proxy.show_all()
     # Two note one replay: it does not fail, and it counts its rows.
-    real_commit, rivals = replay_notes.commit, []
+    rivals = []
 
-    def rival_then_commit(plan):
-        if not rivals:
+    def rival_then_commit(write, handle, *given, **options):
+        if handle.table_uri.rstrip("/").endswith(QUARANTINE) and not rivals:
             rivals.append(None)
             replay_notes.note_replay(make_pipeline(settings))
-        return real_commit(plan)
+        write(handle, *given, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(replay_notes, "commit", rival_then_commit)
+    with at_commit(rival_then_commit):
         assert replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows == sent.records_total
     assert rivals
     assert held(settings) == [("UNKNOWN_SCHEMA", True, sent.records_total)]
@@ -233,12 +231,11 @@ def test_a_run_that_commits_while_a_replay_works_costs_neither_a_row(
     proxy.show_all()
     more = []
 
-    def act(name, _=None):
-        if name == "replay_staged" and not more:
-            more.append(send(make_settings(), version=1, poison=0.5))
-            refresh(make_pipeline(settings))
+    def act():
+        more.append(send(make_settings(), version=1, poison=0.5))
+        refresh(make_pipeline(settings))
 
-    monkeypatch.setattr("game_events.lakehouse.failpoints.handler", act)
+    at_point(monkeypatch, "replay_staged", act)
     replay(make_pipeline(settings), RunReport(), ReplaySelection())
     refresh(make_pipeline(settings))
     assert_all_there(settings, sent.records_total + more[0].decodable)
@@ -258,18 +255,17 @@ def test_a_rebuilt_bronze_gets_what_was_replayed_to_the_old_one(settings, make_s
 
 
 def test_rows_that_do_not_decode_although_their_schema_is_known_are_tried_once_and_again_when_others_come(
-    settings, make_settings, make_pipeline, proxy, monkeypatch
+    settings, make_settings, make_pipeline, proxy
 ):
     schema_id = register(make_settings(), 'syntax = "proto3"; message E { string game_name = 1; }')
     head = b"\0" + schema_id.to_bytes(4, "big") + b"\0"
     tries = []
-    real = replay_due.replay
-    monkeypatch.setattr(replay_due, "replay", lambda *a: tries.append(a) or real(*a))
 
     def run():
         report = RunReport()
         load_bronze(make_pipeline(settings), report)
-        replay_due.replay_what_became_known(make_pipeline(settings), report)
+        with at_failpoints(lambda point, _: tries.append(point) if point == "replay_staged" else None):
+            replay_due.replay_what_became_known(make_pipeline(settings), report)
         return report.replayed, len(tries)
 
     proxy.hide(schema_id)

@@ -17,8 +17,6 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError, TransientError
-from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.commits import parallel as game_commits
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.restores import restored
@@ -40,6 +38,7 @@ from game_events.pipeline.silver import commit as silver_commit
 from game_events.pipeline.silver import passes as silver
 from game_events.pipeline.silver import stage as silver_stage
 from game_events.pipeline.silver.refresh import refresh_silver
+from game_events_tests.support.faults import Open, at_opening, handle_failpoints, wrap_writes
 from game_events_tests.support.model import plans as arrow_plans
 from game_events_tests.support.model.bronze import LANE, Reader, Topic, pipeline_of, without_services
 from game_events_tests.support.model.plans import DROPS, REJECTS, UNLUCKY, InTurn, is_kept_out
@@ -79,9 +78,8 @@ class World:
         self.patch.setattr(silver_stage, "require_valid", lambda *_: None)
         self.patch.setattr(silver_commit, "noted", arrow_plans.note)
         self.patch.setattr(game_commits, "ThreadPoolExecutor", InTurn)
-        self.patch.setattr(failpoints, "handler", lambda name, *_: self.stepped(name))
-        for owner, name in ((DeltaTable, "create_write_transaction"), (commits, "create_table_with_add_actions")):
-            self.patch.setattr(owner, name, self.after_a_step(getattr(owner, name)))
+        handle_failpoints(self.patch, lambda name, *_: self.stepped(name))
+        wrap_writes(self.patch, self.after_a_step)
 
     def close(self) -> None:
         """Nothing of it stays."""
@@ -187,16 +185,15 @@ class World:
     @contextmanager
     def refusing(self, table: Table, number: int) -> Iterator[None]:
         """The store does not answer when a table is opened for that time."""
-        look, looks = Table.open, Counter[str]()
+        looks = Counter[str]()
 
-        def opened(asked: Table) -> DeltaTable | None:
+        def opened(look: Open, asked: Table) -> DeltaTable | None:
             looks[asked.key] += 1
             if asked.key == table.key and looks[table.key] == number:
                 raise TransientError("the object store answers 503")
             return look(asked)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Table, "open", opened)
+        with at_opening(opened):
             yield
 
     # --- what there is, and what must be there

@@ -16,7 +16,6 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
-from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits import parallel as game_commits
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.tables import Lakehouse
@@ -24,6 +23,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.producer.manifest import Manifest
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
+from game_events_tests.support.faults import handle_failpoints
 from game_events_tests.support.killing.sitecustomize import killed_at
 from game_events_tests.support.processes import running
 from game_events_tests.support.reconciliation import gold, rows
@@ -117,7 +117,7 @@ def at_point(monkeypatch: pytest.MonkeyPatch, point: str, action: Callable[[], N
             happened.append(point)
             action()
 
-    monkeypatch.setattr(failpoints, "handler", handle)
+    handle_failpoints(monkeypatch, handle)
     return happened
 
 

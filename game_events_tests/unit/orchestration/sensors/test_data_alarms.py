@@ -29,6 +29,7 @@ from game_events.pipeline.checks.source import fresh
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.state.commit_info import batch_info
 from game_events.sources.core.source import Gap, Split
+from game_events_tests.support.faults import opened_tables
 from game_events_tests.support.keys import BRONZE_KEY, GOLD_KEY, SILVER_KEY
 from game_events_tests.support.servers.webhook import Receiver
 
@@ -223,18 +224,16 @@ def test_how_bad_a_silence_is_is_a_setting(world, monkeypatch, severity, told):
     assert events(world.tick(later_s=3 * DAY_S)) == told
 
 
-def test_what_the_check_says_is_in_dagster_too_and_a_look_costs_no_table_while_nothing_changes(world, monkeypatch):
+def test_what_the_check_says_is_in_dagster_too_and_a_look_costs_no_table_while_nothing_changes(world):
     for _ in range(3):
         world.commit(rows=10)
     world.tick()
-    opened = []
-    usual = Table.open
-    monkeypatch.setattr(Table, "open", lambda self: opened.append(self.key) or usual(self))
-    for _ in range(5):
-        world.tick(later_s=60)
-    assert opened == []
-    world.tick(later_s=3 * DAY_S)
-    assert set(opened) >= {BRONZE}
+    with opened_tables() as opened:
+        for _ in range(5):
+            world.tick(later_s=60)
+        assert opened == []
+        world.tick(later_s=3 * DAY_S)
+        assert set(opened) >= {BRONZE}
     (key,) = [key for key in world.repository.asset_graph.asset_check_keys if key.name == "fresh"]
     records = world.instance.event_log_storage.get_asset_check_execution_history(key, limit=5)
     assert [record.event.dagster_event.event_specific_data.passed for record in records] == [False, True]
