@@ -90,12 +90,13 @@ class Openable(Protocol):
 class KeptHandles:
     """Handles between the steps of a run and between the cycles of a loop, as opening a table reads its log.
 
-    Guarantee: a handle has one user at a time; what `take` returns has the newest version.
+    Guarantee: a handle has one user at a time, or readers only; what `take` and `shared` return has the newest version.
     """
 
     def __init__(self, most: int = MOST_KEPT) -> None:
         self._most = most
         self._kept: dict[str, Handle] = {}
+        self._shared: dict[str, Handle] = {}
         self._lock = threading.Lock()
 
     def take(self, table: Openable) -> DeltaTable | None:
@@ -105,6 +106,25 @@ class KeptHandles:
         if handle is None or not handle.is_young or not table.is_newest(handle):
             return table.open()
         return handle
+
+    def shared(self, table: Openable) -> DeltaTable | None:
+        """A handle that all who ask for it share, until the table has a newer version: none of them may move it.
+
+        For tables that many steps read (bronze, quarantine). Raises as `Table.open`.
+        """
+        handle = self._shared.get(table.uri)
+        if handle is not None and handle.is_young and table.is_newest(handle):
+            return handle
+        opened = table.open()
+        self.share(table, opened)
+        return opened
+
+    def share(self, table: Openable, handle: DeltaTable | None) -> None:
+        """Let `shared` return a handle, which its user moves no more."""
+        if isinstance(handle, Handle) and handle.entry is not None:
+            self._shared[table.uri] = handle
+        else:
+            self._shared.pop(table.uri, None)
 
     def keep(self, table: Openable, handle: DeltaTable | None) -> None:
         """Take back a handle, which its user uses no more; one that `take` would not return, or has no room, is dropped.

@@ -54,7 +54,7 @@ class Decisions:
         Raises:
             DataError: quarantine was restored: rows of committed decisions are gone.
         """
-        handle = pipeline.quarantine.open()
+        handle = pipeline.open_quarantine()
         if handle is not None:
             handle = refuse_restored(pipeline.quarantine, handle)
         return cls(pipeline.quarantine, handle, bronze_id)

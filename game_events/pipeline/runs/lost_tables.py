@@ -33,7 +33,7 @@ FEW = 100
 
 def find_lost_tables(pipeline: Pipeline, report: RunReport) -> None:
     """Note in `progress` the games with deleted or restored silver or gold tables, and warn of them."""
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None:
         return
     key, scope = BronzeIdentity.of(bronze).key, _scope(pipeline)
