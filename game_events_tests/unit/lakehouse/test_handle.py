@@ -135,6 +135,51 @@ def test_a_handle_is_replaced_before_the_log_loses_what_it_was_opened_with(table
     assert kept.take(table).transaction_version("never read before") is None
 
 
+def test_readers_share_one_handle_of_a_version_and_get_the_next_version_after_a_commit(table, opens):
+    kept = KeptHandles()
+    first = kept.shared(table)
+    assert kept.shared(table) is first
+    assert opens == ["t"]
+    commit(plan(table, [1], 1, 2))  # a concurrent run's
+    assert kept.shared(table).version() == 1
+    assert first.version() == 0, "its readers go on with what they have read"
+
+
+def test_the_handle_of_a_commit_may_be_shared_from_then_on(table, opens):
+    kept = KeptHandles()
+    landed = commit(plan(table, [1], 1, 2))
+    kept.share(table, landed.handle)
+    opens.clear()
+    assert kept.shared(table).version() == 1
+    assert opens == []
+
+
+def test_readers_of_a_table_that_is_gone_or_was_made_again_get_what_is_there(table):
+    kept = KeptHandles()
+    kept.shared(table)
+    shutil.rmtree(table.uri)
+    assert kept.shared(table) is None
+    commit(plan(table, [5], None, 7))
+    assert kept.shared(table).transaction_version("txn") == 7
+    shutil.rmtree(table.uri)
+    commit(plan(table, [5], None, 9))
+    assert kept.shared(table).transaction_version("txn") == 9
+
+
+def test_a_shared_handle_that_has_grown_old_or_may_be_overtaken_unseen_is_opened_again(table, monkeypatch):
+    """In an object store it is not known at once whether a handle has the newest version."""
+    kept = KeptHandles()
+    old = kept.shared(table)
+    later = time.monotonic() + LONGEST_S + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: later)
+        assert kept.shared(table) is not old
+    unknown = table.open()
+    unknown.entry = None
+    kept.share(table, unknown)
+    assert kept.shared(table) is not unknown
+
+
 @pytest.fixture
 def reads(monkeypatch):
     """The transaction ids that are read from a log from now on."""
