@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -18,6 +19,12 @@ MOST_VERSIONS, LONGEST_S = 50, 300.0
 #: Retention of a log without the property (Delta Lake protocol: 30 days).
 _DEFAULT_S = 30 * 86_400.0
 _SECONDS = re.compile(r"interval (\d+) seconds")
+
+#: Key in a commit's information: JSON of the version that the commit was made for, and the transaction ids that are known of
+#: it. delta-rs replays the log for each id; the entry of one version is read in a fraction of that time.
+NOTED = "game_events_transactions"
+#: Transaction ids that a commit notes at most: bronze and quarantine have thousands.
+MOST_NOTED = 16
 
 #: Identity of an entry of the log: inode, bytes, time.
 Entry = tuple[int, int, int]
@@ -40,10 +47,11 @@ class Handle(DeltaTable):
 
     def __init__(self, uri: str, options: dict[str, str]) -> None:
         super().__init__(uri, storage_options=options)
+        self._uri = uri
         self.first = self.version()
         self.good_until_s = time.monotonic() + min(LONGEST_S, log_retention_s(self) / 2)
         self.entry: tuple[int, Entry | None] | None = None
-        self._transactions: tuple[int, dict[str, int | None]] = self.first, {}
+        self._transactions: tuple[int, dict[str, int | None]] = -1, {}
 
     @property
     def is_young(self) -> bool:
@@ -61,13 +69,45 @@ class Handle(DeltaTable):
 
     def transaction_version(self, app_id: str) -> int | None:
         """Value of a transaction id; read once for a version, as delta-rs reads the log for each, in half a millisecond."""
-        version = self.version()
-        if self._transactions[0] != version:
-            self._transactions = version, {}
-        known = self._transactions[1]
+        known = self._known()
         if app_id not in known:
             known[app_id] = super().transaction_version(app_id)
         return known[app_id]
+
+    def note_after(self, sets: Mapping[str, int]) -> dict[str, str]:
+        """Commit information (`NOTED`) for the next version, which sets these transaction ids."""
+        return note_of(self.version() + 1, self._known() | dict(sets))
+
+    def _known(self) -> dict[str, int | None]:
+        """The transaction ids of this version that were read, or that its commit has noted."""
+        version = self.version()
+        if self._transactions[0] != version:
+            self._transactions = version, _noted(self._uri, version)
+        return self._transactions[1]
+
+
+def note_of(version: int, transactions: Mapping[str, int | None]) -> dict[str, str]:
+    """Commit information with the transaction ids of a version; nothing if they are many."""
+    return {NOTED: json.dumps([version, transactions])} if len(transactions) <= MOST_NOTED else {}
+
+
+def _noted(uri: str, version: int) -> dict[str, int | None]:
+    """The transaction ids that the commit of a version has noted; none of another writer's, or in an object store.
+
+    None either if the commit was made for an earlier version, and delta-rs made it after another writer's.
+    """
+    if "://" in uri:
+        return {}
+    try:
+        with open(f"{uri}/_delta_log/{version:020}.json", "rb") as entry:  # noqa: PTH123 - once for each game
+            lines = [line for line in entry if b'"commitInfo"' in line and NOTED.encode() in line]
+    except FileNotFoundError:
+        return {}
+    for line in lines:
+        of, transactions = json.loads(json.loads(line).get("commitInfo", {}).get(NOTED, "[-1, {}]"))
+        if of == version:
+            return dict(transactions)
+    return {}
 
 
 class Openable(Protocol):
