@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -18,6 +19,12 @@ MOST_VERSIONS, LONGEST_S = 50, 300.0
 #: Retention of a log without the property (Delta Lake protocol: 30 days).
 _DEFAULT_S = 30 * 86_400.0
 _SECONDS = re.compile(r"interval (\d+) seconds")
+
+#: Key in a commit's information: JSON of the version that the commit was made for, and the transaction ids that are known of
+#: it. delta-rs replays the log for each id; the entry of one version is read in a fraction of that time.
+NOTED = "game_events_transactions"
+#: Transaction ids that a commit notes at most: bronze and quarantine have thousands.
+MOST_NOTED = 16
 
 #: Identity of an entry of the log: inode, bytes, time.
 Entry = tuple[int, int, int]
@@ -40,10 +47,11 @@ class Handle(DeltaTable):
 
     def __init__(self, uri: str, options: dict[str, str]) -> None:
         super().__init__(uri, storage_options=options)
+        self._uri = uri
         self.first = self.version()
         self.good_until_s = time.monotonic() + min(LONGEST_S, log_retention_s(self) / 2)
         self.entry: tuple[int, Entry | None] | None = None
-        self._transactions: tuple[int, dict[str, int | None]] = self.first, {}
+        self._transactions: tuple[int, dict[str, int | None]] = -1, {}
 
     @property
     def is_young(self) -> bool:
@@ -61,13 +69,45 @@ class Handle(DeltaTable):
 
     def transaction_version(self, app_id: str) -> int | None:
         """Value of a transaction id; read once for a version, as delta-rs reads the log for each, in half a millisecond."""
-        version = self.version()
-        if self._transactions[0] != version:
-            self._transactions = version, {}
-        known = self._transactions[1]
+        known = self._known()
         if app_id not in known:
             known[app_id] = super().transaction_version(app_id)
         return known[app_id]
+
+    def note_after(self, sets: Mapping[str, int]) -> dict[str, str]:
+        """Commit information (`NOTED`) for the next version, which sets these transaction ids."""
+        return note_of(self.version() + 1, self._known() | dict(sets))
+
+    def _known(self) -> dict[str, int | None]:
+        """The transaction ids of this version that were read, or that its commit has noted."""
+        version = self.version()
+        if self._transactions[0] != version:
+            self._transactions = version, _noted(self._uri, version)
+        return self._transactions[1]
+
+
+def note_of(version: int, transactions: Mapping[str, int | None]) -> dict[str, str]:
+    """Commit information with the transaction ids of a version; nothing if they are many."""
+    return {NOTED: json.dumps([version, transactions])} if len(transactions) <= MOST_NOTED else {}
+
+
+def _noted(uri: str, version: int) -> dict[str, int | None]:
+    """The transaction ids that the commit of a version has noted; none of another writer's, or in an object store.
+
+    None either if the commit was made for an earlier version, and delta-rs made it after another writer's.
+    """
+    if "://" in uri:
+        return {}
+    try:
+        with open(f"{uri}/_delta_log/{version:020}.json", "rb") as entry:  # noqa: PTH123 - once for each game
+            lines = [line for line in entry if b'"commitInfo"' in line and NOTED.encode() in line]
+    except FileNotFoundError:
+        return {}
+    for line in lines:
+        of, transactions = json.loads(json.loads(line).get("commitInfo", {}).get(NOTED, "[-1, {}]"))
+        if of == version:
+            return dict(transactions)
+    return {}
 
 
 class Openable(Protocol):
@@ -90,12 +130,13 @@ class Openable(Protocol):
 class KeptHandles:
     """Handles between the steps of a run and between the cycles of a loop, as opening a table reads its log.
 
-    Guarantee: a handle has one user at a time; what `take` returns has the newest version.
+    Guarantee: a handle has one user at a time, or readers only; what `take` and `shared` return has the newest version.
     """
 
     def __init__(self, most: int = MOST_KEPT) -> None:
         self._most = most
         self._kept: dict[str, Handle] = {}
+        self._shared: dict[str, Handle] = {}
         self._lock = threading.Lock()
 
     def take(self, table: Openable) -> DeltaTable | None:
@@ -105,6 +146,25 @@ class KeptHandles:
         if handle is None or not handle.is_young or not table.is_newest(handle):
             return table.open()
         return handle
+
+    def shared(self, table: Openable) -> DeltaTable | None:
+        """A handle that all who ask for it share, until the table has a newer version: none of them may move it.
+
+        For tables that many steps read (bronze, quarantine). Raises as `Table.open`.
+        """
+        handle = self._shared.get(table.uri)
+        if handle is not None and handle.is_young and table.is_newest(handle):
+            return handle
+        opened = table.open()
+        self.share(table, opened)
+        return opened
+
+    def share(self, table: Openable, handle: DeltaTable | None) -> None:
+        """Let `shared` return a handle, which its user moves no more."""
+        if isinstance(handle, Handle) and handle.entry is not None:
+            self._shared[table.uri] = handle
+        else:
+            self._shared.pop(table.uri, None)
 
     def keep(self, table: Openable, handle: DeltaTable | None) -> None:
         """Take back a handle, which its user uses no more; one that `take` would not return, or has no room, is dropped.

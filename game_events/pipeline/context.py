@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from game_events.config.extensions import Extensions, extensions_of
@@ -114,6 +115,14 @@ class Pipeline:
         """`quarantine_events`."""
         return self.lakehouse.table(QUARANTINE)
 
+    def open_bronze(self) -> DeltaTable | None:
+        """The newest version of bronze, in a handle that all readers share (`KeptHandles.shared`)."""
+        return self.handles.shared(self.bronze)
+
+    def open_quarantine(self) -> DeltaTable | None:
+        """The newest version of quarantine, likewise."""
+        return self.handles.shared(self.quarantine)
+
     @cached_property
     def source(self) -> Source:
         """The source of bronze's records."""
@@ -122,8 +131,8 @@ class Pipeline:
                 self.settings,
                 self.lakehouse,
                 self.run_id,
-                read_by=lambda: topic_id_read(self.bronze.open(), FILES, FILES),
-                refuse_twice=lambda archive, ends: refuse_twice(self.bronze.open(), self.quarantine.open(), archive, ends),
+                read_by=lambda: topic_id_read(self.open_bronze(), FILES, FILES),
+                refuse_twice=lambda archive, ends: refuse_twice(self.open_bronze(), self.open_quarantine(), archive, ends),
             )
         return make_source(self.settings, SNAPSHOT_S if self.read_only else None)
 

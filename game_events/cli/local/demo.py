@@ -119,7 +119,8 @@ def _compared(output: Output, settings: Settings, truth: Manifest, appeared: lis
     poison = sum(truth.poison.values())
     bronze, held = _rows(settings, BRONZE), _rows(settings, QUARANTINE)
     output.say(f"schema versions seen: {', '.join(map(str, truth.schema_ids))}; columns that appeared: {', '.join(appeared)}")
-    output.say(f"Kafka {truth.records_total:,} records = bronze {bronze:,} + quarantine {held:,} (poison kept: {poison})")
+    undecodable = f"(undecodable records sent: {poison})"
+    output.say(f"Kafka {truth.records_total:,} records = bronze {bronze:,} + quarantine {held:,} {undecodable}")
     _top(output, settings)
     wrong = differences(settings, truth)
     exact = not wrong and bronze + held == truth.records_total and held == poison

@@ -6,7 +6,7 @@ it follows. So of two concurrent writers with overlapping ranges one commits, an
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
 from game_events.lakehouse.descriptions import comments_of, describe, described
 from game_events.lakehouse.format_version import marked
-from game_events.lakehouse.handle import log_retention_s
+from game_events.lakehouse.handle import Handle, log_retention_s, note_of
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEEP_LOG
 from game_events.lakehouse.storage.errors import storage_error
 from game_events.lakehouse.tables import Table, add_actions, paths, table_id, version_of
@@ -172,7 +172,8 @@ def _require(plan: Commit, handle: DeltaTable | None) -> None:
             raise ConflictError(f"{plan.table.name}: a concurrent run moved {app} from {value} to {now}")
     if handle is not None and plan.seen is not None and restored_between(plan.table, plan.seen, handle.version()):
         raise ConflictError(f"{plan.table.name}: it was restored since version {plan.seen}, which was planned from")
-    if handle is not None and plan.rewritten and not plan.rewritten <= set(paths(handle)):
+    # The files of the version that was planned from are known to be there.
+    if handle is not None and plan.rewritten and handle.version() != plan.seen and not plan.rewritten <= set(paths(handle)):
         raise ConflictError(f"{plan.table.name}: files to be rewritten are gone: somebody else rewrote them first")
 
 
@@ -185,7 +186,7 @@ def _write(plan: Commit, attempt: _Attempt) -> DeltaTable | None:
         # another engine) that has moved the same rows, as delta-rs 1.6.6 finds no conflict with commits of `dataChange=false`:
         # the table would have these rows twice.
         max_commit_retries=0 if handle is None or plan.removes else None,
-        custom_metadata={**plan.info, COMMIT_ID: attempt.mark},
+        custom_metadata={**plan.info, COMMIT_ID: attempt.mark, **_noted(handle, plan)},
         app_transactions=[Transaction(app, to) for app, to in plan.advance.items()],
     )
     wanted = described(plan.table, plan.schema)
@@ -207,12 +208,20 @@ def _write(plan: Commit, attempt: _Attempt) -> DeltaTable | None:
         handle = evolved
         _require(plan, handle)
     if plan.removes:
-        actions += removals(handle, None if plan.replace else plan.rewritten, same_rows=plan.same_rows)
+        removed = paths(handle) if plan.replace else sorted(plan.rewritten)
+        actions += removals(removed, same_rows=plan.same_rows)
     attempt.sent = True
     handle.create_write_transaction(
         actions, "append", handle.schema(), commit_properties=properties, post_commithook_properties=KEEP_LOG
     )
     return handle
+
+
+def _noted(handle: DeltaTable | None, plan: Commit) -> dict[str, str]:
+    """Commit information for whoever opens the version: values of transaction ids."""
+    if handle is None:
+        return note_of(0, {**dict.fromkeys(plan.expected), **plan.advance})
+    return handle.note_after(plan.advance) if isinstance(handle, Handle) else {}
 
 
 def _create(plan: Commit, attempt: _Attempt, wanted: pa.Schema, properties: CommitProperties) -> None:
@@ -294,7 +303,7 @@ def _shorten_log(table: Table, handle: DeltaTable) -> None:
         log.warning("table=%s log_not_shortened=%r", table.name, str(error))
 
 
-def removals(handle: DeltaTable, only: frozenset[str] | None = None, *, same_rows: bool = False) -> list[RemoveAction]:
-    """Actions that remove every file of a version, or only some."""
+def removals(files: Iterable[str], *, same_rows: bool = False) -> list[RemoveAction]:
+    """Actions that remove files, by their paths below the table's folder."""
     now = int(time.time() * 1000)
-    return [RemoveAction(path, not same_rows, now) for path in paths(handle) if only is None or path in only]
+    return [RemoveAction(path, not same_rows, now) for path in files]

@@ -20,10 +20,12 @@ class Txn(StrEnum):
     #: Bronze; by that table's address and `high` or `low`: half of the id.
     TABLE = "table"
     #: Bronze, quarantine; by the file log's id: next position in files. Compared likewise.
+    #: Bronze; by `files` and `high` or `low`: half of the id.
     FILES = "files"
     #: Bronze; by topic and `high` or `low`: half of the id of the topic that was read last. A recreated topic has another one.
     TOPIC = "topic"
-    #: Bronze; by topic, topic id, partition: newest leader epoch of its records. A new leader's truncated log is found by it.
+    #: Bronze; by topic, topic id, partition: the leader's epoch when the last micro-batch was planned; no earlier record has a
+    #: later one. A new leader's truncated log is found by it.
     EPOCH = "epoch"
     #: Bronze: number of the record archive that all its batches are from, 0 if not all are; the source refuses another archive.
     #: Record archive, by bronze's key: last bronze batch in it; each of its commits compares it.

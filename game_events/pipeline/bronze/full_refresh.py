@@ -56,7 +56,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     began = time.monotonic()
     finish_reset(pipeline, report)
     note_replay(pipeline)
-    bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
     if bronze is None:
         return  # the first run reads the whole topic anyway
     if quarantine is not None and not (is_noted(bronze, quarantine) and is_finished(bronze, quarantine)):

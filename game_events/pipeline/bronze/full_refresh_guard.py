@@ -46,7 +46,7 @@ class Expired(NamedTuple):
 
 def refuse_unless_allowed(pipeline: Pipeline) -> None:
     """Refuse a full refresh by mistake: ConfigurationError names the setting that allows it, and what would be lost."""
-    if pipeline.settings.allow_bronze_full_refresh or pipeline.bronze.open() is None:
+    if pipeline.settings.allow_bronze_full_refresh or pipeline.open_bronze() is None:
         return
     gone = "are gone from there" if pipeline.settings.source == FILES else "have expired there"
     try:

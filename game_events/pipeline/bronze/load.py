@@ -137,6 +137,7 @@ def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, pa
         begun = commit_undecodable(pipeline, bronze, quarantine, part, staged, report)
     planned = _bronze_commit(pipeline, bronze, plan, part, staged, begun)
     landed = commit(planned)
+    pipeline.handles.share(pipeline.bronze, landed.handle)
     failpoints.reach("bronze_committed")
     if isinstance(pipeline.source, KafkaSource) and pipeline.source.small_records:
         pipeline.small_batches.add(batch)

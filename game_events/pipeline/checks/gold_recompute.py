@@ -79,7 +79,7 @@ def gold_equals_recompute(pipeline: Pipeline, sample_games: int = SAMPLE_GAMES) 
 
 def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
     """The sample's tables, opened from the last layer to the first, so that none has rows that its source does not have."""
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games if bronze is not None else {}
     chosen = sorted(known, key=lambda game: hashlib.sha256(f"{pipeline.run_id}:{game}".encode()).digest())[:sample_games]
     unified = pipeline.lakehouse.table(UNIFIED).open()

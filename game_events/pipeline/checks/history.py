@@ -46,7 +46,7 @@ GROUP BY ALL ORDER BY game, back DESC
 
 def schema_drift(pipeline: Pipeline) -> CheckResult:
     """Check that bronze's columns are those of the last check: shows fields that a producer added or changed the type of."""
-    handle = pipeline.bronze.open()
+    handle = pipeline.open_bronze()
     if handle is None:
         return CheckResult(DRIFT, "bronze", True, "there is no bronze table yet")
     version = _last_version(pipeline)

@@ -38,7 +38,7 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
 
     `recent`: check this number of the newest commits, and not whether files exist; None: all of Delta's log.
     """
-    handle, covers = pipeline.bronze.open(), WHOLE if recent is None else NEW
+    handle, covers = pipeline.open_bronze(), WHOLE if recent is None else NEW
     if handle is None:
         return CheckResult(CONTINUOUS, "bronze", True, "there is no bronze table yet", wrong_rows=True)
     history = handle.history(recent)
@@ -147,7 +147,7 @@ def offsets_unique(pipeline: Pipeline) -> CheckResult:
 
     A replayed record is in both, and its row of quarantine is marked.
     """
-    bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
     if bronze is None or not row_count(bronze):
         return CheckResult(UNIQUE, "bronze", True, "there are no rows in bronze yet", wrong_rows=True)
     wrong = (

@@ -130,9 +130,9 @@ def reconcile(pipeline: Pipeline, changed: Collection[str] | None = None) -> Rec
 
     Correct beside a live writer: silver is opened before bronze and quarantine, which therefore have every batch of silver.
     """
-    before = pipeline.bronze.open()
+    before = pipeline.open_bronze()
     if before is None or not row_count(before):
-        return Reconciliation(quarantine=row_count(pipeline.quarantine.open()))
+        return Reconciliation(quarantine=row_count(pipeline.open_quarantine()))
     state = pipeline.progress.read(BronzeIdentity.of(before).key)
     later = changed is not None and state.counted.batch > 0
     found = _of_later_rows(pipeline, before, state, changed or ()) if later else None
@@ -146,7 +146,7 @@ def _of_later_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, chan
     others = state.games.keys() & {*changed, *state.failed_in(Layer.SILVER)}
     tables = opened(news | others, pipeline.lakehouse.silver, pipeline.handles.take)
     # After progress and these tables, so that it has every batch that they have.
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None or BronzeIdentity.of(bronze) != identity:
         return None
     rows = count_later(pipeline, bronze, counted.batch)
@@ -157,7 +157,7 @@ def _of_later_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, chan
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     # Of a game that fails now, too, earlier batches were in silver.
     settled = max(_settled(state, taken), counted.batch)
-    decisions = Decisions(pipeline.quarantine, pipeline.quarantine.open(), identity.key)
+    decisions = Decisions(pipeline.quarantine, pipeline.open_quarantine(), identity.key)
     counts = added(counted, rows, {*tables, *idle}, taken, settled, decisions.rejected_rows)
     unchanged = {game: counted.games[game] for game in idle}
     result = _compared(pipeline, bronze, decisions, tables, counts, settled, unchanged)
@@ -169,10 +169,10 @@ def _of_later_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, chan
 def _of_all_rows(pipeline: Pipeline, before: DeltaTable, state: Progress) -> Reconciliation:
     identity = BronzeIdentity.of(before)
     tables = opened(state.games, pipeline.lakehouse.silver)
-    handle = pipeline.bronze.open() or before
+    handle = pipeline.open_bronze() or before
     if BronzeIdentity.of(handle) != identity:
         return reconcile(pipeline)  # it was replaced meanwhile, and has progress of its own
-    decisions = Decisions(pipeline.quarantine, pipeline.quarantine.open(), identity.key)
+    decisions = Decisions(pipeline.quarantine, pipeline.open_quarantine(), identity.key)
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     settled = _settled(state, taken)
     counts = count_all(pipeline, handle, decisions, taken, settled)

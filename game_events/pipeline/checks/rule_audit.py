@@ -39,7 +39,7 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
         ConfigurationError: a rule cannot be evaluated.
     """
     chosen = list(rules)
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None or not row_count(bronze) or not has_decoded_columns(bronze):
         return {}
     source = SilverInput.of(pipeline, bronze)

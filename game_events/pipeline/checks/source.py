@@ -46,7 +46,7 @@ def fresh(pipeline: Pipeline) -> CheckResult:
     allowed = pipeline.settings.freshness_s
     if not allowed:
         return CheckResult(FRESH, "bronze", True, "off: GAME_EVENTS_FRESHNESS_S is 0")
-    handle = pipeline.bronze.open()
+    handle = pipeline.open_bronze()
     last = last_records(pipeline.bronze, handle.version()) if handle is not None else None
     if handle is None or last is None:
         return CheckResult(FRESH, "bronze", False, "nothing has ever been committed to bronze: run `game-events run`")
@@ -109,7 +109,7 @@ def offsets_lost(pipeline: Pipeline, recent: int | None = None) -> CheckResult:
 
     `recent`: check this number of the newest commits; None: all of Delta's log.
     """
-    handle, covers = pipeline.bronze.open(), WHOLE if recent is None else NEW
+    handle, covers = pipeline.open_bronze(), WHOLE if recent is None else NEW
     if handle is None:
         return CheckResult(LOST, "bronze", True, "there is no bronze table yet")
     notes = [note for entry in handle.history(recent) if (note := bronze_commit(entry)) is not None]

@@ -36,7 +36,7 @@ def erase_from_quarantine(pipeline: Pipeline, records: Sequence[tuple[str, int, 
     `records`: (topic id, partition, offset, batch) of each. Returns the number of erased rows. ConflictError: every attempt
     was lost to concurrent writers; nothing was done.
     """
-    handle = pipeline.quarantine.open() if records else None
+    handle = pipeline.open_quarantine() if records else None
     if handle is None:
         return 0
     settings, rows = pipeline.settings, [dict(zip(RECORD, record, strict=True)) for record in records]
@@ -52,7 +52,7 @@ def erase_from_quarantine(pipeline: Pipeline, records: Sequence[tuple[str, int, 
 def erase_events(state: ErasureState) -> bool:
     """Scan bronze, quarantine and silver once and commit what is found; returns whether there was anything to do."""
     pipeline = state.pipeline
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None:
         return False
     pipeline.on_progress("erasure: bronze")
@@ -60,7 +60,7 @@ def erase_events(state: ErasureState) -> bool:
     state.add_records(hits.get(BRONZE, []))
     games = pipeline.lakehouse.games()
     tables = {silver_name(game): handle for game, handle in opened(games, pipeline.lakehouse.silver).items()}
-    if (quarantine := pipeline.quarantine.open()) is not None:
+    if (quarantine := pipeline.open_quarantine()) is not None:
         tables[QUARANTINE] = quarantine
     pipeline.on_progress(f"erasure: quarantine and {len(games)} {pipeline.settings.names.entities}")
     hits |= state.scan(tables)
@@ -110,7 +110,7 @@ def _commit_bronze(state: ErasureState, hits: list[ScannedFile], bronze: DeltaTa
     expected, info = txns(bronze, [Txn.INCARNATION]), {ERASED_BY_BATCH: json.dumps(batches)}
     commit(without(state.pipeline.bronze, bronze, hits, state.pipeline.run_id, expected=expected, info=info))
     state.erased(BRONZE, hits)
-    after = state.pipeline.bronze.open()
+    after = state.pipeline.open_bronze()
     if after is None:
         raise ConflictError(f"{state.pipeline.bronze.name} was removed during an erasure")
     return after

@@ -94,7 +94,7 @@ def forget(
 
 def _erase_layers(state: ErasureState) -> None:
     """Erase from bronze, quarantine and silver, and refresh gold."""
-    bronze = state.pipeline.bronze.open()
+    bronze = state.pipeline.open_bronze()
     if bronze is None:
         return
     state.subjects = replace(state.subjects, oldest_batch=oldest_batch(bronze))
@@ -115,7 +115,7 @@ def _suppress(state: ErasureState, key: bytes) -> None:
     note_replay(pipeline)
     before = add_suppressed(pipeline.lakehouse, key, state.hashes, pipeline.run_id)
     failpoints.reach("forget_listed")
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is not None and before.unfinished:  # of the same data subjects
         state.done_before = erasures(bronze)
     _fence(pipeline)
@@ -143,7 +143,7 @@ def _require_id_column(pipeline: Pipeline, bronze: DeltaTable) -> None:
 @retry_on_conflict()
 def _fence(pipeline: Pipeline) -> None:
     """Commit to bronze, so that every run that read the old list fails to commit, and plans again."""
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None:
         return
     # The unchanged batch too: Delta rejects one of two concurrent commits that name the same transaction.
@@ -155,7 +155,7 @@ def _fence(pipeline: Pipeline) -> None:
 def _refresh_gold(state: ErasureState) -> None:
     """Refresh gold of the changed games, the unified table and user-defined aggregates."""
     pipeline, report = state.pipeline, state.report
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None:
         return
     games = frozenset(state.touched | pipeline.progress.read(BronzeIdentity.of(bronze).key).failed_in(Layer.GOLD))

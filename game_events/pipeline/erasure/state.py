@@ -70,7 +70,7 @@ class ErasureState:
         A run commits rejections to quarantine before silver: opened after a silver table, quarantine has every row that the
         table's counters count.
         """
-        handle = self.pipeline.quarantine.open()
+        handle = self.pipeline.open_quarantine()
         task = EraseTask({QUARANTINE: self.pipeline.quarantine}, self.subjects, rewrite=False)
         new = [path for path in paths(handle) if path not in self.clean[QUARANTINE]] if handle is not None else []
         return pa.concat_tables([self.held, *(task.scan(QUARANTINE, path).records for path in new)])
@@ -97,6 +97,6 @@ def find_erased_rows(state: ErasureState, bronze: DeltaTable) -> None:
 
     # Current files too: their rows lead to those that are erased from quarantine only.
     state.add_records(scan(BRONZE, (*replaced_files(pipeline.bronze, bronze), *paths(bronze))))
-    quarantine = pipeline.quarantine.open()
+    quarantine = pipeline.open_quarantine()
     found = scan(QUARANTINE, replaced_files(pipeline.quarantine, quarantine)) if quarantine is not None else []
     state.held = pa.concat_tables([state.held, *(f.records for f in found)])

@@ -77,7 +77,7 @@ def of_another_kind(settings: Settings, columns: Mapping[str, pa.DataType]) -> l
 
 def keys_and_times_known(pipeline: Pipeline) -> CheckResult:
     """Check for games without a key, or without a time, in all gold rows; reads the tables' logs alone."""
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games if bronze is not None else {}
     wrong = of_another_kind(pipeline.settings, {f.name: f.type for f in pa.schema(bronze.schema())}) if bronze else []
     columns = list(looked_at(pipeline.settings))

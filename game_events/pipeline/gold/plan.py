@@ -77,7 +77,7 @@ class GamePlan:
 
 def plan_games(run: GoldRun, games: Collection[str], known: StructType) -> tuple[dict[str, GamePlan], dict[str, str]]:
     """The plans of games that have to change, and failed game -> reason; `known`: `key_and_time`."""
-    bronze = run.pipeline.bronze.open()
+    bronze = run.pipeline.open_bronze()
     # Arrow does not compare structs: the workers could not find such a key in the old files. Of bronze's columns, too: the rows
     # of a game's table that lacks a column are read with it.
     nested = _nested(bronze)
@@ -180,13 +180,13 @@ def _require_types(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[
 
 def key_and_time(pipeline: Pipeline) -> StructType:
     """Bronze's key and time columns: NULL for a game without rows since they exist, or with values of other types only."""
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     return known_or_meant(pipeline.settings, spark_schema(bronze.schema()) if bronze is not None else StructType())
 
 
 def silver_columns(pipeline: Pipeline) -> StructType:
     """All columns that silver tables may have: a game's table lacks those of message types that the game has not sent."""
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None or not has_decoded_columns(bronze):
         return StructType()
     found, known = spark_schema(Schema.from_arrow(SilverInput.of(pipeline, bronze).schema)), key_and_time(pipeline)

@@ -44,7 +44,7 @@ def refresh_gold(
     from all of silver.
     """
     began = time.monotonic()
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None:
         return
     run = GoldRun(pipeline, aggregate or player_agg(pipeline.settings), BronzeIdentity.of(bronze), full)
@@ -80,7 +80,7 @@ def refresh_own_gold(
     `chosen`: layer -> games (None: every game) of the aggregates to refresh; None: all of them. `ignore_intervals`: refresh
     aggregates before their interval has passed, too.
     """
-    bronze = pipeline.bronze.open() if pipeline.extensions.aggregates else None
+    bronze = pipeline.open_bronze() if pipeline.extensions.aggregates else None
     if bronze is None:
         return
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)

@@ -147,7 +147,7 @@ def unified_columns(plan: UnifiedPlan, entity: str) -> pa.Schema:
 def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False) -> None:
     """Replace the rows of games with new gold in the unified table; `full`: the rows of all games."""
     began = time.monotonic()
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None:
         return
     key = BronzeIdentity.of(bronze).key

@@ -1,4 +1,4 @@
-"""Rejection decisions: which rows of silver are rejected, decided by one commit to `quarantine_events` before silver's own.
+"""Commits to quarantine which rows are rejected, before silver's own commit.
 
 Guarantee: of the bronze rows up to the batch that is decided for a game, silver lacks those that quarantine holds for the game
 (layer `silver`, no `replayed_batch`), and only those, whatever rules are in force by now. So neither a crash between the two
@@ -54,7 +54,7 @@ class Decisions:
         Raises:
             DataError: quarantine was restored: rows of committed decisions are gone.
         """
-        handle = pipeline.quarantine.open()
+        handle = pipeline.open_quarantine()
         if handle is not None:
             handle = refuse_restored(pipeline.quarantine, handle)
         return cls(pipeline.quarantine, handle, bronze_id)

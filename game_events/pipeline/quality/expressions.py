@@ -1,4 +1,4 @@
-"""Rules as columns of a layer's Spark job: the rules that a row violates, and the row's disposition."""
+"""Decides by the rules whether a row is kept, dropped or rejected: columns of a layer's Spark job."""
 
 from __future__ import annotations
 

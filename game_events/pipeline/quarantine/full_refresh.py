@@ -74,7 +74,7 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
         ConflictError: concurrent runs won every attempt; the next run continues.
         DataError: quarantine was restored: this commit would hide that.
     """
-    bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
     if bronze is None or is_finished(bronze, quarantine):
         return
     ticket = counter(bronze, Txn.FULL_REFRESH)
@@ -99,7 +99,7 @@ def sweep(pipeline: Pipeline) -> None:
 
     Lists with later tickets than bronze's may belong to a refresh under way.
     """
-    bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
     if bronze is None or quarantine is None or not is_finished(bronze, quarantine):
         return
     held = set(paths(quarantine))
@@ -112,7 +112,7 @@ def listed_files(pipeline: Pipeline, older_than_s: float, *, dry_run: bool = Fal
 
     A list is abandoned if bronze does not have its ticket and it is older than `older_than_s` seconds.
     """
-    wanted = txn(pipeline.bronze.open(), Txn.FULL_REFRESH)
+    wanted = txn(pipeline.open_bronze(), Txn.FULL_REFRESH)
     names: list[str] = []
     for ticket, listed in lists(pipeline.quarantine):
         # A ticket is the time it was made, in microseconds since 1970.

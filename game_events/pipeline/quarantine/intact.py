@@ -22,10 +22,10 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
     Raises:
         DataError: one of them was restored; or quarantine was deleted, and the setting does not allow to go on.
     """
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None:
         return None
-    bronze, quarantine = refuse_restored(pipeline.bronze, bronze), pipeline.quarantine.open()
+    bronze, quarantine = refuse_restored(pipeline.bronze, bronze), pipeline.open_quarantine()
     if quarantine is not None:
         return bronze, refuse_restored(pipeline.quarantine, quarantine)
     rows = counter(bronze, Txn.RECORDS_QUARANTINED)
@@ -42,4 +42,4 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
     with suppress(ConflictError):  # another process recorded it, or the next check does
         info, app = {"quarantine_gone": f"{rows} records"}, Txn.RECORDS_QUARANTINED
         commit(without_rows(pipeline.bronze, bronze, info, expected={app: rows}, advance={app: 0}))
-    return pipeline.bronze.open() or bronze, None
+    return pipeline.open_bronze() or bronze, None

@@ -34,7 +34,7 @@ def note_replay(pipeline: Pipeline) -> None:
         ConflictError: concurrent runs won every attempt.
         DataError: quarantine was restored: this commit would hide that.
     """
-    bronze, quarantine = pipeline.bronze.open(), pipeline.quarantine.open()
+    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
     if bronze is None or quarantine is None or is_noted(bronze, quarantine):
         return
     quarantine = refuse_restored(pipeline.quarantine, quarantine)

@@ -126,8 +126,9 @@ class BronzeResult(LayerResult):
 class SilverResult(LayerResult):
     """What silver reports.
 
-    `readmitted`: rows of quarantine that pass the rules now, and are in silver. `unrouted`: reason (invalid, not_allowed,
-    over_limit, no_name) -> rows that belong to no game's table.
+    Attributes:
+        readmitted: rows of quarantine that pass the rules now, and are in silver.
+        unrouted: reason (invalid, not_allowed, over_limit, no_name) -> rows that belong to no game's table.
     """
 
     readmitted: int = merged(
@@ -143,7 +144,8 @@ class SilverResult(LayerResult):
 class GoldResult(LayerResult):
     """What gold reports.
 
-    `postponed`: custom aggregates that are behind silver until their interval has passed. None: gold was not refreshed.
+    Attributes:
+        postponed: custom aggregates that are behind silver until their interval has passed. None: gold was not refreshed.
     """
 
     postponed: Sequence[str] | None = merged(newest, NoneType, json=lambda names: list(names or ()))

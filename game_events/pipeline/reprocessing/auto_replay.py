@@ -32,7 +32,7 @@ IDS_ASKED = 200
 def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
     """Complete an interrupted replay, then replay what is due; reads two table logs if quarantine has no such rows."""
     note_replay(pipeline)
-    quarantine, bronze = pipeline.quarantine.open(), pipeline.bronze.open()
+    quarantine, bronze = pipeline.open_quarantine(), pipeline.open_bronze()
     if quarantine is None or bronze is None:
         return
     ids, elsewhere = _due(pipeline, quarantine, str(bronze.metadata().id))
@@ -51,7 +51,7 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
 
 def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) -> None:
     """Note how many rows of these ids still do not decode: no run tries them again before there are others."""
-    quarantine, bronze = pipeline.quarantine.open(), pipeline.bronze.open()
+    quarantine, bronze = pipeline.open_quarantine(), pipeline.open_bronze()
     if not expected or quarantine is None or bronze is None:
         return
     quarantine = refuse_restored(pipeline.quarantine, quarantine)

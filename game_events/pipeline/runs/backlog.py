@@ -59,7 +59,7 @@ def backlog(pipeline: Pipeline) -> Backlog:
         DataError: the run would stop, because unread records were deleted.
     """
     now = pipeline.source_snapshot()
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None:
         start = starting_point(pipeline, now)
         waiting = {p: (end - start[p]) // now.unit for p, end in now.latest.items() if end > start[p]}
@@ -82,7 +82,7 @@ def is_small_run(pipeline: Pipeline) -> bool | None:
     From the source's offsets and the tables' logs. None: the run may need no Spark, or meets an error, which it reports.
     """
     try:
-        found, bronze_rows = backlog(pipeline), row_count(pipeline.bronze.open())
+        found, bronze_rows = backlog(pipeline), row_count(pipeline.open_bronze())
         recomputed = measures(pipeline.settings.gold_columns) is None or bool(pipeline.extensions.aggregates)
     except (GameEventsError, DeltaError, OSError):
         return None
@@ -91,7 +91,7 @@ def is_small_run(pipeline: Pipeline) -> bool | None:
 
 def games_waiting(pipeline: Pipeline) -> Counter[str]:
     """Possible games -> their rows in bronze batches that silver does not have; one column is read."""
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None or not bronze.transaction_version(Txn.BATCH):
         return Counter()
     floor = pipeline.progress.read(BronzeIdentity.of(bronze).key).floor(Layer.SILVER)

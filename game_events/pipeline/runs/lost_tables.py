@@ -36,7 +36,7 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport, *, few: int = FEW) -
 
     `few`: with more logs read than this, the next search reads only those that have changed since.
     """
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None:
         return
     key, scope = BronzeIdentity.of(bronze).key, _scope(pipeline)

@@ -186,7 +186,7 @@ def _games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[s
     Dropped rows are counted per game, not per rule: without a rule, or with one that has no row in quarantine, every game with
     dropped rows is included.
     """
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None:
         return frozenset()
     bronze_key = BronzeIdentity.of(bronze).key

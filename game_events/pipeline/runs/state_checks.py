@@ -77,7 +77,7 @@ def last_run(pipeline: Pipeline) -> str:
 
 def waiting(pipeline: Pipeline) -> str:
     """Rows of bronze that are not in silver, and failed games: work of the next run."""
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None:
         return "there are no tables yet"
     rows = sum(games_waiting(pipeline).values())
@@ -92,7 +92,7 @@ def waiting(pipeline: Pipeline) -> str:
 
 def quarantine(pipeline: Pipeline) -> str:
     """Records that wait in quarantine for a schema."""
-    handle = pipeline.quarantine.open()
+    handle = pipeline.open_quarantine()
     if handle is None:
         return "nothing is in it"
     rows = read_arrow(pipeline.quarantine, handle, ["reason", "replayed_batch"])
@@ -122,7 +122,7 @@ def schemas(pipeline: Pipeline) -> str:
 
 def columns(pipeline: Pipeline) -> str:
     """Whether the columns of the settings have suitable types."""
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None:
         return "there are no tables yet"
     types = {f.name: f.type for f in pa.schema(bronze.schema())}
@@ -170,7 +170,7 @@ def sql_checks(pipeline: Pipeline) -> dict[str, Callable[[], str]]:
 
 def _silver_columns(pipeline: Pipeline) -> StructType | None:
     """The columns of silver's rows; None: there are no rows yet."""
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None or not row_count(bronze) or not has_decoded_columns(bronze):
         return None
     return SilverInput.of(pipeline, bronze).columns

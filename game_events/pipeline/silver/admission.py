@@ -63,7 +63,7 @@ def _new_names(work: Staging, known: set[str]) -> tuple[dict[str, int], Counter[
 
 def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
     """Names in bronze above a batch (None: the low watermark) that may become games, as many as there is room for."""
-    handle = pipeline.bronze.open()
+    handle = pipeline.open_bronze()
     if handle is None or not row_count(handle) or not has_decoded_columns(handle):
         return []
     source = SilverInput.of(pipeline, handle)

@@ -148,7 +148,7 @@ def _columns(source: SilverInput, start: Start, result: FanOutResult, game: str)
 
 def _is_current(source: SilverInput) -> bool:
     """Whether bronze has the same contents and erasures as the version that was read."""
-    bronze = source.pipeline.bronze.open()
+    bronze = source.pipeline.open_bronze()
     same = bronze is not None and BronzeIdentity.of(bronze) == source.bronze
     return same and erasures(bronze) == erasures(source.handle)
 

@@ -129,7 +129,7 @@ def _note_replaced(run: SilverRun, games: Collection[str]) -> None:
 def _retry(run: SilverRun, result: PassResult) -> tuple[SilverRun, PassResult]:
     """Passes over the games to retry until there is none, or attempts run out; and the run with the bronze of the last pass."""
     for attempt in range(GAME_ATTEMPTS):
-        bronze = run.pipeline.bronze.open() if result.retry else None
+        bronze = run.pipeline.open_bronze() if result.retry else None
         bronze = refuse_restored(run.pipeline.bronze, bronze) if bronze is not None else None
         if bronze is not None and run.full and attempt:
             # A concurrent run has decided on rows that this run has not read.

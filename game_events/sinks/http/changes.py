@@ -91,7 +91,7 @@ class Step:
 
 def find_changes(pipeline: Pipeline, outbox: DeltaTable | None, on_replaced: OnReplaced) -> tuple[list[Step], dict[str, str]]:
     """The new rows of every game (about `SLICE_ROWS`, and at least one batch), and why games are held back or failed."""
-    bronze = pipeline.bronze.open()
+    bronze = pipeline.open_bronze()
     if bronze is None:
         return [], {}
     identity = BronzeIdentity.of(bronze)

@@ -25,6 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     OffsetSpec,
     TopicDescription,
 )
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
@@ -32,6 +33,14 @@ from game_events.sources.core.source import Offsets, Split
 from game_events.sources.kafka.client import LOOK_S, CauseMemory, client_options, new_client
 
 TIMEOUT_S = 15.0
+#: Errors of a group's coordinator that is not there yet: a broker starts, or makes its topic of offsets at the first use.
+_COORDINATOR_STARTS = (
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
+#: Seconds between two attempts meanwhile.
+COORDINATOR_PAUSE_S = 0.1
 #: Offsets read before the one whose epoch is asked for: the last ones may be transaction markers, which clients do not receive.
 LOOK_BACK = 32
 _EPOCHS = "reading the leader epochs of records"
@@ -97,10 +106,20 @@ class KafkaAdmin:
         return {split: offset for split, offset in found.items() if offset >= 0}
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
-        """Commit offsets for a consumer group; raises as `describe`, and if the group has members."""
+        """Commit offsets for a consumer group, once its coordinator is there; raises as `describe`, and if it has members."""
         partitions = [TopicPartition(split.topic, split.partition, at) for split, at in sorted(offsets.items())]
-        asked = [ConsumerGroupTopicPartitions(group, partitions)]
-        found = self._answers(lambda admin: admin.alter_consumer_group_offsets(asked, request_timeout=self._timeout_s))
+        asked, timeout_s = [ConsumerGroupTopicPartitions(group, partitions)], self._timeout_s
+        attempts = Retrying(
+            retry=retry_if_exception(_waits_for_coordinator),
+            wait=wait_fixed(COORDINATOR_PAUSE_S),
+            stop=stop_after_delay(timeout_s),
+            reraise=True,
+        )
+
+        def commit(admin: AdminClient) -> dict[Any, Any]:
+            return _settled(admin.alter_consumer_group_offsets(asked, request_timeout=timeout_s), 2 * timeout_s)
+
+        found = self._ask(lambda admin: attempts(commit, admin))
         refused = [p.error for answer in found.values() for p in answer.topic_partitions if p.error is not None]
         if refused:
             raise self._memory.explain(f"offsets of consumer group {group}", refused[0])
@@ -151,6 +170,10 @@ class KafkaAdmin:
             raise memory.explain(what) from error
         self._admin = admin
         return found
+
+
+def _waits_for_coordinator(error: BaseException) -> bool:
+    return isinstance(error, KafkaException) and error.args[0].code() in _COORDINATOR_STARTS
 
 
 def _offsets(found: Mapping[Split, ListOffsetsResultInfo]) -> Offsets:

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
+from deltalake.transaction import CommitProperties, Transaction
 
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.delta_log import TableLog
-from game_events.lakehouse.handle import LONGEST_S, MOST_VERSIONS, KeptHandles
+from game_events.lakehouse.handle import LONGEST_S, MOST_NOTED, MOST_VERSIONS, NOTED, KeptHandles
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.faults import opened_tables
@@ -135,6 +136,51 @@ def test_a_handle_is_replaced_before_the_log_loses_what_it_was_opened_with(table
     assert kept.take(table).transaction_version("never read before") is None
 
 
+def test_readers_share_one_handle_of_a_version_and_get_the_next_version_after_a_commit(table, opens):
+    kept = KeptHandles()
+    first = kept.shared(table)
+    assert kept.shared(table) is first
+    assert opens == ["t"]
+    commit(plan(table, [1], 1, 2))  # a concurrent run's
+    assert kept.shared(table).version() == 1
+    assert first.version() == 0, "its readers go on with what they have read"
+
+
+def test_the_handle_of_a_commit_may_be_shared_from_then_on(table, opens):
+    kept = KeptHandles()
+    landed = commit(plan(table, [1], 1, 2))
+    kept.share(table, landed.handle)
+    opens.clear()
+    assert kept.shared(table).version() == 1
+    assert opens == []
+
+
+def test_readers_of_a_table_that_is_gone_or_was_made_again_get_what_is_there(table):
+    kept = KeptHandles()
+    kept.shared(table)
+    shutil.rmtree(table.uri)
+    assert kept.shared(table) is None
+    commit(plan(table, [5], None, 7))
+    assert kept.shared(table).transaction_version("txn") == 7
+    shutil.rmtree(table.uri)
+    commit(plan(table, [5], None, 9))
+    assert kept.shared(table).transaction_version("txn") == 9
+
+
+def test_a_shared_handle_that_has_grown_old_or_may_be_overtaken_unseen_is_opened_again(table, monkeypatch):
+    """In an object store it is not known at once whether a handle has the newest version."""
+    kept = KeptHandles()
+    old = kept.shared(table)
+    later = time.monotonic() + LONGEST_S + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: later)
+        assert kept.shared(table) is not old
+    unknown = table.open()
+    unknown.entry = None
+    kept.share(table, unknown)
+    assert kept.shared(table) is not unknown
+
+
 @pytest.fixture
 def reads(monkeypatch):
     """The transaction ids that are read from a log from now on."""
@@ -143,16 +189,66 @@ def reads(monkeypatch):
     return found
 
 
+def sets(table, **transactions):
+    """What another writer's commit sets, which notes nothing."""
+    properties = CommitProperties(app_transactions=[Transaction(app, to) for app, to in transactions.items()])
+    handle = DeltaTable(table.uri)
+    handle.create_write_transaction([], "append", handle.schema(), commit_properties=properties)
+
+
 def test_a_transaction_id_is_read_once_for_each_version(table, reads):
+    sets(table, txn=1)
     handle = table.open()
     assert [handle.transaction_version("txn"), handle.transaction_version("txn")] == [1, 1]
     assert [handle.transaction_version("other"), handle.transaction_version("other")] == [None, None]
     assert reads == ["txn", "other"]
-    commit(plan(table, [1], 1, 2))
+    sets(table, txn=2)
     table.advance(handle)
     reads.clear()
     assert [handle.transaction_version("txn"), handle.transaction_version("txn")] == [2, 2]
     assert reads == ["txn"]
+
+
+def test_a_commit_notes_the_transaction_ids_that_are_known_for_whoever_opens_its_version(table, reads):
+    """delta-rs replays the log for each id: with six of them, a sixth of what a game's silver table costs a run."""
+    assert table.open().transaction_version("other") is None
+    first = table.open()
+    sets(table, other=7)
+    handle = table.open()
+    assert (handle.transaction_version("txn"), handle.transaction_version("other")) == (1, 7)
+    commit(plan(table, [1], 1, 2, follows=handle))
+    reads.clear()
+    newest = table.open()
+    assert (newest.transaction_version("txn"), newest.transaction_version("other")) == (2, 7)
+    assert reads == []
+    assert newest.transaction_version("third") is None
+    assert reads == ["third"], "an id that is not noted is read from the log"
+    assert first.transaction_version("other") is None, "a version goes on having its own values"
+
+
+def test_a_commit_that_came_after_a_concurrent_writers_notes_nothing_that_is_believed(table, monkeypatch):
+    """delta-rs makes a commit that adds rows the version after the other one; its note was made for the version before."""
+    handle = table.open()
+    assert handle.transaction_version("other") is None
+    write = DeltaTable.create_write_transaction
+
+    def overtaken(*arguments, **options):
+        monkeypatch.undo()
+        sets(table, other=7)
+        write(*arguments, **options)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", overtaken)
+    assert commit(plan(table, [1], 1, 2, follows=handle)).version == 2
+    newest = table.open()
+    assert (newest.transaction_version("txn"), newest.transaction_version("other")) == (2, 7)
+
+
+def test_a_table_with_many_transaction_ids_notes_none(table):
+    """Bronze has one for each partition: each commit would repeat them all."""
+    more = {f"kafka:{n}": n for n in range(MOST_NOTED)}
+    commit(replace(plan(table, [1], 1, 2), advance={"txn": 2} | more))
+    assert NOTED not in next(iter(table.open().history(1)))
+    assert table.open().transaction_version("kafka:3") == 3
 
 
 def test_after_a_commit_its_transaction_ids_are_known_and_the_others_as_before(table, reads):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from concurrent.futures import Future
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
@@ -113,3 +114,52 @@ def test_a_login_that_may_not_read_the_topic_is_told_so(ask):
     refused = Told("t", 1, error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
     with pytest.raises(ConfigurationError, match="what this login may do"):
         ask(SlowBroker(first=[refused]), splits(3))
+
+
+class StartingCoordinator:
+    """A broker that makes its topic of offsets: it refuses a group's offsets `times` times."""
+
+    def __init__(self, code, times):
+        self._code, self._times, self.committed = code, times, []
+
+    def poll(self, _timeout):
+        return 0
+
+    def alter_consumer_group_offsets(self, asked, **_):
+        answer = Future()
+        if self._times:
+            self._times -= 1
+            answer.set_exception(KafkaException(KafkaError(self._code)))
+        else:
+            self.committed += [(p.topic, p.partition, p.offset) for p in asked[0].topic_partitions]
+            answer.set_result(asked[0])
+        return {asked[0].group_id: answer}
+
+
+@pytest.fixture
+def admin_of(monkeypatch):
+    def made(broker, timeout_s=15.0):
+        monkeypatch.setattr(kafka_admin, "AdminClient", lambda *_: broker)
+        return kafka_admin.KafkaAdmin(load_settings(), timeout_s)
+
+    return made
+
+
+@pytest.mark.parametrize("code", [KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR])
+def test_offsets_of_a_group_are_committed_as_soon_as_its_coordinator_is_there(admin_of, code):
+    broker = StartingCoordinator(code, times=2)
+    admin_of(broker).commit_group_offsets("readers", dict.fromkeys(splits(2), AT))
+    assert broker.committed == [("t", 0, AT), ("t", 1, AT)]
+
+
+def test_a_coordinator_that_stays_away_is_a_transient_error_after_the_time_limit(admin_of):
+    broker = StartingCoordinator(KafkaError.COORDINATOR_LOAD_IN_PROGRESS, times=10**6)
+    with pytest.raises(TransientError, match="Coordinator load in progress"):
+        admin_of(broker, timeout_s=0.3).commit_group_offsets("readers", dict.fromkeys(splits(1), AT))
+
+
+def test_other_refusals_of_a_group_are_not_tried_again(admin_of):
+    broker = StartingCoordinator(KafkaError.GROUP_AUTHORIZATION_FAILED, times=1)
+    with pytest.raises(TransientError, match="Group authorization failed"):
+        admin_of(broker).commit_group_offsets("readers", dict.fromkeys(splits(1), AT))
+    assert broker.committed == []

@@ -1,0 +1,39 @@
+"""How often a run opens the tables that all of its steps read."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from game_events.lakehouse.tables import Table
+from game_events_tests.support.model.world import World
+
+
+def test_a_run_opens_bronze_and_quarantine_once_for_each_of_their_versions_however_many_steps_read_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their logs have an entry for each micro-batch: opening them takes longer, the longer a loop has run."""
+    world = World()
+    try:
+        world.strictness = 1  # rejects multiples of 4
+        world.records_come([("rummy", "ann", 1, 1), ("uno", "bob", 4, 1)])
+        world.work()
+        before = {key: versions(world, key) for key in ("bronze_events", "quarantine_events")}
+        world.records_come([("rummy", "ann", 3, 1), ("uno", "cyd", 8, 1)])
+        opened, usual = Counter[str](), Table.open
+        monkeypatch.setattr(Table, "open", lambda table: opened.update([table.key]) or usual(table))
+        assert world.work().rows("silver") == 1
+        monkeypatch.undo()
+        for key, there in before.items():
+            commits = versions(world, key) - there
+            assert commits > 0
+            # By the first step of the run, by each commit, and by the first step after it.
+            assert opened[key] <= 1 + 2 * commits, key
+    finally:
+        world.close()
+
+
+def versions(world: World, key: str) -> int:
+    handle = Table(key, f"{world.folder}/{key}").open()
+    return handle.version() + 1 if handle is not None else 0
