@@ -127,7 +127,7 @@ class _Child:
                 if ended in STOPS and fresh:
                     raise TransientError(f"schema id {schema_id}: the compiler of schemas was stopped (signal {-ended})")
                 # The kernel may have killed it for lack of memory, or it has ended after its idle time: one more attempt.
-                if fresh and ended in (0, -signal.SIGKILL) and not killed:
+                if fresh and ended in (0, -signal.SIGKILL) and not (killed or self._late):
                     killed = True
                     continue
                 # An old child may have ended for another cause: only a new one's end counts.

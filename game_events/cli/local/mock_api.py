@@ -51,7 +51,7 @@ def mock_api(  # noqa: PLR0913, PLR0917 - the command's options
     """Take rows on loopback until Ctrl-C; nothing is kept but the log."""
     options = locals()
     output = Output(as_json=as_json)
-    faults = MockFaults(**{f.name: options[f.name] for f in fields(MockFaults)})
+    faults = MockFaults(**{f.name: options[f.name] for f in fields(MockFaults) if f.name in options})
     with ExitStack() as closing, suppress(KeyboardInterrupt):
         api = MockApi(faults, closing.enter_context(log.open("a")) if log is not None else None, bodies=bodies)
 
