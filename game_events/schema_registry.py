@@ -45,7 +45,7 @@ class SubjectVersion:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SchemaLimits:
     """What one schema may cost.
 
     Attributes:
@@ -74,7 +74,7 @@ class _Texts:
     """
 
     what: str
-    limits: Limits
+    limits: SchemaLimits
     until: float
     begun: set[str] = field(default_factory=set)
     found: dict[str, str] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class _Texts:
 
 
 def registry_client(
-    settings: Settings, timeout_s: float | None = None, retries: int = RETRIES, most: int = Limits.answer_bytes
+    settings: Settings, timeout_s: float | None = None, retries: int = RETRIES, most: int = SchemaLimits.answer_bytes
 ) -> SchemaRegistryClient:
     """A Confluent client with the settings' credentials; connects at the first call. ``mock://`` gives its own fake.
 
@@ -158,10 +158,10 @@ class SchemaRegistry:
     """
 
     def __init__(
-        self, settings: Settings, timeout_s: float | None = None, *, retries: int = RETRIES, limits: Limits | None = None
+        self, settings: Settings, timeout_s: float | None = None, *, retries: int = RETRIES, limits: SchemaLimits | None = None
     ) -> None:
         """Connects at the first call; `timeout_s`: for one answer; `retries`: further attempts after an error."""
-        self.url, self._limits = settings.schema_registry_url, limits or Limits()
+        self.url, self._limits = settings.schema_registry_url, limits or SchemaLimits()
         self._client = registry_client(settings, timeout_s, retries, self._limits.answer_bytes)
         self._outage: tuple[float, TransientError] | None = None
         # Its connections close with this object.

@@ -42,7 +42,7 @@ _START = (
 
 
 @dataclass(frozen=True)
-class Limits:
+class CompilerLimits:
     """What compiling may take.
 
     Attributes:
@@ -99,13 +99,13 @@ def first_decoders(schema: CompiledSchema, paths: Sequence[IndexPath]) -> list[P
 class _Child:
     """The child process: started at the first request, restarted after its end."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, limits: CompilerLimits | None = None) -> None:
+        self.limits = limits or CompilerLimits()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         #: Whether it has answered a request: then its end may have another cause than the current one.
         self._used = False
-        #: Whether it was killed after `Limits.wait_s`.
+        #: Whether it was killed after `CompilerLimits.wait_s`.
         self._late = False
 
     def ask(self, schema_id: SchemaId, request: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class _Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                # Arrow's own allocator would reserve more than `Limits.memory`.
+                # Arrow's own allocator would reserve more than `CompilerLimits.memory`.
                 env={"ARROW_DEFAULT_MEMORY_POOL": "system"},
                 cwd="/",
                 start_new_session=True,
@@ -229,7 +229,7 @@ class _Child:
             return process.wait()
 
 
-def _cause(code: int, work_s: float, limits: Limits) -> str:
+def _cause(code: int, work_s: float, limits: CompilerLimits) -> str:
     if code == -signal.SIGPROF:
         return f"it takes more than {work_s:g} s of work"
     if code == -signal.SIGKILL:

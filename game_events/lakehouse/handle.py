@@ -21,7 +21,7 @@ _DEFAULT_S = 30 * 86_400.0
 _SECONDS = re.compile(r"interval (\d+) seconds")
 
 #: Key in a commit's information: JSON of the version that the commit was made for, and the transaction ids that are known of
-#: it. delta-rs replays the log for each id; the entry of one version is read in a fraction of that time.
+#: it. delta-rs replays the log for each id; a commit's information is one entry of the log.
 NOTED = "game_events_transactions"
 #: Transaction ids that a commit notes at most: bronze and quarantine have thousands.
 MOST_NOTED = 16
@@ -47,7 +47,6 @@ class Handle(DeltaTable):
 
     def __init__(self, uri: str, options: dict[str, str]) -> None:
         super().__init__(uri, storage_options=options)
-        self._uri = uri
         self.first = self.version()
         self.good_until_s = time.monotonic() + min(LONGEST_S, log_retention_s(self) / 2)
         self.entry: tuple[int, Entry | None] | None = None
@@ -82,32 +81,16 @@ class Handle(DeltaTable):
         """The transaction ids of this version that were read, or that its commit has noted."""
         version = self.version()
         if self._transactions[0] != version:
-            self._transactions = version, _noted(self._uri, version)
+            # A commit may become a later version than it was made for, and the history may have a later one's: not this note.
+            newest = next(iter(self.history(1)), {})
+            of, noted = json.loads(newest.get(NOTED, "[-1, {}]"))
+            self._transactions = version, noted if of == version else {}
         return self._transactions[1]
 
 
 def note_of(version: int, transactions: Mapping[str, int | None]) -> dict[str, str]:
     """Commit information with the transaction ids of a version; nothing if they are many."""
     return {NOTED: json.dumps([version, transactions])} if len(transactions) <= MOST_NOTED else {}
-
-
-def _noted(uri: str, version: int) -> dict[str, int | None]:
-    """The transaction ids that the commit of a version has noted; none of another writer's, or in an object store.
-
-    None either if the commit was made for an earlier version, and delta-rs made it after another writer's.
-    """
-    if "://" in uri:
-        return {}
-    try:
-        with open(f"{uri}/_delta_log/{version:020}.json", "rb") as entry:  # noqa: PTH123 - once for each game
-            lines = [line for line in entry if b'"commitInfo"' in line and NOTED.encode() in line]
-    except FileNotFoundError:
-        return {}
-    for line in lines:
-        of, transactions = json.loads(json.loads(line).get("commitInfo", {}).get(NOTED, "[-1, {}]"))
-        if of == version:
-            return dict(transactions)
-    return {}
 
 
 class Openable(Protocol):

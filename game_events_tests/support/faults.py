@@ -18,13 +18,13 @@ Write = Callable[..., None]
 
 
 def handle_failpoints(patch: pytest.MonkeyPatch, handler: Callable[[str, object], object]) -> None:
-    """Until the patch ends this is called at each failpoint, with its name and its detail."""
+    """Until `patch` is undone, `handler` is called at each failpoint, with the failpoint's name and detail."""
     patch.setattr(failpoints, "handler", handler)
 
 
 @contextlib.contextmanager
 def at_failpoints(handler: Callable[[str, object], object]) -> Iterator[None]:
-    """The same, for a block."""
+    """`handle_failpoints` for the time of a block."""
     with pytest.MonkeyPatch.context() as patch:
         handle_failpoints(patch, handler)
         yield
@@ -32,7 +32,7 @@ def at_failpoints(handler: Callable[[str, object], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_opening(instead: Callable[[Open, Table], DeltaTable | None]) -> Iterator[None]:
-    """Within the block this opens a table: it gets the usual way, and the table."""
+    """Within the block `instead` opens tables; it gets the usual `Table.open`, and the table."""
     usual = Table.open
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Table, "open", lambda table: instead(usual, table))
@@ -54,7 +54,7 @@ def opened_tables() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def unreadable(key: str, error: Exception) -> Iterator[None]:
-    """Within the block, who opens the table of that key gets the error."""
+    """Within the block, opening the table of that key raises the error."""
 
     def refused(usual: Open, table: Table) -> DeltaTable | None:
         if table.key == key:
@@ -67,7 +67,7 @@ def unreadable(key: str, error: Exception) -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_creation(instead: Callable[..., object]) -> Iterator[None]:
-    """Within the block delta-rs' call that creates a table, or replaces its layout, is this one: as `at_commit`."""
+    """Within the block `instead` creates tables and replaces their layout; it gets delta-rs' call, and the arguments."""
     usual: Write = commit.create_table_with_add_actions
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commit, "create_table_with_add_actions", functools.partial(instead, usual))
@@ -76,7 +76,7 @@ def at_creation(instead: Callable[..., object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_commit(instead: Callable[..., object]) -> Iterator[None]:
-    """Within the block delta-rs' call that commits to a table is this one: it gets the usual one, and what that is given."""
+    """Within the block `instead` commits to tables; it gets delta-rs' call, and the arguments."""
     usual: Write = DeltaTable.create_write_transaction
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeltaTable, "create_write_transaction", lambda *given, **options: instead(usual, *given, **options))
@@ -84,6 +84,6 @@ def at_commit(instead: Callable[..., object]) -> Iterator[None]:
 
 
 def wrap_writes(patch: pytest.MonkeyPatch, wrap: Callable[[Write], Write]) -> None:
-    """Until the patch ends both calls of delta-rs, that which commits and that which creates a table, are wrapped in this."""
+    """Until `patch` is undone, `wrap` is around the two calls of delta-rs that commit to a table and that create one."""
     for owner, name in ((DeltaTable, "create_write_transaction"), (commit, "create_table_with_add_actions")):
         patch.setattr(owner, name, wrap(getattr(owner, name)))

@@ -16,7 +16,7 @@ from game_events.decoding.core.reasons import Reason
 from game_events.errors import DataError, TransientError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.schema_registry import Limits, SchemaRegistry
+from game_events.schema_registry import SchemaLimits, SchemaRegistry
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def served():
 
 def registry(served, timeout_s=None, **limits):
     settings = Settings.model_construct(schema_registry_url=served["url"], schema_registry_user=None, tls_ca_file=None)
-    return SchemaRegistry(settings, timeout_s, limits=Limits(**limits))
+    return SchemaRegistry(settings, timeout_s, limits=SchemaLimits(**limits))
 
 
 def good(text='"string"', references=()):

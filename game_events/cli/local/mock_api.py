@@ -51,7 +51,7 @@ def mock_api(  # noqa: PLR0913, PLR0917 - the command's options
     """Take rows on loopback until Ctrl-C; nothing is kept but the log."""
     options = locals()
     output = Output(as_json=as_json)
-    faults = MockFaults(**{f.name: options[f.name] for f in fields(MockFaults) if f.name in options})
+    faults = MockFaults(**{f.name: options[f.name] for f in fields(MockFaults)})
     with ExitStack() as closing, suppress(KeyboardInterrupt):
         api = MockApi(faults, closing.enter_context(log.open("a")) if log is not None else None, bodies=bodies)
 
@@ -67,7 +67,7 @@ def mock_api(  # noqa: PLR0913, PLR0917 - the command's options
 
 @dataclass(frozen=True)
 class MockFaults:
-    """Latency and shares of faulty answers: the options of the command; `max_body_bytes`: a larger body is refused."""
+    """Latency and shares of faulty answers: the options of the command."""
 
     latency_ms: float = 0.0
     latency_per_row_ms: float = 0.0
@@ -80,15 +80,19 @@ class MockFaults:
     rate_limit: float = 0.0
     retry_after_s: int = 1
     seed: int = 1
-    max_body_bytes: int = MAX_BODY_BYTES
 
 
 class MockApi:
     """The server; it chooses each call's fault in the order of the seed."""
 
-    def __init__(self, faults: MockFaults, log: TextIO | None = None, *, bodies: bool = False) -> None:
-        """Nothing listens yet; `log` gets a JSON line for each call, with its body if `bodies`."""
-        self.faults, self._log, self._bodies = faults, log, bodies
+    def __init__(
+        self, faults: MockFaults, log: TextIO | None = None, *, bodies: bool = False, max_body_bytes: int = MAX_BODY_BYTES
+    ) -> None:
+        """Nothing listens yet.
+
+        `log` gets a JSON line for each call, with its body if `bodies`; a body of more than `max_body_bytes` is refused.
+        """
+        self.faults, self._log, self._bodies, self._max_body_bytes = faults, log, bodies, max_body_bytes
         self._random = random.Random(faults.seed)  # noqa: S311 - faults, not secrets
         self._recent: deque[float] = deque()
         self._as_date = True
@@ -97,7 +101,7 @@ class MockApi:
         self, port: int, ready: Callable[[int], None], tls: ssl.SSLContext | None = None, stop: asyncio.Event | None = None
     ) -> None:
         """Listen on loopback until stopped; `ready` gets the port (0 chooses a free one)."""
-        app = web.Application(client_max_size=self.faults.max_body_bytes)
+        app = web.Application(client_max_size=self._max_body_bytes)
         app.router.add_route("*", "/{path:.*}", self.answer)
         # Calls without an answer end when the caller gives up, or with the server.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)

@@ -57,7 +57,7 @@ def check(pipeline: Pipeline, watch: Watch, now: float, instance: DagsterInstanc
     """
     everything = now >= watch.all_at + ALL_S
     if everything or TableLog(pipeline.bronze).has(watch.version + 1):
-        handle = pipeline.bronze.open()
+        handle = pipeline.open_bronze()
         if handle is None:
             return []
         _read_bronze(pipeline, handle, watch, instance)

@@ -140,7 +140,7 @@ class Loop:
         hand_over_s: time limit after which another run continues (`report.handed_over`).
         first_pause_s, longest_pause_s: pauses between attempts while a broker, a registry or storage is unavailable: doubled up
             to the longest.
-        cycle: what is repeated.
+        cycle: one refresh of all layers, which the loop repeats.
     """
 
     pipeline: Pipeline

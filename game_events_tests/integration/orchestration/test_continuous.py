@@ -65,15 +65,9 @@ def events_of(instance, run_id, kind):
     return [r.event_log_entry.dagster_event for r in instance.get_records_for_run(run_id, of_type=kind).records]
 
 
-@pytest.mark.scenario
-@pytest.mark.timeout(3600)
-def test_it_tells_what_it_does_while_it_runs_and_terminate_ends_it_as_canceled_with_whole_tables(
-    launching, environment, make_pipeline
-):
-    instance, workspace = launching
-    sent = produce(environment, wave("rummy", "uno", poison_share=0.1))
+def launched(workspace):
+    """The id of a run of continuous mode that was launched as the UI launches it."""
     (repository,) = workspace.create_request_context().code_locations[0].get_repositories().values()
-    began = time.monotonic()
     started = execute_dagster_graphql(
         workspace.create_request_context(),
         LAUNCH_PIPELINE_EXECUTION_MUTATION,
@@ -88,7 +82,18 @@ def test_it_tells_what_it_does_while_it_runs_and_terminate_ends_it_as_canceled_w
             }
         },
     )
-    run_id = started.data["launchPipelineExecution"]["run"]["runId"]
+    return started.data["launchPipelineExecution"]["run"]["runId"]
+
+
+@pytest.mark.scenario
+@pytest.mark.timeout(3600)
+def test_it_tells_what_it_does_while_it_runs_and_terminate_ends_it_as_canceled_with_whole_tables(
+    launching, environment, make_pipeline
+):
+    instance, workspace = launching
+    sent = produce(environment, wave("rummy", "uno", poison_share=0.1))
+    began = time.monotonic()
+    run_id = launched(workspace)
 
     def told():
         found = events_of(instance, run_id, dg.DagsterEventType.ASSET_MATERIALIZATION)

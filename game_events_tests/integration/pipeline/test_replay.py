@@ -150,14 +150,14 @@ def test_of_two_replays_at_once_one_brings_the_rows(settings, make_settings, mak
     sent = sent_with_hidden_schema(make_settings, proxy)
     refresh(make_pipeline(settings))
     proxy.show_all()
-    rival = []
+    concurrent = []
 
     def act():
-        rival.append(replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows)
+        concurrent.append(replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows)
 
     at_point(monkeypatch, "replay_staged", act)
     mine = replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows
-    assert (rival[0], mine) == (sent.records_total, 0)
+    assert (concurrent[0], mine) == (sent.records_total, 0)
     refresh(make_pipeline(settings))
     assert_all_there(settings, sent.records_total)
 
@@ -182,42 +182,42 @@ def test_rows_that_are_in_bronze_all_the_same_are_not_there_twice_after_a_replay
 
 
 @pytest.mark.scenario
-def test_a_rival_in_the_middle_of_a_replays_notes_neither_fails_it_nor_doubles_a_row(
+def test_a_concurrent_replay_in_the_middle_of_a_replays_notes_neither_fails_it_nor_doubles_a_row(
     settings, make_settings, make_pipeline, proxy, monkeypatch
 ):
     sent = sent_with_hidden_schema(make_settings, proxy, version=2)
     refresh(make_pipeline(settings))
     proxy.show_all()
     # Two note one replay: it does not fail, and it counts its rows.
-    rivals = []
+    concurrent = []
 
-    def rival_then_commit(write, handle, *given, **options):
-        if handle.table_uri.rstrip("/").endswith(QUARANTINE) and not rivals:
-            rivals.append(None)
+    def after_a_concurrent_commit(write, handle, *given, **options):
+        if handle.table_uri.rstrip("/").endswith(QUARANTINE) and not concurrent:
+            concurrent.append(None)
             replay_notes.note_replay(make_pipeline(settings))
         write(handle, *given, **options)
 
-    with at_commit(rival_then_commit):
+    with at_commit(after_a_concurrent_commit):
         assert replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows == sent.records_total
-    assert rivals
+    assert concurrent
     assert held(settings) == [("UNKNOWN_SCHEMA", True, sent.records_total)]
 
     # One that crashes before its own note.
     more = sent_with_hidden_schema(make_settings, proxy, version=3)
     refresh(make_pipeline(settings))
     proxy.show_all()
-    real_note, rivals = replay_module.note_replay, []
+    real_note, concurrent = replay_module.note_replay, []
 
-    def note_then_rival(pipeline):
+    def note_then_replay(pipeline):
         real_note(pipeline)
-        if not rivals:
-            rivals.append(None)
+        if not concurrent:
+            concurrent.append(None)
             with power_cut_at("replay_committed"):
                 replay(make_pipeline(settings), RunReport(), ReplaySelection())
 
-    monkeypatch.setattr(replay_module, "note_replay", note_then_rival)
+    monkeypatch.setattr(replay_module, "note_replay", note_then_replay)
     assert replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows == 0
-    assert rivals
+    assert concurrent
     refresh(make_pipeline(settings))
     assert_all_there(settings, sent.records_total + more.records_total)
 

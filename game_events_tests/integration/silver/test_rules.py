@@ -21,6 +21,25 @@ from game_events_tests.support.worlds.quality import (
 )
 from game_events_tests.support.worlds.waves import versions
 
+#: Of every action, in both layers, for all games and for one.
+RULES = [
+    rule("has_note", "note IS NOT NULL"),
+    rule("known_amount", "amount < 100", "drop"),
+    rule("positive", "amount > 0", "quarantine"),
+    rule("small_note", "length(note) < 5", "quarantine", games=["chess"]),
+    rule("enough", "session_count > 2", layer="gold"),
+]
+EVENTS = [
+    Event("uno", 1, "a"),
+    Event("uno", -1, "a"),  # positive
+    Event("uno", None, "a"),  # NULL: positive and known_amount, and quarantine goes first
+    Event("uno", 200, "long note"),  # known_amount
+    Event("uno", 2),  # has_note
+    Event("chess", 1, "long note"),  # small_note
+    Event("chess", -5, "long note"),  # positive and small_note
+    Event("lost", -1),  # nothing is left of this game
+]
+
 
 def said(report):
     """(layer, game, rule) -> rows and violations."""
@@ -28,28 +47,8 @@ def said(report):
 
 
 def test_every_action_does_what_it_says_and_is_counted_by_game_and_rule(make_settings, make_pipeline):
-    settings = make_settings(
-        rules=[
-            rule("has_note", "note IS NOT NULL"),
-            rule("known_amount", "amount < 100", "drop"),
-            rule("positive", "amount > 0", "quarantine"),
-            rule("small_note", "length(note) < 5", "quarantine", games=["chess"]),
-            rule("enough", "session_count > 2", layer="gold"),
-        ]
-    )
-    send_events(
-        settings,
-        [
-            Event("uno", 1, "a"),
-            Event("uno", -1, "a"),  # positive
-            Event("uno", None, "a"),  # NULL: positive and known_amount, and quarantine goes first
-            Event("uno", 200, "long note"),  # known_amount
-            Event("uno", 2),  # has_note
-            Event("chess", 1, "long note"),  # small_note
-            Event("chess", -5, "long note"),  # positive and small_note
-            Event("lost", -1),  # nothing is left of this game
-        ],
-    )
+    settings = make_settings(rules=RULES)
+    send_events(settings, EVENTS)
     pipeline = make_pipeline(settings)
     report = refresh(pipeline)
     assert report.success, report.errors

@@ -169,7 +169,9 @@ def test_a_refresh_has_a_bar_for_each_layer_and_each_asset_names_what_automates_
     page.set_viewport_size({"width": 1500, "height": 640})
     picture(page, "run")
     page.open("/assets/silver_events?view=overview")
-    page.get_by_text(re.compile(r"^\d sensors$")).first.wait_for()
+    sensors = page.get_by_text(re.compile(r"^\d sensors$")).first
+    sensors.wait_for()
+    assert int(sensors.inner_text().split()[0]) > 1
     picture(page, "silver")
 
 

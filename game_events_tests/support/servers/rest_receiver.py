@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from game_events.cli.local.mock_api import MockApi, MockFaults
+from game_events.cli.local.mock_api import MAX_BODY_BYTES, MockApi, MockFaults
 
 
 class LockedApi(MockApi):
@@ -85,9 +85,10 @@ def receiving(
     tls: tuple[Path, Path] | None = None,
     authorization: tuple[str, str] | None = None,
     port: int = 0,
+    max_body_bytes: int = MAX_BODY_BYTES,
     **faults: Any,
 ) -> Iterator[Receiver]:
-    """While it listens; `faults` as of `MockFaults`."""
+    """While it listens; `max_body_bytes` as of `MockApi`, `faults` as of `MockFaults`."""
     loop, started, stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
     ports: list[int] = []
 
@@ -99,7 +100,7 @@ def receiving(
     if context is not None:
         context.load_cert_chain(*tls)
     with log.open("a") as out:
-        api = LockedApi(MockFaults(**faults), out, bodies=True)
+        api = LockedApi(MockFaults(**faults), out, bodies=True, max_body_bytes=max_body_bytes)
         api.authorization = authorization
         thread = threading.Thread(target=lambda: loop.run_until_complete(api.serve(port, ready, context, stop)), daemon=True)
         thread.start()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
-from game_events.decoding.compiler import Limits, compile_schema, first_decoders
+from game_events.decoding.compiler import CompilerLimits, compile_schema, first_decoders
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.registry_schema import RegistrySchema
@@ -118,7 +118,7 @@ def test_the_child_has_neither_environment_nor_open_files_of_its_parent(own_chil
 
 
 def test_a_schema_that_takes_too_long_is_refused_and_the_next_one_is_compiled(own_child):
-    own_child.limits = Limits(work_s=0.2)
+    own_child.limits = CompilerLimits(work_s=0.2)
     compile_schema(GOOD)
     with pytest.raises(DataError, match=r"schema id 7 does not compile: it takes more than 0.2 s of work"):
         compile_schema(RegistrySchema(7, *BAD["steps without end"]))
@@ -126,7 +126,7 @@ def test_a_schema_that_takes_too_long_is_refused_and_the_next_one_is_compiled(ow
 
 
 def test_a_schema_that_needs_too_much_memory_is_refused_and_the_next_one_is_compiled(own_child):
-    own_child.limits = Limits(memory=2**26)
+    own_child.limits = CompilerLimits(memory=2**26)
     compile_schema(GOOD)
     with pytest.raises(DataError, match="schema id 7 does not compile: it takes more than 64 MiB of memory"):
         compile_schema(RegistrySchema(7, "JSON", "[" + "[0]," * 2_000_000 + "0]"))
@@ -136,7 +136,7 @@ def test_a_schema_that_needs_too_much_memory_is_refused_and_the_next_one_is_comp
 @pytest.mark.parametrize("part", ["text", "references"])
 def test_a_schema_that_is_too_long_for_the_child_is_refused_before_it_is_sent(part, own_child):
     """Its length has four bytes in a request: beyond them nothing could say it."""
-    own_child.limits = Limits(request_bytes=2**20)
+    own_child.limits = CompilerLimits(request_bytes=2**20)
     long = "// " + "x" * 2**20
     schema = (
         RegistrySchema(7, "PROTOBUF", MAIN + long) if part == "text" else RegistrySchema(7, "PROTOBUF", MAIN, (("a", long),))
@@ -253,7 +253,7 @@ def test_nothing_of_a_usual_schema_is_left_out(tmp_path):
 
 
 def test_the_child_ends_when_it_has_nothing_to_do(own_child):
-    own_child.limits = Limits(idle_s=0.1)
+    own_child.limits = CompilerLimits(idle_s=0.1)
     compile_schema(GOOD)
     assert own_child._process.wait(60) == 0
     assert compile_schema(GOOD).has((0,))

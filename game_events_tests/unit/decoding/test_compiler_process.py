@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from game_events.decoding import compiler_process
-from game_events.decoding.compiler import Limits, compile_schema, first_decoders
+from game_events.decoding.compiler import CompilerLimits, compile_schema, first_decoders
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.protobuf import files as protobuf_files
 from game_events.decoding.protobuf.schema import ProtobufSchema
@@ -43,7 +43,7 @@ def test_a_new_child_that_is_killed_once_is_no_schemas_fault(own_child):
 
 
 def test_a_new_child_that_ended_as_nothing_came_is_no_schemas_fault(own_child):
-    own_child.limits = Limits(idle_s=0.05)
+    own_child.limits = CompilerLimits(idle_s=0.05)
     ended_after_start(own_child, 0)  # waits until it has ended by itself
     assert compile_schema(GOOD).has((0,))
 
@@ -60,7 +60,7 @@ def test_a_schema_that_is_not_done_after_the_wall_limit_is_tried_once(own_child)
     def stop():
         starts.append(own_child._process.pid)
         os.kill(own_child._process.pid, signal.SIGSTOP)
-        own_child.limits = Limits(wait_s=0.2)  # after its start, which takes longer
+        own_child.limits = CompilerLimits(wait_s=0.2)  # after its start, which takes longer
 
     own_child.started = stop
     with pytest.raises(DataError, match=r"it is not done after 0\.2 s"):

@@ -44,8 +44,9 @@ def interrupts():
     signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("obeys", [True, False])
-def test_after_an_interrupt_the_end_of_the_step_under_way_is_waited_for(interrupts, obeys):  # noqa: ARG001
+def test_after_an_interrupt_the_end_of_the_step_under_way_is_waited_for(obeys):
     worker = LoopThread(SlowLoop(obeys=obeys), grace_s=2.0)
     worker.start()
     throttle = SimpleNamespace(due=lambda **_options: None)

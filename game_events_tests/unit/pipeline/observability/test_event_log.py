@@ -187,13 +187,13 @@ def test_runs_that_end_at_the_same_moment_all_get_into_the_log_each_once(tmp_pat
 
 
 def test_a_log_that_cannot_be_written_is_a_warning_with_the_reason_and_the_run_goes_on(make_pipeline, caplog):
-    rivals = ConflictError(f"rivals won with {SECRETS[0]}")
-    with unreadable(EVENT_LOG, rivals), recorded(make_pipeline(), RunReport(), "refresh"):
+    conflict = ConflictError(f"concurrent runs won with {SECRETS[0]}")
+    with unreadable(EVENT_LOG, conflict), recorded(make_pipeline(), RunReport(), "refresh"):
         pass
     (line,) = caplog.records
     assert line.levelno == logging.WARNING
     assert "run_id=run-1" in line.getMessage()
-    assert "rivals won with ***" in line.getMessage()
+    assert "concurrent runs won with ***" in line.getMessage()
 
 
 def test_of_a_run_without_an_end_cycles_are_added_up_idle_ones_leave_nothing_and_what_failed_goes_with_the_next(
