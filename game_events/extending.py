@@ -124,15 +124,17 @@ class GoldAggregate:
 
     Attributes:
         name, keys, mode, games, interval_s, description: as `gold_aggregate` says; no games: every game.
+        mode: also `by_key`: `function` gives exactly one row for each key, from the rows of that key alone; a refresh gives it
+            all rows of the keys that have new ones.
         measures: column -> measure, for `merge`.
-        function: for `recompute`.
+        function: for `by_key` and `recompute`.
         definition: hash of the declaration; a change recomputes the tables from all of silver.
         where: file and line of the declaration.
         asset_name: name of the Dagster asset by the setting `names`, if another one.
     """
 
     name: str
-    mode: Literal["merge", "recompute"]
+    mode: Literal["merge", "by_key", "recompute"]
     keys: tuple[str, ...] = ()
     measures: Mapping[str, Measure] = field(default_factory=dict)
     function: Transform | None = None

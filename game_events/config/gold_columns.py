@@ -1,7 +1,7 @@
 """The setting `gold_columns` of the built-in aggregate: column -> SQL aggregate over a key's rows of silver.
 
 If all columns are `count`, `sum`, `min` or `max` of one expression, new rows are merged with the old aggregate. Anything else
-(averages, distinct counts, `first`, `last`) is recomputed from all rows of the changed entities.
+(averages, distinct counts, `first`, `last`) is recomputed from all rows of the keys that have new ones.
 """
 
 import re

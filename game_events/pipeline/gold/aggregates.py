@@ -48,7 +48,7 @@ def player_agg(settings: Settings) -> GoldAggregate:
     parts = ["merge" if merging else "recompute", keys, list(columns.items())]
     return GoldAggregate(
         PLAYER_AGG,
-        "merge" if merging else "recompute",
+        "merge" if merging else "by_key",
         keys=keys,
         measures=merging or {},
         function=None if merging else lambda silver: _aggregated(silver, ("_game", *keys), columns),

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import pyarrow as pa
@@ -91,25 +93,17 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
 def _aggregated(
     run: GoldRun, plans: Mapping[str, GamePlan], tasks: int, *, few: bool
 ) -> tuple[DataFrame, pa.Schema, OldRows | None]:
-    """The aggregate's rows that change, with `_game`; its columns; the rows of gold to keep. `few`: one task reads silver."""
+    """The aggregate's rows that change, with `_game`; its columns; the rows of gold to keep. `few`: one task reads new rows."""
     pipeline, aggregate = run.pipeline, run.aggregate
-    spark, entity = pipeline.spark, pipeline.settings.entity_column
     columns, clashes = _columns(plan.silver for plan in plans.values())
     columns = StructType(
         [*columns.fields, *(f for f in silver_columns(pipeline).fields if f.name not in {*columns.names, *clashes})]
     )
-    silver = read_files(spark, [uri for plan in plans.values() for uri in plan.new.files], columns)
-    if not all(plan.new.exact for plan in plans.values()):
-        limits = pa.table({_NAME: list(plans), _FROM: [plan.above for plan in plans.values()]})
-        bounds = F.broadcast(spark.createDataFrame(limits))
-        silver = silver.join(bounds, F.col(quoted(entity)) == F.col(_NAME)).where(F.col("_batch") > F.col(_FROM))
-        silver = silver.drop(_NAME, _FROM)
-    silver = silver.withColumn(GAME, F.col(quoted(entity)))
-    silver = silver.coalesce(1) if few else silver
     try:
-        if aggregate.mode == "recompute":
-            return *_recomputed(aggregate, silver), None
-        return _merged(pipeline, aggregate, plans, silver, tasks)
+        if aggregate.mode == "merge":
+            return _merged(pipeline, aggregate, plans, _new_rows(pipeline, plans, columns, few=few), tasks)
+        rows, schema = _recomputed(aggregate, _rows_of_changed_keys(run, plans, columns, few=few))
+        return rows, schema, _old_rows(pipeline, aggregate, plans, schema)
     except ExtensionError:
         raise
     except Exception as error:
@@ -123,6 +117,36 @@ def _aggregated(
         ) from error
 
 
+def _new_rows(pipeline: Pipeline, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
+    """Silver's new rows, with `_game`; `few`: in one task."""
+    spark, entity = pipeline.spark, F.col(quoted(pipeline.settings.entity_column))
+    silver = read_files(spark, [uri for plan in plans.values() for uri in plan.new.files], columns)
+    if not all(plan.new.exact for plan in plans.values()):
+        limits = pa.table({_NAME: list(plans), _FROM: [plan.above for plan in plans.values()]})
+        bounds = F.broadcast(spark.createDataFrame(limits))
+        silver = silver.join(bounds, entity == F.col(_NAME)).where(F.col("_batch") > F.col(_FROM)).drop(_NAME, _FROM)
+    silver = silver.withColumn(GAME, entity)
+    return silver.coalesce(1) if few else silver
+
+
+def _rows_of_changed_keys(run: GoldRun, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
+    """Silver's new rows and, where the plans name them, all other rows of the same keys; with `_game`."""
+    some = {game: plan for game, plan in plans.items() if plan.same_keys is not None}
+    every = {game: plan for game, plan in plans.items() if plan.same_keys is None}
+    if not some:
+        return _new_rows(run.pipeline, every, columns, few=few)
+    names = {column: f"_changed_{n}" for n, column in enumerate((GAME, *run.aggregate.keys))}
+    changed = _new_rows(run.pipeline, some, columns, few=few)
+    changed = changed.select(*(F.col(quoted(column)).alias(name) for column, name in names.items())).distinct()
+    uris = [uri for plan in some.values() if plan.same_keys is not None for uri in plan.same_keys.files]
+    rows = read_files(run.pipeline.spark, uris, columns)
+    rows = rows.withColumn(GAME, F.col(quoted(run.pipeline.settings.entity_column)))
+    # NULL is a key, too.
+    same = reduce(and_, (F.col(quoted(column)).eqNullSafe(F.col(name)) for column, name in names.items()))
+    rows = rows.join(F.broadcast(changed) if few else changed, same, "left_semi")
+    return rows.unionByName(_new_rows(run.pipeline, every, columns, few=few)) if every else rows
+
+
 def _merged(
     pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, GamePlan], silver: DataFrame, tasks: int
 ) -> tuple[DataFrame, pa.Schema, OldRows | None]:
@@ -131,15 +155,20 @@ def _merged(
     measures = aggregate.measures.items()
     new = silver.groupBy(GAME, *keys).agg(*(F.expr(m.sql).alias(column) for column, m in measures))
     schema = arrow_schema(new.drop(GAME), aggregate)
-    files = {game: plan.old.paths for game, plan in plans.items() if plan.old.files}
-    if not files:
+    old = _old_rows(pipeline, aggregate, plans, schema)
+    if old is None:
         return new, schema, None
-    old = OldRows(pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files)
     types = {f.name: f.dataType for f in new.schema.fields}
     both = _by_game(new, tasks).mapInArrow(old.with_old, new.schema).groupBy(GAME, *keys)
     # A sum of decimals would get more digits with every merge.
     merged = both.agg(*(F.expr(m.merged(column)).cast(types[column]).alias(column) for column, m in measures))
     return merged, schema, old
+
+
+def _old_rows(pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, GamePlan], schema: pa.Schema) -> OldRows | None:
+    """The rows of gold that are kept unless their key has new rows; None: there are none."""
+    files = {game: plan.old.paths for game, plan in plans.items() if plan.old.files}
+    return OldRows(pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files) if files else None
 
 
 def _by_game(rows: DataFrame, tasks: int) -> DataFrame:
@@ -158,7 +187,7 @@ def _columns(tables: Iterable[DeltaTable]) -> tuple[StructType, dict[str, list[s
 
 
 def _recomputed(aggregate: GoldAggregate, silver: DataFrame) -> tuple[DataFrame, pa.Schema]:
-    """The result of the user's function on all rows."""
+    """The result of the aggregate's function."""
     rows = aggregate.function(silver) if aggregate.function is not None else None
     if not isinstance(rows, DataFrame):
         raise ExtensionError(f"{aggregate} must give a DataFrame; it gave {type(rows).__name__}")

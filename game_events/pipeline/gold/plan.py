@@ -57,7 +57,8 @@ class GamePlan:
         commits: number of gold's commits now (None: there is no table).
         declared, definition: the definition in the gold table now, and after the commit.
         above: silver rows of later bronze batches are new.
-        new, old: the files of silver with new rows, and the files of gold with the rows to merge them with.
+        new, old: the files of silver with new rows, and the files of gold with the rows to merge them with, or to keep.
+        same_keys: the files of silver with all rows of the new rows' keys; None: the new rows are enough.
     """
 
     game: str
@@ -73,6 +74,7 @@ class GamePlan:
     above: int
     new: FileSelection
     old: FileSelection
+    same_keys: FileSelection | None = None
 
 
 def plan_games(run: GoldRun, games: Collection[str], known: StructType) -> tuple[dict[str, GamePlan], dict[str, str]]:
@@ -112,7 +114,9 @@ def _plan(run: GoldRun, known: StructType, nested: frozenset[str], game: str) ->
     above = 0 if full else int(taken or 0)
     old = FileSelection([], [], 0, True) if gold is None or full else selection(gold)
     new = selection(silver, "_batch", above)
-    return GamePlan(game, silver, gold, app, taken, batch, full, txn(gold, Txn.COMMITS), declared, definition, above, new, old)
+    same_keys = selection(silver) if aggregate.mode == "by_key" and not full else None
+    commits = txn(gold, Txn.COMMITS)
+    return GamePlan(game, silver, gold, app, taken, batch, full, commits, declared, definition, above, new, old, same_keys)
 
 
 def _nested(table: DeltaTable | None) -> frozenset[str]:

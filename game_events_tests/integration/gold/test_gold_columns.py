@@ -39,11 +39,11 @@ class World:
     def __init__(self, make_settings, make_pipeline):
         self.make_settings, self.make_pipeline, self.sent = make_settings, make_pipeline, None
 
-    def run(self, columns, seed=None, **more):
+    def run(self, columns, seed=None, games=GAMES, **more):
         """A run with these columns; new records first if there is a seed."""
         settings = self.make_settings(gold_columns=columns, **more)
         if seed is not None:
-            few = Simulation(games=GAMES, seed=seed, records_per_game_and_version=6, gamers_per_game=3, late_share=0.3)
+            few = Simulation(games=games, seed=seed, records_per_game_and_version=6, gamers_per_game=3, late_share=0.3)
             more = produce(settings, few)
             self.sent = more if self.sent is None else self.sent.merge(more)
         pipeline = self.make_pipeline(settings)
@@ -51,7 +51,7 @@ class World:
         assert report.success, report.errors
         check = gold_equals_recompute(pipeline)
         assert check.passed, check.summary
-        assert check.counts["games_compared"] == check.counts["games_compared_with_unified"] == len(GAMES)
+        assert check.counts["games_compared"] == check.counts["games_compared_with_unified"] == len(games)
         return settings, report
 
     def assert_gold(self, settings, columns, sql):
@@ -80,6 +80,25 @@ def test_gold_is_what_its_columns_say_after_they_were_changed_and_after_the_next
     world.assert_gold(settings, ANEW, ANEW_SQL)
     _, report = world.run(ANEW)
     assert report.of("gold") == report.of("unified") == [], "nothing is new, and nothing was written"
+
+
+def test_columns_that_cannot_be_merged_are_made_again_for_the_keys_with_new_rows_only_also_for_the_key_null(world):
+    """Version 1 has no `col_custom_1`."""
+    by_text = {"players": "count(DISTINCT gamer_id)", "last_player": "last(gamer_id)"}
+    rules = [{"name": "seen", "layer": "gold", "sql": "players > 0", "action": "warn"}]
+    settings, first = world.run(by_text, seed=1, key_column="col_custom_1", rules=rules)
+    # A game without a table, whose rows are all new, comes in the same job.
+    settings, second = world.run(by_text, seed=5, games=(*GAMES, "chess"), key_column="col_custom_1", rules=rules)
+    for game in GAMES:
+        new, every, null = rows(
+            settings,
+            f"silver_{game}_events",
+            f"SELECT count(DISTINCT coalesce(col_custom_1, '')) FILTER (_batch > {max(first.batches)}), "
+            "count(DISTINCT coalesce(col_custom_1, '')), count(*) FILTER (col_custom_1 IS NULL) FROM t",
+        )[0]
+        assert (second.rules["gold", game, "seen"].rows, null > 0) == (new, True)
+        counted = "SELECT count(*), count(*) FILTER (col_custom_1 IS NULL) FROM t"
+        assert rows(settings, f"gold_{game}_player_agg", counted) == [(every, 1)]
 
 
 def test_times_of_another_column_take_the_place_of_those_before_in_idle_games_too(world):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
+from dataclasses import replace
 
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse.data.snapshot import BATCH_INFO
+from game_events.pipeline.gold.plan import plan_games
 from game_events_tests.support.tables import put
 
 
@@ -27,6 +32,21 @@ def test_a_game_that_has_all_rows_is_planned_only_for_a_full_refresh_and_one_wit
     assert gold_world.plans("uno", "none") == ({}, {})
     found, _ = gold_world.plans("uno", "none", full=True)
     assert {game: (plan.full, plan.above, plan.old.files) for game, plan in found.items()} == {"uno": (True, 0, [])}
+
+
+def test_columns_that_cannot_be_merged_are_made_of_all_rows_of_the_keys_with_new_rows_and_other_keys_are_kept(gold_world):
+    for batch in (1, 2):
+        gold_world.silver("new", batch)
+        gold_world.silver("old", batch)
+    by_key = GoldAggregate(PLAYER_AGG, "by_key", keys=("gamer_id",))
+    gold_world.gold("old", 1)
+    found, _ = plan_games(replace(gold_world.run(), aggregate=by_key), ["new", "old"], StructType())
+    assert {game: (p.full, len(p.new.files), len(p.old.files)) for game, p in found.items()} == {
+        "new": (True, 2, 0),
+        "old": (False, 1, 1),
+    }
+    assert found["new"].same_keys is None
+    assert len(found["old"].same_keys.files) == 2
 
 
 def test_a_key_that_is_a_struct_is_aggregated_from_all_rows(gold_world):
