@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from pyspark.sql import functions as F
 
 from benchmarks.arena import PARTITIONS, Arena, settings_for
 from benchmarks.figures import Figure, Target, ratio
+from game_events.extending import GoldAggregate
 from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.reporting.report import RunReport
@@ -22,6 +27,15 @@ PART, FIRST_SEED = 500_000, 1_000
 #: Events up to which the first goal holds.
 MANY = 3_000_000
 GOLD = "gold and unified"
+#: Cannot be merged: of keys with new rows all rows are read.
+DEVICES = GoldAggregate(
+    "devices",
+    "by_key",
+    keys=("gamer_id",),
+    function=lambda silver: silver.groupBy("_game", "gamer_id").agg(F.countDistinct("device_id").alias("devices")),
+    definition="d" * 16,
+)
+CHANGED, ALL = "a distinct count, keys with new rows", "a distinct count, all keys"
 
 
 @dataclass(frozen=True)
@@ -52,10 +66,14 @@ def increments(arena: Arena) -> list[Figure]:
         for pair in range(-1, arena.pairs):
             for shape in shapes:
                 gamers[shape] = _increment(arena, pair, shape, made / shape.topic)
+            _distinct_count(arena, pair, arena.pipeline(many.topic, made / many.topic))
     times = {shape: arena.measured.seconds([_step(shape)], shape.games) for shape in shapes}
     figures = [Figure(_named(shape, gamers[shape]), "s", times[shape], target) for shape, target in shapes.items()]
     name = f"the same beside {gamers[many]:,} / {gamers[few]:,} gamers in {many.games} games"
-    return [*figures, ratio(name, times[many], times[few], Target("<=", 3))]
+    figures.append(ratio(name, times[many], times[few], Target("<=", 3)))
+    changed, every = (arena.measured.seconds([step], many.games) for step in (CHANGED, ALL))
+    figures += [Figure(f"{step}, beside {gamers[many]:,} gamers", "s", s) for step, s in ((CHANGED, changed), (ALL, every))]
+    return [*figures, ratio("a distinct count: all keys / keys with new rows", every, changed)]
 
 
 def _step(shape: Shape) -> str:
@@ -82,6 +100,14 @@ def _increment(arena: Arena, pair: int, shape: Shape, root: Path) -> int:
     assert report.success, report.errors
     assert report.rows("silver") == RECORDS, f"silver has {report.rows('silver')} new rows of {RECORDS}"
     return sum(table.table_rows for table in report.of("gold"))
+
+
+def _distinct_count(arena: Arena, pair: int, pipeline: Pipeline) -> None:
+    """Refresh an aggregate that cannot be merged, then make it again from all rows."""
+    for step, full in ((CHANGED, False), (ALL, True)):
+        report = RunReport()
+        arena.timed(step, 10, pair, partial(refresh_gold, pipeline, report, aggregate=DEVICES, full=full), RECORDS)
+        assert report.success, report.errors
 
 
 def _produce(arena: Arena, shape: Shape, records: int, seed: int) -> None:

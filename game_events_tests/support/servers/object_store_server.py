@@ -47,7 +47,8 @@ class Store:
     def __init__(self, key: str) -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
         self._key = key
-        self._conditional = threading.Lock()
+        # moto answers some of several concurrent writes of one key with status 500; a client's retry would meet no rival.
+        self._one_write = threading.Lock()
         self._rivals = threading.Barrier(WRITERS)
         self.fail: tuple[int, int] = (0, 0)
         self.requests = 0
@@ -64,12 +65,13 @@ class Store:
             return self._answer(environ, start_response, 403, REFUSED)
         if self.deny and self.deny in environ.get("PATH_INFO", ""):
             return self._answer(environ, start_response, 403, FAILED.format(code=CODES[403]))
+        conditional = "HTTP_IF_NONE_MATCH" in environ
         if self.unsafe and environ.pop("HTTP_IF_NONE_MATCH", None):
             # All rivals have looked before the first of them has written: on a slow machine, too.
             with suppress(threading.BrokenBarrierError):
                 self._rivals.wait(RIVALS_WAIT_S)
-        if "HTTP_IF_NONE_MATCH" in environ:
-            with self._conditional:
+        if conditional:
+            with self._one_write:
                 return list(self._app(environ, start_response))
         return list(self._app(environ, start_response))
 
