@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from game_events.config.settings import Settings
+from game_events.decoding.core.reasons import KEPT_BYTES
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.reporting.report import RunReport
@@ -30,12 +31,16 @@ from game_events_tests.unit.sources.files.test_reader import KINDS, PLENTY, Read
 SYNC = b"S" * 16
 
 
-def zigzag(number: int) -> bytes:
-    value, found = number << 1, bytearray()
+def varint(value: int) -> bytes:
+    found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
         value >>= 7
     return bytes((*found, value))
+
+
+def zigzag(number: int) -> bytes:
+    return varint(number << 1)
 
 
 def container(schema: object, *blocks: tuple[int, bytes]) -> bytes:
@@ -91,21 +96,24 @@ def test_records_without_bytes_cannot_be_announced_by_the_million(tmp_path: Path
     assert "3,000,000 records are announced in 0 bytes" in read.refused[0, 0]
 
 
-@pytest.mark.parametrize(("ending", "packed"), [("pb", False), ("pb", True), ("jsonl", False), ("jsonl", True)])
-def test_a_record_that_is_too_large_is_passed_over_and_those_behind_it_are_read(
-    ending: str, packed: bool, tmp_path: Path
+@pytest.mark.parametrize("batch", [1_000, 3 * KEPT_BYTES // 2])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("ending", ["pb", "jsonl"])
+def test_a_record_that_is_too_large_is_cut_and_those_behind_it_are_read(
+    ending: str, packed: bool, batch: int, tmp_path: Path
 ) -> None:
     body = WRITERS[ending]
-    large = b'{"n": "' + b"x" * 50_000 + b'"}\n' if ending == "jsonl" else b"\xd4\x86\x03" + bytes(50_004)
+    size = 2 * KEPT_BYTES
+    large = b'{"n": "' + b"x" * (size - 9) + b'"}\n' if ending == "jsonl" else varint(size) + bytes(size)
     file = body(range(2)) + large + body(range(3, 5))
     path = put(tmp_path, f"a.{ending}" + ".gz" * packed, gzip.compress(file) if packed else file)
-    read = Read(tmp_path, path, schema=KINDS[ending], bounds=replace(PLENTY, record=10_000, batch=1_000))
+    read = Read(tmp_path, path, schema=KINDS[ending], bounds=replace(PLENTY, record=10_000, batch=batch))
     assert read.rows == {(0, n): event(n) for n in (0, 1, 3, 4)}
     assert list(read.large) == [(0, 2)]
-    assert "a record of 50,0" in read.large[0, 2]
+    assert f"a record of {size:,}"[:-3] in read.large[0, 2]
     assert not read.refused
     held = [row["value"] for b in read.batches for row in b.to_pylist() if row["reason"] == "TOO_LARGE"]
-    assert [0 < len(value) < 12_000 for value in held] == [True]
+    assert [0 < len(value) <= KEPT_BYTES for value in held] == [True]
 
 
 def test_the_last_line_may_be_too_large_as_well(tmp_path: Path) -> None:
@@ -154,11 +162,11 @@ def bomb(rows: int, size: int, *, stored: bool = False) -> bytes:
 def test_a_parquet_file_that_unpacks_to_more_than_fits_into_memory_is_read_in_smaller_batches(
     stored: bool, tmp_path: Path
 ) -> None:
-    body = bomb(300, 500_000, stored=stored)
+    body = bomb(150, 2_000_000, stored=stored)
     assert len(body) < 10_000
     files = put(tmp_path, "a.parquet", body), put(tmp_path, "b.parquet", parquet(range(3)))
-    read = Read(tmp_path, *files, bounds=replace(PLENTY, memory=64 * 2**20, batch=2**20))
-    assert sorted(read.rows) == [*((0, n) for n in range(300)), *((1, n) for n in range(3))]
+    read = Read(tmp_path, *files, bounds=replace(PLENTY, memory=64 * 2**20, batch=2**23))
+    assert sorted(read.rows) == [*((0, n) for n in range(150)), *((1, n) for n in range(3))]
     assert max(batch.nbytes for batch in read.batches) < 40_000_000
 
 
