@@ -79,7 +79,7 @@ def waiting(pipeline: Pipeline) -> str:
     """Rows of bronze that are not in silver, and failed games: work of the next run."""
     bronze = pipeline.open_bronze()
     if bronze is None:
-        return "there are no tables yet"
+        return "there is no bronze table yet"
     rows = sum(games_waiting(pipeline).values())
     failed = pipeline.progress.read(BronzeIdentity.of(bronze).key).failed
     text = f"{many(rows, 'row')} of {pipeline.bronze.name} {'waits' if rows == 1 else 'wait'} for silver"
@@ -124,7 +124,7 @@ def columns(pipeline: Pipeline) -> str:
     """Whether the columns of the settings have suitable types."""
     bronze = pipeline.open_bronze()
     if bronze is None:
-        return "there are no tables yet"
+        return "there is no bronze table yet"
     types = {f.name: f.type for f in pa.schema(bronze.schema())}
     wrong = of_another_kind(pipeline.settings, types)
     return Hint("; ".join(wrong)) if wrong else many(len(types), "column")

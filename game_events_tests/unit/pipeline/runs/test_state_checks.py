@@ -39,9 +39,9 @@ def found(pipeline):
 def test_an_empty_lakehouse_is_well(pipeline):
     assert found(pipeline) == {
         "last run": (False, "none is in the event log"),
-        "waiting": (False, "there are no tables yet"),
+        "waiting": (False, "there is no bronze table yet"),
         "quarantine": (False, "nothing is in it"),
-        "columns": (False, "there are no tables yet"),
+        "columns": (False, "there is no bronze table yet"),
     }
 
 
