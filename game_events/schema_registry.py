@@ -67,7 +67,7 @@ class _Texts:
     Attributes:
         what: the schema, for messages.
         limits: the limits.
-        until: deadline (monotonic seconds).
+        remaining_s: seconds until the deadline.
         begun: names of requested references.
         found: name -> text of references, dependencies before dependents.
         size: bytes of all texts.
@@ -75,7 +75,7 @@ class _Texts:
 
     what: str
     limits: SchemaLimits
-    until: float
+    remaining_s: Callable[[], float]
     begun: set[str] = field(default_factory=set)
     found: dict[str, str] = field(default_factory=dict)
     size: int = 0
@@ -93,7 +93,7 @@ class _Texts:
         self.begun.add(name)
         if len(self.begun) > self.limits.references:
             raise DataError(f"it imports more than {self.limits.references} others")
-        if time.monotonic() > self.until:
+        if self.remaining_s() < 0:
             raise TransientError(
                 f"{self.what}: the registry took more than {self.limits.schema_s:g} s for {len(self.begun) - 1} schemas that "
                 "it imports: is the registry slow?"
@@ -158,10 +158,19 @@ class SchemaRegistry:
     """
 
     def __init__(
-        self, settings: Settings, timeout_s: float | None = None, *, retries: int = RETRIES, limits: SchemaLimits | None = None
+        self,
+        settings: Settings,
+        timeout_s: float | None = None,
+        *,
+        retries: int = RETRIES,
+        limits: SchemaLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Connects at the first call; `timeout_s`: for one answer; `retries`: further attempts after an error."""
-        self.url, self._limits = settings.schema_registry_url, limits or SchemaLimits()
+        """Connects at the first call; `timeout_s`: for one answer; `retries`: further attempts after an error.
+
+        `clock`: seconds, for the time of one schema and after an outage.
+        """
+        self.url, self._limits, self._clock = settings.schema_registry_url, limits or SchemaLimits(), clock
         self._client = registry_client(settings, timeout_s, retries, self._limits.answer_bytes)
         self._outage: tuple[float, TransientError] | None = None
         # Its connections close with this object.
@@ -176,7 +185,8 @@ class SchemaRegistry:
             DataError: the schema with its imports is too long, or imports too many others.
         """
         what = f"schema {'id' if isinstance(schema_id, int) else 'GUID'} {schema_id}"
-        texts = _Texts(f"schema registry {self.url}: {what}", self._limits, time.monotonic() + self._limits.schema_s)
+        deadline = self._clock() + self._limits.schema_s
+        texts = _Texts(f"schema registry {self.url}: {what}", self._limits, lambda: deadline - self._clock())
         try:
             if isinstance(schema_id, int):
                 schema = self._call(what, partial(self._client.get_schema, schema_id))
@@ -226,12 +236,12 @@ class SchemaRegistry:
                 texts.found[_storable(name)] = text
 
     def _call(self, what: str, call: Callable[[], T]) -> T | None:
-        if self._outage is not None and time.monotonic() < self._outage[0] + COOL_DOWN_S:
+        if self._outage is not None and self._clock() < self._outage[0] + COOL_DOWN_S:
             raise TransientError(str(self._outage[1]))
         try:
             answer = self._ask(what, call)
         except TransientError as error:
-            self._outage = (time.monotonic(), error)
+            self._outage = (self._clock(), error)
             log.warning("registry_down=true asked_again_in_s=%d error=%r", COOL_DOWN_S, str(error))
             raise
         self._outage = None

@@ -66,7 +66,7 @@ def serve(memory: int, idle_s: float) -> None:
         request = json.loads(_read(int.from_bytes(_read(4), "big")))
         signal.setitimer(signal.ITIMER_PROF, request["work_s"])
         schema_id = request["schema_id"]
-        answer = json.dumps({"schema_id": schema_id} | _answer(schema_id, request)).encode()
+        answer = json.dumps({"schema_id": schema_id} | answer_request(schema_id, request)).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
         _send(pipe, answer)
 
@@ -96,7 +96,17 @@ def _send(pipe: BinaryIO, answer: bytes) -> None:
     pipe.flush()
 
 
-def _answer(schema_id: SchemaId, request: Mapping[str, Any]) -> dict[str, Any]:
+def _compile(schema: RegistrySchema, folder: Path, *options: str) -> CompiledSchema:
+    if schema.format == "PROTOBUF":
+        return compile_files(schema, folder, *options)
+    if schema.format not in _COMPILERS:
+        raise DataError(f"schema id {schema.schema_id} is {schema.format}, which is not decoded")
+    return _COMPILERS[schema.format](schema)
+
+
+def answer_request(
+    schema_id: SchemaId, request: Mapping[str, Any], compile_schema: Callable[..., CompiledSchema] = _compile
+) -> dict[str, Any]:
     """A compiled schema, nothing, `error`, or `unable` (not the schema's fault)."""
     try:
         if "schema" in request:
@@ -106,7 +116,7 @@ def _answer(schema_id: SchemaId, request: Mapping[str, Any]) -> dict[str, Any]:
             return {}
         references = tuple((name, text) for name, text in request["references"])
         schema = RegistrySchema(schema_id, request["format"], request["text"], references)
-        return as_json(_compile(schema, Path(request["folder"]), *request["options"]))
+        return as_json(compile_schema(schema, Path(request["folder"]), *request["options"]))
     except MemoryError:
         os._exit(NO_MEMORY)
     except DataError as error:
@@ -116,14 +126,6 @@ def _answer(schema_id: SchemaId, request: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(error, OSError) and error.errno in NO_RESOURCES:
             return {"unable": _printable(f"{type(error).__name__}: {error}")}
         return {"error": _printable(f"schema id {schema_id} does not compile: {type(error).__name__}: {error}")}
-
-
-def _compile(schema: RegistrySchema, folder: Path, *options: str) -> CompiledSchema:
-    if schema.format == "PROTOBUF":
-        return compile_files(schema, folder, *options)
-    if schema.format not in _COMPILERS:
-        raise DataError(f"schema id {schema.schema_id} is {schema.format}, which is not decoded")
-    return _COMPILERS[schema.format](schema)
 
 
 def _try_decoder(schema: CompiledSchema, path: tuple[int, ...]) -> None:

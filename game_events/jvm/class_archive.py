@@ -26,10 +26,10 @@ QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 HOW_TO_MAKE = "python -m game_events.cli.local.class_archive"
 
 
-def archive_of(class_path: Sequence[Path]) -> Path:
-    """Where the archive for this Java, these jars and this PySpark is, made or not; ConfigurationError without Java."""
+def archive_of(class_path: Sequence[Path], spark_home: Path = SPARK_HOME) -> Path:
+    """Where the archive for this Java, these jars and those of Spark is, made or not; ConfigurationError without Java."""
     java = str(find_java())
-    jars = [*class_path, *sorted((SPARK_HOME / "jars").glob("*.jar"))]
+    jars = [*class_path, *sorted((spark_home / "jars").glob("*.jar"))]
     parts = [str(Path(java).resolve()), version_text(java), *(f"{jar} {jar.stat().st_mtime_ns}" for jar in jars)]
     return cache_dir() / FOLDER / (hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] + SUFFIX)
 

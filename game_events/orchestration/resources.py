@@ -21,7 +21,7 @@ from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import TriggeredRun
 from game_events.spark.connect import answers, close_session, is_closed, is_connect
-from game_events.spark.session import taken_or_new
+from game_events.spark.session import EARLY_SESSION
 
 log = logging.getLogger(__name__)
 #: Makes the work of a run, which adds to the report.
@@ -42,7 +42,7 @@ class SparkResource(LazyPySparkResource):
         """Make the session, once for each process; on a Connect server again if it was given back."""
         if self._spark_session is None or is_closed(self._spark_session):
             more = dict(flatten_dict(self.spark_config))  # type: ignore[no-untyped-call]
-            self._spark_session = taken_or_new(self.source.read(), more)
+            self._spark_session = EARLY_SESSION.taken_or_new(self.source.read(), more)
 
     def renew_if_lost(self) -> None:
         """What is done next gets a new session if the server does not know the one there is; no classic session is renewed."""

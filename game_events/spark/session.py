@@ -1,7 +1,7 @@
 """A Spark session with this project's settings, on this machine, a cluster, or a Connect server."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 
@@ -15,30 +15,6 @@ from game_events.spark.config import server_only_settings, session_config, spark
 from game_events.spark.connect import close_session, connect
 
 log = logging.getLogger(__name__)
-#: The session that was begun, with its settings.
-_begun: list[tuple[Settings, Future[SparkSession]]] = []
-
-
-def begin(settings: Settings, *, small_run: bool = False) -> None:
-    """Begin to make the session of the settings, while this process still imports what will use it.
-
-    Its thread ends with the process. Not on a Connect server, where there is little to wait for.
-    """
-    if settings.spark_remote or _begun:
-        return
-    _begun.append((settings, begin_call(partial(new_session, settings, small_run=small_run), "early_session")))
-
-
-def taken_or_new(settings: Settings, more: Mapping[str, str]) -> SparkSession:
-    """The session that was begun for the same settings, once; any other one is made now. Raises as `new_session`."""
-    if _begun:
-        early, made = _begun.pop()
-        if not more and early == settings:
-            session = made.result()
-            # Again: Dagster may have configured logging since.
-            limit_library_loggers()
-            return session
-    return new_session(settings, more)
 
 
 def new_session(settings: Settings, more: Mapping[str, str] | None = None, *, small_run: bool = False) -> SparkSession:
@@ -70,3 +46,35 @@ def new_session(settings: Settings, more: Mapping[str, str] | None = None, *, sm
         close_session(session)
         raise
     return session
+
+
+class EarlySession:
+    """A session that is made while its process still imports what will use it."""
+
+    def __init__(self, make: Callable[..., SparkSession] = new_session) -> None:
+        """`make`: makes a session; arguments, result and errors as `new_session`."""
+        self._make = make
+        self._begun: tuple[Settings, Future[SparkSession]] | None = None
+
+    def begin(self, settings: Settings, *, small_run: bool = False) -> None:
+        """Begin to make the session of the settings, if none is begun; the thread ends with the process.
+
+        Not on a Connect server, where there is little to wait for.
+        """
+        if settings.spark_remote or self._begun is not None:
+            return
+        self._begun = settings, begin_call(partial(self._make, settings, small_run=small_run), "early_session")
+
+    def taken_or_new(self, settings: Settings, more: Mapping[str, str]) -> SparkSession:
+        """The session that was begun for the same settings, once; any other one is made now. Raises as `new_session`."""
+        begun, self._begun = self._begun, None
+        if begun is not None and not more and begun[0] == settings:
+            session = begun[1].result()
+            # Again: Dagster may have configured logging since.
+            limit_library_loggers()
+            return session
+        return self._make(settings, more)
+
+
+#: That of this process.
+EARLY_SESSION = EarlySession()

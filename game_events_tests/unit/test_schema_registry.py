@@ -5,11 +5,9 @@ import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 
 import pytest
 
-from game_events import schema_registry as module
 from game_events.config.settings import Settings
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.reasons import Reason
@@ -53,9 +51,9 @@ def served():
     server.server_close()
 
 
-def registry(served, timeout_s=None, **limits):
+def registry(served, timeout_s=None, clock=time.monotonic, **limits):
     settings = Settings.model_construct(schema_registry_url=served["url"], schema_registry_user=None, tls_ca_file=None)
-    return SchemaRegistry(settings, timeout_s, limits=SchemaLimits(**limits))
+    return SchemaRegistry(settings, timeout_s, limits=SchemaLimits(**limits), clock=clock)
 
 
 def good(text='"string"', references=()):
@@ -150,10 +148,9 @@ def test_references_that_are_too_long_all_together_harm_only_their_schema(served
     assert len(client.fetch(3).references) == 9
 
 
-def test_references_that_take_too_long_all_together_are_given_up_and_go_on_where_they_were(served, monkeypatch):
+def test_references_that_take_too_long_all_together_are_given_up_and_go_on_where_they_were(served):
     """Each of them comes in time. What has come is not asked for again, so a registry that is only slow is read in the end."""
     now, asked = [0.0], []
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def answer(name):
         def write(body):
@@ -166,7 +163,7 @@ def test_references_that_take_too_long_all_together_are_given_up_and_go_on_where
     names = [f"r{n}" for n in range(10)]
     served |= {"/schemas/ids/1": good(references=[reference(n) for n in names]), "/schemas/ids/2": good()}
     served |= {f"/subjects/{name}/versions/1": answer(name) for name in names}
-    client = registry(served)
+    client = registry(served, clock=lambda: now[0])
     with pytest.raises(TransientError, match=r"schema id 1: .* more than 60 s"):
         client.fetch(1)
     assert asked == names[:7]

@@ -128,9 +128,9 @@ def start_spark(pipeline: Pipeline) -> None:
     """Begin to start Spark for a run that needs it, while what makes the run is imported."""
     small = is_small_run(pipeline)
     if small is not None:
-        from game_events.spark.session import begin
+        from game_events.spark.session import EARLY_SESSION
 
-        begin(pipeline.settings, small_run=small)
+        EARLY_SESSION.begin(pipeline.settings, small_run=small)
 
 
 def run_on(server: SharedSpark, output: Output, settings: Settings, asked: Mapping[str, object]) -> JobResult:

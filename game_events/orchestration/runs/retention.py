@@ -6,7 +6,7 @@ partitions: without it Dagster would take them for never materialized, and autom
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -37,25 +37,26 @@ def drop_old_runs(
     *,
     at_once: int = AT_ONCE,
     page: int = PAGE,
+    clock: Callable[[], float] = time.time,
 ) -> int:
     """Delete own runs that ended more than `keep_h` hours ago (0: none), their events and their output, the oldest first.
 
     Guarantee: no run of another lakehouse, code location or team is deleted; the newest materialization of each asset and
     partition stays, the newest evaluation of each check (of `checks`), and the newest run of each job. Once no old run was
-    found that could be deleted, the next search is an hour later.
+    found that could be deleted, the next search is an hour later (by `clock`, in seconds since 1970).
 
     Returns:
         how many were deleted, `at_once` at most; they are searched a `page` at a time.
     """
     if not keep_h:
         return 0
-    before = datetime.now(UTC) - timedelta(hours=keep_h)
+    before = datetime.fromtimestamp(clock(), UTC) - timedelta(hours=keep_h)
     needed: set[str] = set()
     dropped: list[str] = []
     # Of thousands of games each may need an old run of its own: these must not hide the runs behind them.
     for runs in _old_runs(instance, own, before, page):
         if not needed:
-            if _searched_just_now(instance, own):
+            if _searched_just_now(instance, own, clock()):
                 return 0
             needed = _with_newest_events(instance, checks)
         # Whether continuous mode is on, for one, is read from its newest run.
@@ -66,7 +67,7 @@ def drop_old_runs(
             break
     else:
         if needed:
-            instance.daemon_cursor_storage.set_cursor_values({SEARCHED_AT.format(own.lakehouse): str(time.time())})
+            instance.daemon_cursor_storage.set_cursor_values({SEARCHED_AT.format(own.lakehouse): str(clock())})
     del dropped[at_once:]
     for run_id in dropped:
         instance.compute_log_manager.delete_logs(prefix=[run_id])
@@ -77,11 +78,11 @@ def drop_old_runs(
     return len(dropped)
 
 
-def _searched_just_now(instance: DagsterInstance, own: OwnRuns) -> bool:
+def _searched_just_now(instance: DagsterInstance, own: OwnRuns, now: float) -> bool:
     """Whether all old runs were searched within the hour, and the unneeded ones deleted."""
     key = SEARCHED_AT.format(own.lakehouse)
     at = instance.daemon_cursor_storage.get_cursor_values({key}).get(key)
-    return at is not None and 0 <= time.time() - float(at) < SEARCH_EVERY_S
+    return at is not None and 0 <= now - float(at) < SEARCH_EVERY_S
 
 
 def _old_runs(instance: DagsterInstance, own: OwnRuns, before: datetime, page: int) -> Iterator[Sequence[DagsterRun]]:

@@ -5,6 +5,7 @@ while bronze does not change; once an hour it opens bronze and reads the last we
 """
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import dagster as dg
@@ -65,7 +66,7 @@ def check(pipeline: Pipeline, watch: Watch, now: float, instance: DagsterInstanc
     stale = bool(allowed) and now - watch.came > allowed
     found = []
     if everything or stale != watch.stale:
-        found.append(fresh(pipeline))
+        found.append(fresh(pipeline, now))
     if everything:
         found.append(volume(pipeline, datetime.fromtimestamp(now, UTC)))
         watch.all_at = now
@@ -102,8 +103,8 @@ def _send_alerts(pipeline: Pipeline, sent: list[str], lost: list[Loss], instance
     return True
 
 
-def build_data_alarms(graph: Graph) -> dg.SensorDefinition:
-    """The sensor; without a bronze there is nothing to check."""
+def build_data_alarms(graph: Graph, clock: Callable[[], float] = time.time) -> dg.SensorDefinition:
+    """The sensor; without a bronze there is nothing to check. `clock`: seconds since 1970."""
 
     @sensor(
         graph,
@@ -113,7 +114,7 @@ def build_data_alarms(graph: Graph) -> dg.SensorDefinition:
     )
     def data_alarms(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         watch = Watch.read(context.cursor)
-        found = check(Pipeline(graph.source.read(), no_spark), watch, time.time(), context.instance)
+        found = check(Pipeline(graph.source.read(), no_spark), watch, clock(), context.instance)
         if found:
             return dg.SensorResult(asset_events=found, cursor=watch.model_dump_json())
         context.update_cursor(watch.model_dump_json())

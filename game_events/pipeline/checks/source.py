@@ -33,16 +33,21 @@ class LastRecords:
     time: datetime
     known: str = "the last records came {} ago"
 
-    def __str__(self) -> str:
-        return self.known.format(f"{self.age():,.0f} s")
+    def age_at(self, now: float) -> float:
+        """Seconds from `time` to `now` (seconds since 1970)."""
+        return max(0.0, now - self.time.timestamp())
 
-    def age(self) -> float:
-        """Seconds since `time`."""
-        return max(0.0, time.time() - self.time.timestamp())
+    def text_at(self, now: float) -> str:
+        """What is known, with the age at `now`."""
+        return self.known.format(f"{self.age_at(now):,.0f} s")
 
 
-def fresh(pipeline: Pipeline) -> CheckResult:
-    """Check that bronze's last commit of records is not older than GAME_EVENTS_FRESHNESS_S (0: the check is off)."""
+def fresh(pipeline: Pipeline, now: float | None = None) -> CheckResult:
+    """Check that bronze's last commit of records is not older than GAME_EVENTS_FRESHNESS_S (0: the check is off).
+
+    `now`: seconds since 1970; None: the clock.
+    """
+    now = time.time() if now is None else now
     allowed = pipeline.settings.freshness_s
     if not allowed:
         return CheckResult(FRESH, "bronze", True, "off: GAME_EVENTS_FRESHNESS_S is 0")
@@ -51,13 +56,13 @@ def fresh(pipeline: Pipeline) -> CheckResult:
     if handle is None or last is None:
         return CheckResult(FRESH, "bronze", False, "nothing has ever been committed to bronze: run `game-events run`")
     newest = _newest_record(handle)
-    counts: dict[str, int | float | str] = {"seconds_since_last_commit": round(last.age(), 1), "freshness_s": allowed}
+    counts: dict[str, int | float | str] = {"seconds_since_last_commit": round(last.age_at(now), 1), "freshness_s": allowed}
     if newest is not None:
-        counts["seconds_since_newest_record"] = round(time.time() - newest.timestamp(), 1)
-    if last.age() <= allowed:
-        return CheckResult(FRESH, "bronze", True, str(last), counts, version=handle.version())
+        counts["seconds_since_newest_record"] = round(now - newest.timestamp(), 1)
+    if last.age_at(now) <= allowed:
+        return CheckResult(FRESH, "bronze", True, last.text_at(now), counts, version=handle.version())
     why = _likely_cause(pipeline, handle, counts)
-    summary = f"{last}, {allowed} s are allowed; {why}"
+    summary = f"{last.text_at(now)}, {allowed} s are allowed; {why}"
     return CheckResult(FRESH, "bronze", False, summary, counts, version=handle.version())
 
 

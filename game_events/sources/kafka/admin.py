@@ -61,8 +61,14 @@ _EPOCHS_CONSUMER = {
 class KafkaAdmin:
     """Reads topics' metadata; connects at the first call, and again after a failure."""
 
-    def __init__(self, settings: Settings, timeout_s: float | None = None) -> None:
-        """`timeout_s`: longest wait for one answer; None: `TIMEOUT_S`."""
+    def __init__(
+        self,
+        settings: Settings,
+        timeout_s: float | None = None,
+        connect: Callable[..., AdminClient] = AdminClient,
+    ) -> None:
+        """`timeout_s`: longest wait for one answer; None: `TIMEOUT_S`. `connect`: makes a client of its options."""
+        self._connect = connect
         self.servers = settings.kafka_bootstrap_servers
         self._settings = settings
         self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
@@ -157,7 +163,7 @@ class KafkaAdmin:
         memory = self._memory
         admin = self._admin
         if admin is None:
-            admin = new_client(AdminClient, client_options(self._settings, memory, {}))
+            admin = new_client(self._connect, client_options(self._settings, memory, {}))
         self._admin = None  # not used again after a failure
         what = f"reading topic {self._settings.source_name}"
         try:
@@ -191,11 +197,20 @@ def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, An
     return found
 
 
-def epochs_before(settings: Settings, offsets: Offsets, earliest: Offsets, timeout_s: float) -> Offsets:
+def epochs_before(
+    settings: Settings,
+    offsets: Offsets,
+    earliest: Offsets,
+    timeout_s: float,
+    *,
+    connect: Callable[..., Consumer] = Consumer,
+    clock: Callable[[], float] = time.monotonic,
+) -> Offsets:
     """Split -> epoch of the last record before an offset; splits without a record right before it are left out.
 
-    `earliest`: split -> first offset that still exists; `timeout_s`: longest wait for `SPLITS_AT_ONCE` splits. Raises
-    ConfigurationError or TransientError if the broker refuses or does not answer.
+    `earliest`: split -> first offset that still exists; `timeout_s`: longest wait for `SPLITS_AT_ONCE` splits, in seconds of
+    `clock`; `connect`: makes a consumer of its options. Raises ConfigurationError or TransientError if the broker refuses or
+    does not answer.
     """
     first = {split: max(earliest.get(split, 0), at - LOOK_BACK) for split, at in offsets.items()}
     asked = [split for split, at in offsets.items() if first[split] < at]
@@ -203,12 +218,12 @@ def epochs_before(settings: Settings, offsets: Offsets, earliest: Offsets, timeo
     if not asked:
         return found
     memory = CauseMemory(settings.kafka_bootstrap_servers)
-    consumer = new_client(Consumer, client_options(settings, memory, {}) | _EPOCHS_CONSUMER)
+    consumer = new_client(connect, client_options(settings, memory, {}) | _EPOCHS_CONSUMER)
     try:
         for start in range(0, len(asked), SPLITS_AT_ONCE):
             group = asked[start : start + SPLITS_AT_ONCE]
             consumer.assign([TopicPartition(split.topic, split.partition, first[split]) for split in group])
-            found |= _epochs(consumer, {split: offsets[split] for split in group}, time.monotonic() + timeout_s, memory)
+            found |= _epochs(consumer, {split: offsets[split] for split in group}, clock, clock() + timeout_s, memory)
     except KafkaException as error:
         raise memory.explain(_EPOCHS, error.args[0]) from error
     finally:
@@ -216,12 +231,12 @@ def epochs_before(settings: Settings, offsets: Offsets, earliest: Offsets, timeo
     return found
 
 
-def _epochs(consumer: Consumer, offsets: Offsets, deadline: float, memory: CauseMemory) -> Offsets:
-    """Epochs for the splits assigned to a consumer."""
+def _epochs(consumer: Consumer, offsets: Offsets, clock: Callable[[], float], deadline: float, memory: CauseMemory) -> Offsets:
+    """Epochs for the splits assigned to a consumer, read before the deadline of that clock."""
     open_: dict[tuple[str | None, int | None], Split] = {(split.topic, split.partition): split for split in offsets}
     found: Offsets = {}
     while open_:
-        message = consumer.poll(max(0.0, deadline - time.monotonic()))
+        message = consumer.poll(max(0.0, deadline - clock()))
         if message is None:
             raise memory.explain(_EPOCHS)
         split = open_.get((message.topic(), message.partition()))

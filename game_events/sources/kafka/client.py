@@ -98,8 +98,15 @@ def new_client(make: Callable[..., T], options: dict[str, object]) -> T:
         raise ConfigurationError(f"GAME_EVENTS_KAFKA_OPTIONS: {_text(error.args[0])}") from None
 
 
-def ensure_topic(settings: Settings, partitions: int, name: str | None = None) -> None:
+def ensure_topic(
+    settings: Settings,
+    partitions: int,
+    name: str | None = None,
+    connect: Callable[..., AdminClient] = AdminClient,
+) -> None:
     """Create a topic (None: the simulator's) with the broker's default replication; an existing one stays as it is.
+
+    `connect`: makes a client of its options.
 
     Raises:
         ConfigurationError: refused login, or not allowed to create it.
@@ -107,7 +114,7 @@ def ensure_topic(settings: Settings, partitions: int, name: str | None = None) -
     """
     topic = name or settings.produced_topic
     memory = CauseMemory(settings.kafka_bootstrap_servers)
-    admin = new_client(AdminClient, client_options(settings, memory, {}))
+    admin = new_client(connect, client_options(settings, memory, {}))
     if topic in _topics(admin, memory):
         return
     try:

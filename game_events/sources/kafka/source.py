@@ -6,7 +6,7 @@ Guarantee: a micro-batch is exactly the records with ``start <= offset < end`` o
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
@@ -29,14 +29,25 @@ FETCH_WAIT_MS = "10"
 class KafkaSource(Source):
     """Reads topics' metadata from the driver and their records through Spark."""
 
-    def __init__(self, settings: Settings, timeout_s: float | None = None) -> None:
-        """Connects at the first call; raises as `refuse_managed`; `timeout_s`: as `KafkaAdmin`."""
+    def __init__(
+        self,
+        settings: Settings,
+        timeout_s: float | None = None,
+        *,
+        admin: KafkaAdmin | None = None,
+        read_epochs: Callable[[Settings, Offsets, Offsets, float], Offsets] = epochs_before,
+    ) -> None:
+        """Connects at the first call; raises as `refuse_managed`.
+
+        `timeout_s`: as `KafkaAdmin`; `admin`, `read_epochs`: what reads the topics' metadata.
+        """
         refuse_managed(settings.kafka_options)
         self.servers = settings.kafka_bootstrap_servers
         self._settings = settings
         self._options = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
         self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
-        self._admin = KafkaAdmin(settings, timeout_s)
+        self._admin = admin or KafkaAdmin(settings, timeout_s)
+        self._read_epochs = read_epochs
         #: No record of more than `SMALL_RECORD_BYTES` was read yet: without a limit of bytes Spark reads faster.
         self.small_records = True
         #: split -> request (offset, leader epoch) and answer
@@ -60,7 +71,7 @@ class KafkaSource(Source):
         """Split -> epoch of the leader that wrote the last record before an offset; cached by leader; raises as `snapshot`."""
         asked = {split: (at, now.epochs.get(split, 0)) for split, at in offsets.items()}
         new = {split: at for split, at in offsets.items() if self._written.get(split, ((), None))[0] != asked[split]}
-        found = epochs_before(self._settings, new, now.earliest, self._timeout_s)
+        found = self._read_epochs(self._settings, new, now.earliest, self._timeout_s)
         self._written |= {split: (asked[split], found.get(split)) for split in new}
         return {split: epoch for split in offsets if (epoch := self._written[split][1]) is not None}
 

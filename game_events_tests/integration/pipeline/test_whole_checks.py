@@ -6,7 +6,6 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +16,6 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, UNIFIED, Lakehouse
-from game_events.pipeline.checks import source as source_checks
 from game_events.pipeline.checks.gold_recompute import gold_equals_recompute
 from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
 from game_events.pipeline.checks.registry import CHECKS, check_after_run
@@ -187,7 +185,7 @@ def test_gold_and_the_unified_table_are_compared_with_what_silver_gives(
 
 
 def test_bronze_is_fresh_until_it_is_too_old_and_then_it_is_said_whose_doing_that_is(
-    settings, make_settings, make_pipeline, copies, monkeypatch
+    settings, make_settings, make_pipeline, copies
 ):
     send(make_settings(), poison=0.0)
     refresh(make_pipeline(settings))
@@ -196,16 +194,16 @@ def test_bronze_is_fresh_until_it_is_too_old_and_then_it_is_said_whose_doing_tha
     assert fresh(copies(freshness_s=3600)).passed
     nothing = make_pipeline(make_settings(lakehouse=settings.lakehouse + "-other", freshness_s=1))
     assert not fresh(nothing).passed
-    monkeypatch.setattr(source_checks, "time", SimpleNamespace(time=lambda: time.time() + 3600))
+    later = time.time() + 3600
     strict = copies(freshness_s=1800)
-    found = fresh(strict)
+    found = fresh(strict, later)
     assert (found.passed, found.wrong_rows, found.counts["unread_records"]) == (False, False, 0)
     assert "do its producers send?" in found.summary
     assert isinstance(found.counts["seconds_since_newest_record"], float)
     more = send(make_settings(), poison=0.0)
-    assert f"{more.records_total} unread records" in fresh(strict).summary
+    assert f"{more.records_total} unread records" in fresh(strict, later).summary
     away = make_pipeline(strict.settings.model_copy(update={"kafka_topic": "not_there"}))
-    assert "the topic cannot be read" in fresh(away).summary
+    assert "the topic cannot be read" in fresh(away, later).summary
 
 
 def test_a_check_that_cannot_be_made_fails_no_run_and_is_told(settings, make_settings, make_pipeline):

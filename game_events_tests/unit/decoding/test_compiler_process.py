@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from game_events.decoding import compiler_process
 from game_events.decoding.compiler import CompilerLimits, compile_schema, first_decoders
+from game_events.decoding.compiler_process import answer_request
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.protobuf import files as protobuf_files
 from game_events.decoding.protobuf.schema import ProtobufSchema
@@ -69,24 +69,22 @@ def test_a_schema_that_is_not_done_after_the_wall_limit_is_tried_once(own_child)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO])
-def test_what_the_machine_lacks_is_no_schemas_fault(code, monkeypatch, tmp_path):
+def test_what_the_machine_lacks_is_no_schemas_fault(code, tmp_path):
     def fails(*_):
         raise OSError(code, os.strerror(code), "known.bin")
 
-    monkeypatch.setattr(compiler_process, "_compile", fails)
     request = {"schema_id": 1, "format": "AVRO", "text": "{}", "references": [], "folder": str(tmp_path), "options": []}
-    answer = compiler_process._answer(request["schema_id"], request)
+    answer = answer_request(request["schema_id"], request, fails)
     assert os.strerror(code) in answer["unable"]
     assert "error" not in answer
 
 
-def test_a_file_that_is_too_large_is_the_schemas_fault(monkeypatch, tmp_path):
+def test_a_file_that_is_too_large_is_the_schemas_fault(tmp_path):
     def fails(*_):
         raise OSError(errno.EFBIG, "File too large")
 
-    monkeypatch.setattr(compiler_process, "_compile", fails)
     request = {"schema_id": 1, "format": "AVRO", "text": "{}", "references": [], "folder": str(tmp_path), "options": []}
-    assert "File too large" in compiler_process._answer(request["schema_id"], request)["error"]
+    assert "File too large" in answer_request(request["schema_id"], request, fails)["error"]
 
 
 def test_a_schema_whose_child_lacks_something_is_compiled_when_it_lacks_it_no_more(own_child):

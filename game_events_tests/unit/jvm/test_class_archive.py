@@ -12,7 +12,7 @@ from game_events.errors import ConfigurationError
 from game_events.jvm import class_archive
 from game_events.jvm.class_archive import SPARK_HOME, archive_of, archiving_options, is_usable, keep, sharing_options
 from game_events.jvm.jars import spark_jars
-from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, find_java
+from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, find_java, version_text
 from game_events.spark.config import CLASS_PATH_KEY, spark_config
 
 SAID = {"spark.authenticate": "true"}
@@ -25,14 +25,13 @@ def spark_home(tmp_path, monkeypatch):
     (tmp_path / "spark" / "jars").mkdir(parents=True)
     for name in ("a.jar", "b.jar"):
         (tmp_path / "spark" / "jars" / name).write_bytes(b"jar")
-    monkeypatch.setattr(class_archive, "SPARK_HOME", tmp_path / "spark")
     return tmp_path / "spark"
 
 
 @pytest.fixture
-def kept(spark_home, tmp_path):  # noqa: ARG001 - the archive is of its jars
+def kept(spark_home, tmp_path):
     """An archive in its place."""
-    archive = archive_of([])
+    archive = archive_of([], spark_home)
     keep(written(tmp_path), archive)
     return archive
 
@@ -44,22 +43,27 @@ def written(folder, name="new"):
 
 
 def test_another_java_or_another_jar_has_another_archive(spark_home, tmp_path, monkeypatch):
-    names = [archive_of([])]
+    names = [archive_of([], spark_home)]
     own = written(tmp_path, "own.jar")
-    names.append(archive_of([own]))
+    names.append(archive_of([own], spark_home))
     os.utime(own, ns=(1, 1))  # Java compares the times of jars
-    names.append(archive_of([own]))
+    names.append(archive_of([own], spark_home))
     (spark_home / "jars" / "c.jar").write_bytes(b"jar")
-    names.append(archive_of([own]))
-    monkeypatch.setattr(class_archive, "version_text", lambda _java: "another build")
-    names.append(archive_of([own]))
+    names.append(archive_of([own], spark_home))
+    java = tmp_path / "jdk" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    for build in ("a", "b"):
+        java.write_text(f"#!/bin/sh\necho 'openjdk version \"17.0.1\" build {build}'\n")
+        java.chmod(0o700)
+        version_text.cache_clear()  # a new process
+        names.append(archive_of([own], spark_home))
     assert len(set(names)) == len(names)
-    assert archive_of([own]) == names[-1]
+    assert archive_of([own], spark_home) == names[-1]
 
 
-@pytest.mark.usefixtures("spark_home")
-def test_an_archive_is_used_once_it_is_in_its_place(tmp_path):
-    archive = archive_of([])
+def test_an_archive_is_used_once_it_is_in_its_place(spark_home, tmp_path):
+    archive = archive_of([], spark_home)
     assert sharing_options(archive) == ()
     keep(written(tmp_path), archive)
     assert f"-XX:SharedArchiveFile={archive}" in sharing_options(archive)
@@ -80,9 +84,8 @@ def test_what_another_user_could_have_written_is_not_used(kept):
     assert sharing_options(kept) == ()
 
 
-@pytest.mark.usefixtures("spark_home")
-def test_a_jvm_that_wrote_nothing_leaves_no_archive(tmp_path):
-    archive = archive_of([])
+def test_a_jvm_that_wrote_nothing_leaves_no_archive(spark_home, tmp_path):
+    archive = archive_of([], spark_home)
     (tmp_path / "empty").touch()
     for file in (tmp_path / "empty", tmp_path / "none"):
         with pytest.raises(ConfigurationError, match="wrote no archive"):

@@ -17,6 +17,7 @@ from game_events.orchestration.runs.own_runs import LAKEHOUSE_TAG, REPOSITORY_TA
 from game_events.orchestration.sensors.continuous_mode import decide, past_runs
 from game_events.orchestration.sensors.kafka_lag import writer_of_bronze
 from game_events.orchestration.sensors.ticks import sensor
+from game_events.spark.session import EarlySession
 from game_events_tests.support.keys import SILVER_KEY
 
 DEV = {"prefix": "dev_"}
@@ -106,7 +107,7 @@ def test_where_automation_is_off_nothing_runs_until_it_is_switched_on(settings):
 
 def test_sparks_context_is_that_of_the_session_with_the_projects_settings(monkeypatch):
     session = SimpleNamespace(sparkContext=object())
-    monkeypatch.setattr(resources, "taken_or_new", lambda *_: session)
+    monkeypatch.setattr(resources, "EARLY_SESSION", EarlySession(lambda *_: session))
     assert resources.SparkResource().spark_context is session.sparkContext
 
 

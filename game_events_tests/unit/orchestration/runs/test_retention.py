@@ -1,5 +1,6 @@
 """Dagster's storage does not grow for ever: old runs go, what anybody still needs of them stays."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,6 @@ from game_events.config.settings import load_settings
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.continuous import HANDED_OVER
 from game_events.orchestration.keys import JOB
-from game_events.orchestration.runs import retention as run_history
 from game_events.orchestration.runs.own_runs import OwnRuns, lakehouse_tag
 from game_events.orchestration.runs.retention import drop_old_runs
 from game_events.orchestration.runs.tags import ENDED_BY_ITSELF
@@ -87,19 +87,22 @@ def test_runs_that_are_still_needed_do_not_hide_those_behind_them(instance):
 
 def test_where_all_old_runs_are_needed_what_is_newest_is_read_once_an_hour(instance, monkeypatch):
     """The sensor asks every 30 seconds, and so does each command: of thousands of games that is a lot to read."""
-    reads, now = [], [1_000_000.0]
-    newest = run_history._with_newest_events
-    monkeypatch.setattr(run_history, "_with_newest_events", lambda *used: reads.append(now[0]) or newest(*used))
-    monkeypatch.setattr(run_history, "time", SimpleNamespace(time=lambda: now[0]))
+    reads, later_s = [], 60
+    newest = instance.get_asset_records
+    monkeypatch.setattr(instance, "get_asset_records", lambda *used: reads.append(later_s) or newest(*used))
+
+    def drop():
+        return drop_old_runs(instance, OWN, keep_h=1e-9, clock=lambda: time.time() + later_s)
+
     dg.materialize([silver], instance=instance, partition_key="rummy", tags=TAGS)
     for _ in range(3):
-        assert drop_old_runs(instance, OWN, keep_h=1e-9) == 0
-        now[0] += 1_000
+        assert drop() == 0
+        later_s += 1_000
     assert len(reads) == 1
     dg.materialize([silver], instance=instance, partition_key="rummy", tags=TAGS)
-    assert drop_old_runs(instance, OWN, keep_h=1e-9) == 0
-    now[0] += 1_000
-    assert drop_old_runs(instance, OWN, keep_h=1e-9) == 1
+    assert drop() == 0
+    later_s += 1_000
+    assert drop() == 1
     assert len(reads) == 2
 
 

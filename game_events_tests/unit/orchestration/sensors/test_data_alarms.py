@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 
 import dagster as dg
 import pytest
@@ -21,10 +20,8 @@ from game_events.orchestration.graph import Graph
 from game_events.orchestration.resources import LakehouseResource, SparkResource
 from game_events.orchestration.runs.alerts import send_own_alerts
 from game_events.orchestration.runs.tags import OWN_ALERTS
-from game_events.orchestration.sensors import data_alarms as sensor
 from game_events.orchestration.sensors.alerts import build_alerts
 from game_events.orchestration.sensors.data_alarms import Watch, build_data_alarms
-from game_events.pipeline.checks import source as source_checks
 from game_events.pipeline.checks.source import fresh
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.state.commit_info import batch_info
@@ -41,7 +38,7 @@ DAY_S = 86_400
 class World:
     """A lakehouse whose source is an empty folder, a clock, an instance, and the ticks of both sensors."""
 
-    def __init__(self, lakehouse, instance, receiver, monkeypatch):
+    def __init__(self, lakehouse, instance, receiver):
         self.lakehouse, self.instance, self.receiver = Lakehouse(str(lakehouse)), instance, receiver
         self.later_s, self.cursors, self.batch, self.offset = 0.0, {}, 0, 0
         assets = [dg.AssetSpec(key) for key in (BRONZE_KEY, SILVER_KEY, GOLD_KEY)]
@@ -49,9 +46,6 @@ class World:
         self.repository = dg.Definitions(
             assets=assets, asset_checks=build_checks(Graph.of()), resources=resources
         ).get_repository_def()
-        clock = SimpleNamespace(time=lambda: time.time() + self.later_s)
-        monkeypatch.setattr(sensor, "time", clock)
-        monkeypatch.setattr(source_checks, "time", clock)
 
     @property
     def bronze(self) -> Table:
@@ -85,7 +79,7 @@ class World:
         """What one tick of both sensors told; results of checks are stored as the daemon does it."""
         self.later_s += later_s
         before = len(self.receiver.bodies)
-        for one in (build_data_alarms(Graph.of()), build_alerts(Graph.of())):
+        for one in (build_data_alarms(Graph.of(), lambda: time.time() + self.later_s), build_alerts(Graph.of())):
             cursor = self.cursors.get(one.name)
             context = dg.build_sensor_context(self.instance, cursor=cursor, repository_def=self.repository)
             found = one(context)
@@ -108,7 +102,7 @@ def world(tmp_path, monkeypatch):
             "DAGSTER_URL": "http://ui.example:3000",
         }.items():
             monkeypatch.setenv(f"GAME_EVENTS_{name}", str(value))
-        yield World(tmp_path / "lakehouse", instance, receiver, monkeypatch)
+        yield World(tmp_path / "lakehouse", instance, receiver)
 
 
 def events(told):
@@ -249,8 +243,7 @@ def test_after_the_log_was_cleaned_up_behind_the_last_records_it_is_still_known_
         (world.bronze.local_path / f"_delta_log/{version:020d}.json").unlink()
     pipeline = Pipeline(load_settings(), no_spark)
     assert fresh(pipeline).passed
-    world.later_s = 2 * DAY_S
-    found = fresh(pipeline)
+    found = fresh(pipeline, time.time() + 2 * DAY_S)
     assert not found.passed
     assert "no records came for 172,8" in found.summary
     assert "or longer" in found.summary
@@ -259,11 +252,10 @@ def test_after_the_log_was_cleaned_up_behind_the_last_records_it_is_still_known_
 def test_rows_of_a_replay_are_nothing_that_a_producer_sent(world):
     world.commit()
     world.commit(rows=10)
-    world.later_s = 2 * DAY_S
     handle = world.bronze.open()
     info = batch_info(2, 7)
     commit(Commit(world.bronze, OWN_COLUMNS, [], {Txn.BATCH: 1}, {Txn.BATCH: 2}, str(handle.metadata().id), info=info))
-    assert not fresh(Pipeline(load_settings(), no_spark)).passed
+    assert not fresh(Pipeline(load_settings(), no_spark), time.time() + 2 * DAY_S).passed
 
 
 def test_a_cursor_of_nobody_is_a_first_look():

@@ -16,7 +16,6 @@ from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.offset_plan import epochs_unknown, refuse_cut_log
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.core.source import SourceSnapshot, Split
-from game_events.sources.kafka import source as kafka
 from game_events.sources.kafka.source import KafkaSource
 from game_events_tests.support.model.bronze import Reader, Topic, pipeline_of, without_services
 
@@ -80,10 +79,9 @@ def test_each_slice_notes_the_leaders_epoch_and_a_bronze_without_a_note_gets_one
         topic.records[LANE].append({"schema": 1})
 
 
-def test_a_record_is_looked_up_once_for_each_leader(monkeypatch):
+def test_a_record_is_looked_up_once_for_each_leader():
     asked = []
-    monkeypatch.setattr(kafka, "epochs_before", lambda _s, positions, *_: asked.append(dict(positions)) or {LANE: 2})
-    source = KafkaSource(load_settings())
+    source = KafkaSource(load_settings(), read_epochs=lambda _s, at, *_: asked.append(dict(at)) or {LANE: 2})
 
     def written(epoch, at):
         return source.epochs_before(SourceSnapshot({}, {}, epochs={LANE: epoch}), {LANE: at})

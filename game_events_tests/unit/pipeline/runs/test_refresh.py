@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-import pytest
-
 from game_events.lakehouse.tables import Table
+from game_events_tests.support.faults import opened_tables
 from game_events_tests.support.model.world import World
 
 
-def test_a_run_opens_bronze_and_quarantine_once_for_each_of_their_versions_however_many_steps_read_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_opens_bronze_and_quarantine_once_for_each_of_their_versions_however_many_steps_read_them() -> None:
     """Their logs have an entry for each micro-batch: opening them takes longer, the longer a loop has run."""
     world = World()
     try:
@@ -21,15 +16,13 @@ def test_a_run_opens_bronze_and_quarantine_once_for_each_of_their_versions_howev
         world.work()
         before = {key: versions(world, key) for key in ("bronze_events", "quarantine_events")}
         world.records_come([("rummy", "ann", 3, 1), ("uno", "cyd", 8, 1)])
-        opened, usual = Counter[str](), Table.open
-        monkeypatch.setattr(Table, "open", lambda table: opened.update([table.key]) or usual(table))
-        assert world.work().rows("silver") == 1
-        monkeypatch.undo()
+        with opened_tables() as opened:
+            assert world.work().rows("silver") == 1
         for key, there in before.items():
             commits = versions(world, key) - there
             assert commits > 0
             # By the first step of the run, by each commit, and by the first step after it.
-            assert opened[key] <= 1 + 2 * commits, key
+            assert opened.count(key) <= 1 + 2 * commits, key
     finally:
         world.close()
 

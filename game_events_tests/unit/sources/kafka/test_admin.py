@@ -11,8 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.sources.core.source import Split
-from game_events.sources.kafka import admin as kafka_admin
-from game_events.sources.kafka.admin import SPLITS_AT_ONCE, epochs_before
+from game_events.sources.kafka.admin import SPLITS_AT_ONCE, KafkaAdmin, epochs_before
 
 AT = 100
 TIMEOUT_S = 15
@@ -67,20 +66,13 @@ class SlowBroker:
         self.closed = True
 
 
-@pytest.fixture
-def ask(monkeypatch):
-    """Asks a broker for these splits, all at the same position; unless told otherwise they have all records."""
-
-    def asked(broker, wanted, earliest=0):
-        monkeypatch.setattr(kafka_admin, "time", broker)
-        monkeypatch.setattr(kafka_admin, "Consumer", broker)
-        positions = dict.fromkeys(wanted, AT)
-        return epochs_before(load_settings(), positions, dict.fromkeys(wanted, earliest), TIMEOUT_S)
-
-    return asked
+def ask(broker, wanted, earliest=0):
+    """Ask a broker for these splits, all at the same position; they have all records from `earliest` on."""
+    positions, first = dict.fromkeys(wanted, AT), dict.fromkeys(wanted, earliest)
+    return epochs_before(load_settings(), positions, first, TIMEOUT_S, connect=broker, clock=broker.monotonic)
 
 
-def test_an_election_of_hundreds_of_partitions_is_asked_about_in_groups_each_of_which_has_its_own_time(ask):
+def test_an_election_of_hundreds_of_partitions_is_asked_about_in_groups_each_of_which_has_its_own_time():
     """All at once they took longer than the one time limit, in every run again."""
     broker, wanted = SlowBroker(), splits(500)
     assert ask(broker, wanted) == dict.fromkeys(wanted, 7)
@@ -90,7 +82,7 @@ def test_an_election_of_hundreds_of_partitions_is_asked_about_in_groups_each_of_
     assert broker.closed
 
 
-def test_a_partition_that_gives_no_answer_ends_the_run_when_its_groups_time_is_over(ask):
+def test_a_partition_that_gives_no_answer_ends_the_run_when_its_groups_time_is_over():
     broker = SlowBroker(silent=[SPLITS_AT_ONCE + 1])
     with pytest.raises(TransientError, match=TRIES):
         ask(broker, splits(500))
@@ -98,19 +90,19 @@ def test_a_partition_that_gives_no_answer_ends_the_run_when_its_groups_time_is_o
     assert broker.closed
 
 
-def test_splits_without_a_record_before_their_position_are_not_asked(ask):
+def test_splits_without_a_record_before_their_position_are_not_asked():
     broker = SlowBroker()
     assert ask(broker, splits(3), earliest=AT) == {}
     assert broker.asked == []
 
 
-def test_a_login_that_may_read_the_topic_and_use_no_group_gets_its_answers(ask):
+def test_a_login_that_may_read_the_topic_and_use_no_group_gets_its_answers():
     """librdkafka asks for the group's coordinator whether it is needed or not, and says so if that is refused."""
     wanted, refused = splits(3), Told(None, None, error=KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
     assert ask(SlowBroker(first=[refused]), wanted) == dict.fromkeys(wanted, 7)
 
 
-def test_a_login_that_may_not_read_the_topic_is_told_so(ask):
+def test_a_login_that_may_not_read_the_topic_is_told_so():
     refused = Told("t", 1, error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
     with pytest.raises(ConfigurationError, match="what this login may do"):
         ask(SlowBroker(first=[refused]), splits(3))
@@ -136,29 +128,24 @@ class StartingCoordinator:
         return {asked[0].group_id: answer}
 
 
-@pytest.fixture
-def admin_of(monkeypatch):
-    def made(broker, timeout_s=15.0):
-        monkeypatch.setattr(kafka_admin, "AdminClient", lambda *_: broker)
-        return kafka_admin.KafkaAdmin(load_settings(), timeout_s)
-
-    return made
+def admin_of(broker, timeout_s=15.0):
+    return KafkaAdmin(load_settings(), timeout_s, connect=lambda _: broker)
 
 
 @pytest.mark.parametrize("code", [KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR])
-def test_offsets_of_a_group_are_committed_as_soon_as_its_coordinator_is_there(admin_of, code):
+def test_offsets_of_a_group_are_committed_as_soon_as_its_coordinator_is_there(code):
     broker = StartingCoordinator(code, times=2)
     admin_of(broker).commit_group_offsets("readers", dict.fromkeys(splits(2), AT))
     assert broker.committed == [("t", 0, AT), ("t", 1, AT)]
 
 
-def test_a_coordinator_that_stays_away_is_a_transient_error_after_the_time_limit(admin_of):
+def test_a_coordinator_that_stays_away_is_a_transient_error_after_the_time_limit():
     broker = StartingCoordinator(KafkaError.COORDINATOR_LOAD_IN_PROGRESS, times=10**6)
     with pytest.raises(TransientError, match="Coordinator load in progress"):
         admin_of(broker, timeout_s=0.3).commit_group_offsets("readers", dict.fromkeys(splits(1), AT))
 
 
-def test_other_refusals_of_a_group_are_not_tried_again(admin_of):
+def test_other_refusals_of_a_group_are_not_tried_again():
     broker = StartingCoordinator(KafkaError.GROUP_AUTHORIZATION_FAILED, times=1)
     with pytest.raises(TransientError, match="Group authorization failed"):
         admin_of(broker).commit_group_offsets("readers", dict.fromkeys(splits(1), AT))

@@ -9,6 +9,7 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.producer.kafka_writer import KafkaWriter, Pacer
 from game_events.sources.core.source import MicroBatch, Split
+from game_events.sources.kafka.admin import KafkaAdmin
 from game_events.sources.kafka.client import CauseMemory, client_options, ensure_topic
 from game_events.sources.kafka.source import KafkaSource
 
@@ -61,7 +62,7 @@ def test_an_unknown_option_is_named_and_its_value_is_not(use):
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_topic_is_made_with_the_replication_that_the_broker_is_set_to(monkeypatch):
+def test_a_topic_is_made_with_the_replication_that_the_broker_is_set_to():
     """A hosted cluster wants three copies and refuses a topic with one; a laptop's broker has room for one only."""
     asked = []
 
@@ -76,8 +77,7 @@ def test_a_topic_is_made_with_the_replication_that_the_broker_is_set_to(monkeypa
             asked.extend(topics)
             return {topic.topic: Answers(None) for topic in topics}
 
-    monkeypatch.setattr("game_events.sources.kafka.client.AdminClient", Admin)
-    ensure_topic(Settings(kafka_topic="games"), 4)
+    ensure_topic(Settings(kafka_topic="games"), 4, connect=Admin)
     assert [(topic.topic, topic.num_partitions, topic.replication_factor) for topic in asked] == [("games", 4, -1)]
 
 
@@ -118,7 +118,7 @@ class Answers:
         return answer
 
 
-def test_a_topic_that_was_there_may_come_back_and_one_that_never_was_is_a_wrong_setting(monkeypatch):
+def test_a_topic_that_was_there_may_come_back_and_one_that_never_was_is_a_wrong_setting():
     unknown = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "no such topic"))
     there = SimpleNamespace(partitions=[SimpleNamespace(id=0)], topic_id="id")
     described, listed = Answers(unknown, there, unknown, there), Answers(unknown)
@@ -126,8 +126,8 @@ def test_a_topic_that_was_there_may_come_back_and_one_that_never_was_is_a_wrong_
         describe_topics=lambda _, **__: {"games": described},
         list_offsets=lambda _, **__: {TopicPartition("games", 0): listed},
     )
-    monkeypatch.setattr("game_events.sources.kafka.admin.AdminClient", lambda *_: admin)
-    topic = KafkaSource(Settings(kafka_topic="games"))
+    settings = Settings(kafka_topic="games")
+    topic = KafkaSource(settings, admin=KafkaAdmin(settings, connect=lambda _: admin))
     with pytest.raises(ConfigurationError, match="has no topic 'games'"):
         topic.snapshot()
     # A new partition's leader does not know it yet; then the topic is being made anew; then it is there again.

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.sources.core.source import MicroBatch, Split
+from game_events.sources.kafka.admin import KafkaAdmin
 from game_events.sources.kafka.source import KafkaSource
 
 
@@ -31,7 +32,7 @@ class Broker:
         return SimpleNamespace(topics=dict.fromkeys(names))
 
     def describe_topics(self, asked, request_timeout):  # noqa: ARG002
-        return {name: settled(self.describe(name)) for name in self.names}
+        return {name: settled(self.describe(name)) for name in asked.topic_names}
 
     def describe(self, name):
         if name not in self.topics:
@@ -43,29 +44,23 @@ class Broker:
         return {place: settled(SimpleNamespace(offset=place.partition, leader_epoch=None)) for place in asked}
 
 
-@pytest.fixture
-def source(monkeypatch):
-    def make(broker, **settings):
-        monkeypatch.setattr("game_events.sources.kafka.admin.AdminClient", lambda *_: broker)
-        collection = "game_events.sources.kafka.admin.TopicCollection"
-        monkeypatch.setattr(collection, lambda names: setattr(broker, "names", list(names)))
-        return KafkaSource(Settings(**settings))
-
-    return make
+def source(broker, **given):
+    settings = Settings(**given)
+    return KafkaSource(settings, admin=KafkaAdmin(settings, connect=lambda _: broker))
 
 
 def places(found):
     return sorted((split.topic, split.topic_id, split.partition) for split in found.latest)
 
 
-def test_a_list_is_these_topics_with_all_their_partitions(source):
+def test_a_list_is_these_topics_with_all_their_partitions():
     found = source(Broker(a=2, b=1, c=1), kafka_topic="a, b").snapshot()
     assert places(found) == [("a", "id of a", 0), ("a", "id of a", 1), ("b", "id of b", 0)]
     with pytest.raises(ConfigurationError, match="has no topic 'x', 'y': create it, or set GAME_EVENTS_KAFKA_TOPIC"):
         source(Broker(a=1), kafka_topic="a,x,y").snapshot()
 
 
-def test_a_pattern_matches_whole_names_and_never_kafkas_own_and_a_topic_that_goes_meanwhile_is_left_out(source):
+def test_a_pattern_matches_whole_names_and_never_kafkas_own_and_a_topic_that_goes_meanwhile_is_left_out():
     broker = Broker(listed=["ab"], a=1, aa=1, ba=1)
     watching = source(broker, kafka_topic_pattern="a.*|.*offsets")
     assert [topic for topic, *_ in places(watching.snapshot())] == ["a", "aa"]
@@ -78,7 +73,7 @@ def test_a_pattern_matches_whole_names_and_never_kafkas_own_and_a_topic_that_goe
         source(broker, kafka_topic_pattern="z.*").snapshot()
 
 
-def test_partitions_that_are_assigned_are_these_and_one_that_is_not_there_is_named(source):
+def test_partitions_that_are_assigned_are_these_and_one_that_is_not_there_is_named():
     found = source(Broker(a=3, b=1), kafka_assign={"a": [2, 0]}).snapshot()
     assert places(found) == [("a", "id of a", 0), ("a", "id of a", 2)]
     with pytest.raises(ConfigurationError, match=r"has no partition a\[3\], b\[1\]: correct GAME_EVENTS_KAFKA_ASSIGN"):
@@ -86,14 +81,14 @@ def test_partitions_that_are_assigned_are_these_and_one_that_is_not_there_is_nam
 
 
 @pytest.mark.parametrize("no_id", ["A" * 22, None])
-def test_topics_without_an_id_are_refused_as_one_that_is_made_anew_could_not_be_told_from_the_old_one(source, no_id):
+def test_topics_without_an_id_are_refused_as_one_that_is_made_anew_could_not_be_told_from_the_old_one(no_id):
     broker = Broker(a=1, b=1)
     broker.ids = {"b": no_id}
     with pytest.raises(ConfigurationError, match=r"gives topic b no id.*Ids come with Kafka 2\.8.*GAME_EVENTS_SOURCE=files"):
         source(broker, kafka_topic="a,b").snapshot()
 
 
-def test_names_travel_with_the_rows_only_if_a_slice_is_of_several_topics(source):
+def test_names_travel_with_the_rows_only_if_a_slice_is_of_several_topics():
     reading = source(Broker(a=1, b=1), kafka_topic="a,b")
     a, b = Split("a", "id of a", 0), Split("b", "other", 0)
     assert reading.constants(MicroBatch({a: 0}, {a: 1})) == {"topic": "a", "topic_id": "id of a"}
