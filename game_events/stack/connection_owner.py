@@ -40,6 +40,11 @@ def owners_are_known() -> bool:
         return connection_owner(client.getsockname(), listener.getsockname()) == os.geteuid()
 
 
+def known_owner(end: tuple[str, int], other: tuple[str, int]) -> int | None:
+    """As `connection_owner`; None where this system does not say it."""
+    return connection_owner(end, other) if owners_are_known() else None
+
+
 def _hex(end: tuple[str, int], v6: bool) -> str:
     """An address and port in the table's form: hexadecimal 32-bit words in native byte order."""
     address = ipaddress.ip_address(end[0])

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Self
@@ -46,8 +46,10 @@ class CtrlC:
                 signal.signal(number, handler)
 
 
-def run_continuously(output: Output, settings: Settings, duration_s: float | None) -> JobResult:
-    """Run the loop until Ctrl-C, SIGTERM or its time is over; then show its report.
+def run_continuously(
+    output: Output, settings: Settings, duration_s: float | None, execute: Callable[..., JobResult] = run_job
+) -> JobResult:
+    """Run the loop until Ctrl-C, SIGTERM or its time is over; then show its report. `execute`: makes one run (as `run_job`).
 
     A second Ctrl-C ends the process at once; what is committed is whole.
 
@@ -63,7 +65,7 @@ def run_continuously(output: Output, settings: Settings, duration_s: float | Non
             "terminate it in the Dagster UI, or press Ctrl-C where it was started"
         )
     pressed = CtrlC()
-    runs = _Runs(output, settings, duration_s, pressed)
+    runs = _Runs(output, settings, duration_s, pressed, execute)
     with pressed.installed(), output.working("continuous (Ctrl-C stops)"):
         runs.start()
         _wait(runs, output, settings, home, pressed)
@@ -83,9 +85,17 @@ class _Runs(threading.Thread):
     In a thread, as Dagster in the main thread makes Ctrl-C a cancelled run without a report.
     """
 
-    def __init__(self, output: Output, settings: Settings, duration_s: float | None, pressed: CtrlC) -> None:
+    def __init__(
+        self,
+        output: Output,
+        settings: Settings,
+        duration_s: float | None,
+        pressed: CtrlC,
+        execute: Callable[..., JobResult],
+    ) -> None:
         super().__init__(name="dagster", daemon=True)
         self._output, self._settings, self._left, self._pressed = output, settings, duration_s, pressed
+        self._execute = execute
         self.results: list[JobResult] = []
         self.error: BaseException | None = None
 
@@ -99,7 +109,7 @@ class _Runs(threading.Thread):
     def _next(self) -> bool:
         """Whether another run follows the one that this method executes."""
         began = time.monotonic()
-        result = run_job(self._settings, JOB, {"duration_s": self._left})
+        result = self._execute(self._settings, JOB, {"duration_s": self._left})
         self.results.append(result)
         if not result.report.get("continuous", {}).get("handed_over"):
             return False

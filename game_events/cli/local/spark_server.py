@@ -42,8 +42,13 @@ class WarmSpark:
         *,
         look_s: float = LOOK_S,
         first_pause_s: float = FIRST_PAUSE_S,
+        start: Callable[..., ServerProcess] = connect_server.start,
     ) -> None:
-        """Nothing is started yet. `look_s`: between two looks; `first_pause_s`: after the server's end, doubled each time."""
+        """Nothing is started yet.
+
+        `look_s`: between two looks; `first_pause_s`: after the server's end, doubled each time; `start`: starts a server.
+        """
+        self._start_server = start
         self._look_s, self._first_pause_s = look_s, first_pause_s
         self._settings = settings
         self._conf = spark_config(settings)
@@ -87,7 +92,7 @@ class WarmSpark:
     def _start(self) -> None:
         # Another port each time: a program that took the last one does not keep this one from starting.
         (port,) = free_ports(1)
-        self._server = connect_server.start(
+        self._server = self._start_server(
             self._conf, self._folder, port=port, token=self._token, log=self._log, shared_workers=self._ready
         )
         self._file.write_text(self._server.model_dump_json())

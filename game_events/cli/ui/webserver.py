@@ -12,7 +12,7 @@ can do it without a browser. Each of these requests is turned away before Dagste
 
 import os
 import pwd
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from urllib.parse import urlsplit
 
 from dagster_webserver.cli import cli
@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from game_events.config.local_addresses import is_loopback
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.stack.connection_owner import connection_owner, owners_are_known
+from game_events.stack.connection_owner import known_owner
 
 #: Types of a body that Dagster reads a query from; with any other it takes the one in the address.
 _QUERY_TYPES = ("application/json", "application/graphql")
@@ -54,14 +54,21 @@ def _ids(names: Iterable[str]) -> list[int]:
 class UiGuard:
     """ASGI middleware before all of Dagster's."""
 
-    def __init__(self, app: ASGIApp, address: str | None = None, users: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        address: str | None = None,
+        users: Collection[int] = (),
+        owner_of: Callable[[tuple[str, int], tuple[str, int]], int | None] = known_owner,
+    ) -> None:
         """The guard of an application.
 
         `address`: the UI's besides this machine's own names (`dagster_url`); `users`: ids of users who may connect besides root
-        and the one who runs this.
+        and the one who runs this; `owner_of`: a connection's user id.
         """
         self._app = app
         self._origin = _origin(address) if address else None
+        self._owner_of = owner_of
         self._users = {0, os.geteuid(), *users}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,9 +108,10 @@ class UiGuard:
     def _may_connect(self, scope: Scope) -> bool:
         """Requests of other machines do not arrive here by themselves: the UI listens on loopback."""
         client, server = scope.get("client"), scope.get("server")
-        if client is None or server is None or not is_loopback(client[0]) or not owners_are_known():
+        if client is None or server is None or not is_loopback(client[0]):
             return True
-        return connection_owner(client, server) in self._users
+        owner = self._owner_of(client, server)
+        return owner is None or owner in self._users
 
 
 def _origin(address: str) -> str | None:

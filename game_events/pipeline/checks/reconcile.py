@@ -14,7 +14,7 @@ from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.data.snapshot import row_count
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import CountedRows, GameRows, Progress
-from game_events.pipeline.checks.row_counts import RowCounts, added, count_all, count_later
+from game_events.pipeline.checks.row_counts import CountJobs, RowCounts, added
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality.decisions import Decisions
 
@@ -119,8 +119,12 @@ def _named(games: Mapping[str, GameCounts]) -> str:
     return ", ".join(f"{game}: {counts}" for game, counts in games.items())
 
 
-def reconcile(pipeline: Pipeline, changed: Collection[str] | None = None) -> Reconciliation:
-    """Count the rows: bronze by a Spark job, silver and quarantine by their logs.
+#: The Spark jobs of a check.
+JOBS = CountJobs()
+
+
+def reconcile(pipeline: Pipeline, changed: Collection[str] | None = None, jobs: CountJobs = JOBS) -> Reconciliation:
+    """Count the rows: bronze by a Spark job (of `jobs`), silver and quarantine by their logs.
 
     `changed`: the games whose silver tables were written since an earlier check: of bronze only the batches after those that
     an earlier check has counted (`Progress.counted`) are read, and the tables of these games and of those with news, which
@@ -135,11 +139,13 @@ def reconcile(pipeline: Pipeline, changed: Collection[str] | None = None) -> Rec
         return Reconciliation(quarantine=row_count(pipeline.open_quarantine()))
     state = pipeline.progress.read(BronzeIdentity.of(before).key)
     later = changed is not None and state.counted.batch > 0
-    found = _of_later_rows(pipeline, before, state, changed or ()) if later else None
-    return found if found is not None and found.passed else _of_all_rows(pipeline, before, state)
+    found = _of_later_rows(pipeline, before, state, changed or (), jobs) if later else None
+    return found if found is not None and found.passed else _of_all_rows(pipeline, before, state, jobs)
 
 
-def _of_later_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, changed: Collection[str]) -> Reconciliation | None:
+def _of_later_rows(
+    pipeline: Pipeline, before: DeltaTable, state: Progress, changed: Collection[str], jobs: CountJobs
+) -> Reconciliation | None:
     """The counts of games with news, and of those `changed`; all others have what they had. None: bronze was replaced."""
     identity, counted = BronzeIdentity.of(before), state.counted
     news = {game for game, batch in state.games.items() if batch > counted.batch}
@@ -149,7 +155,7 @@ def _of_later_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, chan
     bronze = pipeline.open_bronze()
     if bronze is None or BronzeIdentity.of(bronze) != identity:
         return None
-    rows = count_later(pipeline, bronze, counted.batch)
+    rows = jobs.later_rows(pipeline, bronze, counted.batch)
     waiting = state.games.keys() & {name for name, _ in rows} - tables.keys()
     tables |= opened(waiting, pipeline.lakehouse.silver, pipeline.handles.take)
     news |= waiting
@@ -166,16 +172,16 @@ def _of_later_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, chan
     return replace(result, counted_before=counted.batch)
 
 
-def _of_all_rows(pipeline: Pipeline, before: DeltaTable, state: Progress) -> Reconciliation:
+def _of_all_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, jobs: CountJobs) -> Reconciliation:
     identity = BronzeIdentity.of(before)
     tables = opened(state.games, pipeline.lakehouse.silver)
     handle = pipeline.open_bronze() or before
     if BronzeIdentity.of(handle) != identity:
-        return reconcile(pipeline)  # it was replaced meanwhile, and has progress of its own
+        return reconcile(pipeline, jobs=jobs)  # it was replaced meanwhile, and has progress of its own
     decisions = Decisions(pipeline.quarantine, pipeline.open_quarantine(), identity.key)
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     settled = _settled(state, taken)
-    counts = count_all(pipeline, handle, decisions, taken, settled)
+    counts = jobs.all_rows(pipeline, handle, decisions, taken, settled)
     return _compared(pipeline, handle, decisions, tables, counts, settled, {})
 
 

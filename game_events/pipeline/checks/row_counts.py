@@ -1,7 +1,7 @@
 """Numbers of bronze's rows by game: of all rows, or of those after the rows that an earlier check has counted."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -82,6 +82,14 @@ def count_later(pipeline: Pipeline, handle: DeltaTable, above: int) -> dict[tupl
     rows = read_files(pipeline.spark, later.files, spark_schema(handle.schema())).where(F.col("_batch") > above)
     found = rows.groupBy(_name(pipeline, handle), "_batch").agg(F.count(F.lit(1)).alias("rows")).collect()
     return {(row["_name"], row["_batch"]): int(row["rows"]) for row in found}
+
+
+@dataclass(frozen=True)
+class CountJobs:
+    """The Spark jobs that count bronze's rows: all of them, or those of later batches."""
+
+    all_rows: Callable[[Pipeline, DeltaTable, Decisions, Mapping[str, int], int], RowCounts] = count_all
+    later_rows: Callable[[Pipeline, DeltaTable, int], Mapping[tuple[str | None, int], int]] = count_later
 
 
 def added(

@@ -23,9 +23,8 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from game_events.cli.ui import webserver
-from game_events.cli.ui import webserver as ui_guard
 from game_events.cli.ui.webserver import UiGuard
-from game_events.stack.connection_owner import NO_USER, connection_owner
+from game_events.stack.connection_owner import NO_USER, connection_owner, known_owner
 from game_events.stack.ports import free_ports, listens
 from game_events_tests.scenarios.orchestration.test_ui import CHROMIUM, FLAGS, LOAD_MS
 from game_events_tests.support.waiting import until
@@ -127,7 +126,7 @@ def connected():
             yield client, server
 
 
-def asked(client, users=()):
+def asked(client, users=(), owner=None):
     """The status that a connection's request is answered with."""
     sent = []
 
@@ -146,7 +145,7 @@ def asked(client, users=()):
         "server": client[1],
     }
     with suppress(StopIteration):
-        UiGuard(app, None, users)(scope, None, send).send(None)
+        UiGuard(app, None, users, lambda *_: owner)(scope, None, send).send(None)
     return sent[0]
 
 
@@ -154,22 +153,19 @@ def asked(client, users=()):
 def test_the_table_of_connections_says_whose_an_end_is_and_nobodys_once_it_is_let_go():
     with connected() as (client, server):
         ends = client.getsockname(), server.getsockname()
-        assert connection_owner(*ends) == os.geteuid()
+        assert connection_owner(*ends) == known_owner(*ends) == os.geteuid()
         client.close()
         # What Linux writes for it is root's number.
         assert connection_owner(*ends) == NO_USER
 
 
-def test_another_user_of_the_machine_is_turned_away_unless_the_settings_name_him(monkeypatch):
+def test_another_user_of_the_machine_is_turned_away_unless_the_settings_name_him():
     ends = ("127.0.0.1", 40000), ("127.0.0.1", 3000)
-    monkeypatch.setattr(ui_guard, "owners_are_known", lambda: True)
     for owner, status in ((os.geteuid(), 200), (0, 200), (os.geteuid() + 4711, 403), (NO_USER, 403)):
-        monkeypatch.setattr(ui_guard, "connection_owner", lambda *_, owner=owner: owner)
-        assert asked(ends) == status
-        assert asked(ends, users=[os.geteuid() + 4711]) == (403 if owner == NO_USER else 200)
-    assert asked((("192.0.2.1", 4), ("192.0.2.2", 3000))) == 200, "from another machine: who lets it in decides"
-    monkeypatch.setattr(ui_guard, "owners_are_known", lambda: False)
-    assert asked(ends) == 200, "no table: it is not checked"
+        assert asked(ends, owner=owner) == status
+        assert asked(ends, [os.geteuid() + 4711], owner) == (403 if owner == NO_USER else 200)
+    assert asked((("192.0.2.1", 4), ("192.0.2.2", 3000)), owner=NO_USER) == 200, "from another machine: who lets it in decides"
+    assert asked(ends, owner=None) == 200, "no table: it is not checked"
 
 
 def test_a_user_who_is_none_is_said_before_anything_listens():

@@ -34,8 +34,7 @@ def test_ctrl_c_while_a_run_hands_over_leaves_continuous_mode_off(monkeypatch, t
             time.sleep(3 * continuous.LOOK_S)
         return JobResult(begun[-1], True, {"continuous": {"handed_over": handed_over}})
 
-    monkeypatch.setattr(continuous, "run_job", run_job)
-    continuous.run_continuously(Output(as_json=True), load_settings(), None)
+    continuous.run_continuously(Output(as_json=True), load_settings(), None, run_job)
     assert len(begun) == (1 if ctrl_c else 2)
     with DagsterInstance.from_config(str(tmp_path)) as instance:
         decision = decide(past_runs(instance, OwnRuns.of(load_settings())), time.time() + 2 * HAND_OVER_S)

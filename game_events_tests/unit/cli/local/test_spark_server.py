@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from game_events.cli.local import spark_server as warm_spark
 from game_events.cli.local.spark_server import WarmSpark
 from game_events.config.settings import load_settings
 from game_events.stack.ports import listens
@@ -36,23 +35,20 @@ def ready():
 
 
 @pytest.fixture
-def started(monkeypatch, ready):
+def started():
     """The processes that were started, each with its address."""
-    found = []
-
-    def start(_conf, folder, *, port, token, log, shared_workers):
-        ready.append(shared_workers)
-        folder.mkdir(parents=True, exist_ok=True)
-        found.append((spawn([sys.executable, "-c", SERVER, str(port)], port=port, cwd=folder, log=log), port, token))
-        return found[-1][0]
-
-    monkeypatch.setattr(warm_spark.connect_server, "start", start)
-    return found
+    return []
 
 
 @pytest.fixture
-def make(tmp_path):
-    quick = {"look_s": 0.02, "first_pause_s": 0.01}
+def make(tmp_path, ready, started):
+    def start(_conf, folder, *, port, token, log, shared_workers):
+        ready.append(shared_workers)
+        folder.mkdir(parents=True, exist_ok=True)
+        started.append((spawn([sys.executable, "-c", SERVER, str(port)], port=port, cwd=folder, log=log), port, token))
+        return started[-1][0]
+
+    quick = {"look_s": 0.02, "first_pause_s": 0.01, "start": start}
     return lambda said: WarmSpark(load_settings(state_dir=tmp_path / "state"), said.append, **quick)
 
 

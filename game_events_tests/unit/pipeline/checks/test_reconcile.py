@@ -14,9 +14,8 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import CountedRows, GameRows
 from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline.checks import reconcile as checks
-from game_events.pipeline.checks.reconcile import Reconciliation, reconcile
-from game_events.pipeline.checks.row_counts import RowCounts
+from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.checks.row_counts import CountJobs, RowCounts
 from game_events_tests.support.faults import at_opening
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
@@ -26,7 +25,7 @@ class World:
     """Bronze and the silver table of one game, `uno`; the first batch was counted by an earlier check."""
 
     def __init__(self, folder):
-        self.pipeline = without_spark(folder)
+        self.pipeline, self.counts_of_all = without_spark(folder), 0
         self.identity = BronzeIdentity.of(self.bronze(1))
         self.silver(1)
         self.pipeline.progress.update(self.identity.key, lambda now: replace(now, counted=CountedRows(1, {"uno": GameRows(1)})))
@@ -42,22 +41,22 @@ class World:
     def floor(self, batch, games):
         self.pipeline.progress.update(self.identity.key, lambda now: now.done(Layer.SILVER, batch, games))
 
+    def reconcile(self):
+        """A check of what is new since the one before."""
+        return reconcile(self.pipeline, (), CountJobs(self._all_rows, self._later_rows))
 
-@pytest.fixture
-def all_rows(monkeypatch):
-    """Gets an entry for each count of all rows."""
-    counted = []
-    monkeypatch.setattr(checks, "_of_all_rows", lambda *_: counted.append(1) or Reconciliation())
-    return counted
+    def _all_rows(self, _pipeline, handle, *_):
+        self.counts_of_all += 1
+        return RowCounts(Counter({None: handle.to_pyarrow_table().num_rows}))
 
-
-@pytest.fixture
-def world(tmp_path, monkeypatch):
-    def count_later(_pipeline, handle, above):
+    @staticmethod
+    def _later_rows(_pipeline, handle, above):
         rows = pl.from_arrow(handle.to_pyarrow_table()).filter(pl.col("_batch") > above)
         return Counter(rows.select("game_name", "_batch").iter_rows())
 
-    monkeypatch.setattr(checks, "count_later", count_later)
+
+@pytest.fixture
+def world(tmp_path):
     return World(tmp_path)
 
 
@@ -86,28 +85,27 @@ def same_game(world):
 
 
 @pytest.mark.parametrize("written", [another_game, same_game])
-def test_a_batch_that_is_written_while_the_check_reads_progress_is_counted_once(world, all_rows, written):
+def test_a_batch_that_is_written_while_the_check_reads_progress_is_counted_once(world, written):
     with once_bronze_is_open(lambda: written(world)):
         for _ in range(2):
-            assert reconcile(world.pipeline, ()).passed
-    assert all_rows == []
+            assert world.reconcile().passed
+    assert world.counts_of_all == 0
     assert world.pipeline.progress.read(world.identity.key).counted.batch == 2
 
 
-def test_a_row_that_is_missing_leads_to_a_count_of_all(world, all_rows):
+def test_a_row_that_is_missing_leads_to_a_count_of_all(world):
     world.bronze(2)
     world.bronze(3)
     world.silver(3)  # with one row
-    reconcile(world.pipeline, ())
-    assert all_rows == [1]
+    world.reconcile()
+    assert world.counts_of_all == 1
 
 
-def test_a_bronze_that_is_replaced_during_the_check_is_counted_by_its_own_progress(world, monkeypatch):
+def test_a_bronze_that_is_replaced_during_the_check_is_counted_by_its_own_progress(world):
     def replaced():
         shutil.rmtree(world.pipeline.bronze.uri)
         world.bronze(1)
 
-    monkeypatch.setattr(checks, "count_all", lambda *_: RowCounts(Counter({None: 1}), Counter(), Counter(), Counter()))
     with once_bronze_is_open(replaced):
-        found = reconcile(world.pipeline, ())
+        found = world.reconcile()
     assert (found.passed, found.bronze, found.silver, found.unrouted) == (True, 1, 0, 1)
