@@ -65,10 +65,16 @@ class KafkaAdmin:
         self,
         settings: Settings,
         timeout_s: float | None = None,
+        *,
         connect: Callable[..., AdminClient] = AdminClient,
+        consume: Callable[..., Consumer] = Consumer,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`timeout_s`: longest wait for one answer; None: `TIMEOUT_S`. `connect`: makes a client of its options."""
-        self._connect = connect
+        """`timeout_s`: longest wait for one answer, by `clock` for records; None: `TIMEOUT_S`.
+
+        `connect`, `consume`: make a client, and a consumer, of its options.
+        """
+        self._connect, self._consume, self._clock = connect, consume, clock
         self.servers = settings.kafka_bootstrap_servers
         self._settings = settings
         self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
@@ -110,6 +116,31 @@ class KafkaAdmin:
         since = OffsetSpec.for_timestamp(int(when.timestamp() * 1000))
         found = _offsets(self._listed(splits, since))
         return {split: offset for split, offset in found.items() if offset >= 0}
+
+    def epochs_before(self, offsets: Offsets, earliest: Offsets) -> Offsets:
+        """Split -> epoch of the last record before an offset; splits without a record right before it are left out.
+
+        `earliest`: split -> first offset that still exists. `SPLITS_AT_ONCE` splits together have the longest wait for one
+        answer. Raises ConfigurationError or TransientError if the broker refuses or does not answer.
+        """
+        first = {split: max(earliest.get(split, 0), at - LOOK_BACK) for split, at in offsets.items()}
+        asked = [split for split, at in offsets.items() if first[split] < at]
+        found: Offsets = {}
+        if not asked:
+            return found
+        memory = CauseMemory(self.servers)
+        consumer = new_client(self._consume, client_options(self._settings, memory, {}) | _EPOCHS_CONSUMER)
+        try:
+            for start in range(0, len(asked), SPLITS_AT_ONCE):
+                group = asked[start : start + SPLITS_AT_ONCE]
+                consumer.assign([TopicPartition(split.topic, split.partition, first[split]) for split in group])
+                deadline = self._clock() + self._timeout_s
+                found |= _epochs(consumer, {split: offsets[split] for split in group}, self._clock, deadline, memory)
+        except KafkaException as error:
+            raise memory.explain(_EPOCHS, error.args[0]) from error
+        finally:
+            consumer.close()
+        return found
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
         """Commit offsets for a consumer group, once its coordinator is there; raises as `describe`, and if it has members."""
@@ -194,40 +225,6 @@ def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, An
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
-    return found
-
-
-def epochs_before(
-    settings: Settings,
-    offsets: Offsets,
-    earliest: Offsets,
-    timeout_s: float,
-    *,
-    connect: Callable[..., Consumer] = Consumer,
-    clock: Callable[[], float] = time.monotonic,
-) -> Offsets:
-    """Split -> epoch of the last record before an offset; splits without a record right before it are left out.
-
-    `earliest`: split -> first offset that still exists; `timeout_s`: longest wait for `SPLITS_AT_ONCE` splits, in seconds of
-    `clock`; `connect`: makes a consumer of its options. Raises ConfigurationError or TransientError if the broker refuses or
-    does not answer.
-    """
-    first = {split: max(earliest.get(split, 0), at - LOOK_BACK) for split, at in offsets.items()}
-    asked = [split for split, at in offsets.items() if first[split] < at]
-    found: Offsets = {}
-    if not asked:
-        return found
-    memory = CauseMemory(settings.kafka_bootstrap_servers)
-    consumer = new_client(connect, client_options(settings, memory, {}) | _EPOCHS_CONSUMER)
-    try:
-        for start in range(0, len(asked), SPLITS_AT_ONCE):
-            group = asked[start : start + SPLITS_AT_ONCE]
-            consumer.assign([TopicPartition(split.topic, split.partition, first[split]) for split in group])
-            found |= _epochs(consumer, {split: offsets[split] for split in group}, clock, clock() + timeout_s, memory)
-    except KafkaException as error:
-        raise memory.explain(_EPOCHS, error.args[0]) from error
-    finally:
-        consumer.close()
     return found
 
 

@@ -6,7 +6,7 @@ Guarantee: a micro-batch is exactly the records with ``start <= offset < end`` o
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,7 +16,7 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.event_columns import RAW_COLUMNS
 from game_events.sources.core.source import MicroBatch, Offsets, Source, SourceSnapshot, Split
-from game_events.sources.kafka.admin import TIMEOUT_S, KafkaAdmin, epochs_before
+from game_events.sources.kafka.admin import KafkaAdmin
 from game_events.sources.kafka.options import for_java, refuse_managed
 
 #: Id of a topic from a broker without topic ids: 16 bytes of zeros, as librdkafka writes them.
@@ -33,21 +33,17 @@ class KafkaSource(Source):
         self,
         settings: Settings,
         timeout_s: float | None = None,
-        *,
         admin: KafkaAdmin | None = None,
-        read_epochs: Callable[[Settings, Offsets, Offsets, float], Offsets] = epochs_before,
     ) -> None:
         """Connects at the first call; raises as `refuse_managed`.
 
-        `timeout_s`: as `KafkaAdmin`; `admin`, `read_epochs`: what reads the topics' metadata.
+        `admin`: reads the topics' metadata; None: one of these settings, with `timeout_s` as in `KafkaAdmin`.
         """
         refuse_managed(settings.kafka_options)
         self.servers = settings.kafka_bootstrap_servers
         self._settings = settings
         self._options = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
-        self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._admin = admin or KafkaAdmin(settings, timeout_s)
-        self._read_epochs = read_epochs
         #: No record of more than `SMALL_RECORD_BYTES` was read yet: without a limit of bytes Spark reads faster.
         self.small_records = True
         #: split -> request (offset, leader epoch) and answer
@@ -71,7 +67,7 @@ class KafkaSource(Source):
         """Split -> epoch of the leader that wrote the last record before an offset; cached by leader; raises as `snapshot`."""
         asked = {split: (at, now.epochs.get(split, 0)) for split, at in offsets.items()}
         new = {split: at for split, at in offsets.items() if self._written.get(split, ((), None))[0] != asked[split]}
-        found = self._read_epochs(self._settings, new, now.earliest, self._timeout_s)
+        found = self._admin.epochs_before(new, now.earliest)
         self._written |= {split: (asked[split], found.get(split)) for split in new}
         return {split: epoch for split in offsets if (epoch := self._written[split][1]) is not None}
 

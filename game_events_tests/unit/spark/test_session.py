@@ -68,6 +68,7 @@ def test_an_error_is_raised_where_the_session_is_needed_and_the_next_attempt_is_
 
 
 def test_on_a_server_nothing_is_begun(early, sessions):
-    early.begin(load_settings(spark_remote="sc://localhost:1"))
-    assert early.taken_or_new(load_settings(), {}) == 1
+    settings = load_settings(spark_remote="sc://localhost:1")
+    early.begin(settings)
+    assert early.taken_or_new(settings, {}) == 1
     assert [name for *_, name in sessions.made] == ["MainThread"]

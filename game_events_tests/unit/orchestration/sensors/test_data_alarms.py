@@ -31,7 +31,7 @@ from game_events_tests.support.keys import BRONZE_KEY, GOLD_KEY, SILVER_KEY
 from game_events_tests.support.servers.webhook import Receiver
 
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
-LANE = Split("events", TOPIC_ID, 0)
+SPLIT = Split("events", TOPIC_ID, 0)
 DAY_S = 86_400
 
 
@@ -57,7 +57,7 @@ class World:
         made = handle is not None
         self.batch += made
         start, self.offset = self.offset, self.offset + rows
-        info = batch_info(self.batch, rows, 0, {LANE: (start, self.offset)}, gaps) | ({"run_id": run_id} if run_id else {})
+        info = batch_info(self.batch, rows, 0, {SPLIT: (start, self.offset)}, gaps) | ({"run_id": run_id} if run_id else {})
         before = {Txn.BATCH: self.batch - 1} if made else {}
         table_id = str(handle.metadata().id) if made else None
         commit(Commit(self.bronze, OWN_COLUMNS, [], before, {Txn.BATCH: self.batch}, table_id, info=info))

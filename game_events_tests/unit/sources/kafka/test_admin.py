@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.sources.core.source import Split
-from game_events.sources.kafka.admin import SPLITS_AT_ONCE, KafkaAdmin, epochs_before
+from game_events.sources.kafka.admin import SPLITS_AT_ONCE, KafkaAdmin
 
 AT = 100
 TIMEOUT_S = 15
@@ -69,7 +69,8 @@ class SlowBroker:
 def ask(broker, wanted, earliest=0):
     """Ask a broker for these splits, all at the same position; they have all records from `earliest` on."""
     positions, first = dict.fromkeys(wanted, AT), dict.fromkeys(wanted, earliest)
-    return epochs_before(load_settings(), positions, first, TIMEOUT_S, connect=broker, clock=broker.monotonic)
+    admin = KafkaAdmin(load_settings(), TIMEOUT_S, consume=broker, clock=broker.monotonic)
+    return admin.epochs_before(positions, first)
 
 
 def test_an_election_of_hundreds_of_partitions_is_asked_about_in_groups_each_of_which_has_its_own_time():
