@@ -77,14 +77,14 @@ class KafkaAdmin:
         self._connect, self._consume, self._clock = connect, consume, clock
         self.servers = settings.kafka_bootstrap_servers
         self._settings = settings
-        self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
+        self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._admin: AdminClient | None = None
         self._memory = CauseMemory(self.servers)
         self._seen: set[str] = set()
 
     def topics_matching(self, pattern: str) -> list[str]:
         """Sorted names of the topics that match as a whole, without Kafka's own; raises as `describe`."""
-        found = self._ask(lambda admin: admin.list_topics(timeout=self._timeout_s).topics)
+        found = self._ask(lambda admin: admin.list_topics(timeout=self.timeout_s).topics)
         return sorted(n for n in found if re.fullmatch(pattern, n) and n not in ("__consumer_offsets", "__transaction_state"))
 
     def describe(self, topics: Iterable[str], *, missing_ok: bool = False) -> dict[str, TopicDescription]:
@@ -97,7 +97,7 @@ class KafkaAdmin:
         names = list(topics)
         if not names:
             return {}
-        found = self._answers(lambda admin: admin.describe_topics(TopicCollection(names), request_timeout=self._timeout_s))
+        found = self._answers(lambda admin: admin.describe_topics(TopicCollection(names), request_timeout=self.timeout_s))
         missing = [name for name in names if name not in found]
         if missing and not missing_ok:
             raise self._unknown(missing)
@@ -134,7 +134,7 @@ class KafkaAdmin:
             for start in range(0, len(asked), SPLITS_AT_ONCE):
                 group = asked[start : start + SPLITS_AT_ONCE]
                 consumer.assign([TopicPartition(split.topic, split.partition, first[split]) for split in group])
-                deadline = self._clock() + self._timeout_s
+                deadline = self._clock() + self.timeout_s
                 found |= _epochs(consumer, {split: offsets[split] for split in group}, self._clock, deadline, memory)
         except KafkaException as error:
             raise memory.explain(_EPOCHS, error.args[0]) from error
@@ -145,7 +145,7 @@ class KafkaAdmin:
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
         """Commit offsets for a consumer group, once its coordinator is there; raises as `describe`, and if it has members."""
         partitions = [TopicPartition(split.topic, split.partition, at) for split, at in sorted(offsets.items())]
-        asked, timeout_s = [ConsumerGroupTopicPartitions(group, partitions)], self._timeout_s
+        asked, timeout_s = [ConsumerGroupTopicPartitions(group, partitions)], self.timeout_s
         attempts = Retrying(
             retry=retry_if_exception(_waits_for_coordinator),
             wait=wait_fixed(COORDINATOR_PAUSE_S),
@@ -168,7 +168,7 @@ class KafkaAdmin:
         asked = dict.fromkeys((TopicPartition(*name) for name in splits), spec)
         committed = IsolationLevel.READ_COMMITTED
         found = self._answers(
-            lambda admin: admin.list_offsets(asked, isolation_level=committed, request_timeout=self._timeout_s)
+            lambda admin: admin.list_offsets(asked, isolation_level=committed, request_timeout=self.timeout_s)
         )
         answers = {(key.topic, key.partition): result for key, result in found.items()}
         missing = sorted({topic for topic, partition in splits if (topic, partition) not in answers})
@@ -188,7 +188,7 @@ class KafkaAdmin:
 
     def _answers(self, ask: Callable[[AdminClient], Mapping[Any, Future[Any]]]) -> dict[Any, Any]:
         """The answers to one request, without those for unknown topics and partitions."""
-        return self._ask(lambda admin: _settled(ask(admin), 2 * self._timeout_s))
+        return self._ask(lambda admin: _settled(ask(admin), 2 * self.timeout_s))
 
     def _ask(self, ask: Callable[[AdminClient], Any]) -> dict[Any, Any]:
         memory = self._memory

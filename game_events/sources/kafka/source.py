@@ -43,7 +43,7 @@ class KafkaSource(Source):
         self.servers = settings.kafka_bootstrap_servers
         self._settings = settings
         self._options = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
-        self._admin = admin or KafkaAdmin(settings, timeout_s)
+        self.admin = admin or KafkaAdmin(settings, timeout_s)
         #: No record of more than `SMALL_RECORD_BYTES` was read yet: without a limit of bytes Spark reads faster.
         self.small_records = True
         #: split -> request (offset, leader epoch) and answer
@@ -56,18 +56,18 @@ class KafkaSource(Source):
             ConfigurationError: no such topic or partition; it has no id; or the broker refuses the login.
             TransientError: the broker does not answer or does not know a topic (any more); or no topic matches the pattern yet.
         """
-        earliest, latest, epochs = self._admin.offset_ranges(self._splits())
+        earliest, latest, epochs = self.admin.offset_ranges(self._splits())
         return SourceSnapshot(earliest, latest, epochs=epochs)
 
     def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:
         """See `Source.offsets_at`; raises as `snapshot`."""
-        return self._admin.offsets_at(splits, when)
+        return self.admin.offsets_at(splits, when)
 
     def epochs_before(self, now: SourceSnapshot, offsets: Offsets) -> Offsets:
         """Split -> epoch of the leader that wrote the last record before an offset; cached by leader; raises as `snapshot`."""
         asked = {split: (at, now.epochs.get(split, 0)) for split, at in offsets.items()}
         new = {split: at for split, at in offsets.items() if self._written.get(split, ((), None))[0] != asked[split]}
-        found = self._admin.epochs_before(new, now.earliest)
+        found = self.admin.epochs_before(new, now.earliest)
         self._written |= {split: (asked[split], found.get(split)) for split in new}
         return {split: epoch for split in offsets if (epoch := self._written[split][1]) is not None}
 
@@ -100,7 +100,7 @@ class KafkaSource(Source):
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
         """Commit offsets for a consumer group, so that monitoring tools see bronze's lag; raises as `snapshot`."""
-        self._admin.commit_group_offsets(group, offsets)
+        self.admin.commit_group_offsets(group, offsets)
 
     def constants(self, batch: MicroBatch) -> Mapping[str, str]:
         """Name and id of the topic, if the batch is of one."""
@@ -109,7 +109,7 @@ class KafkaSource(Source):
 
     def changed(self, batch: MicroBatch) -> str | None:
         """Whether a topic was recreated while it was read: Spark reads by name, and its offsets now belong to other records."""
-        now = self._admin.describe({split.topic for split in batch.end})
+        now = self.admin.describe({split.topic for split in batch.end})
         other = sorted({split.topic for split in batch.end if str(now[split.topic].topic_id) != split.topic_id})
         return f"topic {', '.join(other)} was deleted and made again while it was read" if other else None
 
@@ -117,8 +117,8 @@ class KafkaSource(Source):
         """The partitions that the settings name, of topics with an id; raises as `snapshot`."""
         pattern = self._settings.kafka_topic_pattern
         # With a pattern: a topic may be deleted between the two requests.
-        topics = self._settings.kafka_topics if pattern is None else self._admin.topics_matching(pattern)
-        described = self._admin.describe(topics, missing_ok=pattern is not None)
+        topics = self._settings.kafka_topics if pattern is None else self.admin.topics_matching(pattern)
+        described = self.admin.describe(topics, missing_ok=pattern is not None)
         if pattern is not None and not described:
             raise TransientError(
                 f"Kafka {self.servers} has no topic that matches {pattern!r}: create one, or correct "
