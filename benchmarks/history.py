@@ -16,16 +16,20 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.tables import Lakehouse, Table, table_id
+from game_events.lakehouse.handle import KeptHandles
+from game_events.lakehouse.tables import Lakehouse, Table, paths, table_id
 from game_events.pipeline.checks.registry import check_after_run
+from game_events.pipeline.maintenance.run import SHARE, IncrementalMaintenance
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.produce import produce_bulk
 from game_events.producer.simulator import BulkSimulation
 
-#: Commits of a table without and with history, and how many of each are measured. The log looks as if
-#: there had been one commit a second, as in continuous mode: entries older than the table's retention are deleted.
+#: Commits of a table without and with history, and how many of each are measured. The table and its log look as if there had
+#: been one commit a second, by a loop: handles are kept, small files are joined, entries older than the retention are deleted.
 FEW, MANY, MEASURED = 20, 10_000, 30
+#: Maintenance's share of the time: commits follow each other some 100 times as quickly as those of the loop.
+MAINTENANCE_SHARE = 100 * SHARE
 GAMES, RECORDS, MORE = 10, 1_000, 50
 ROWS = pa.table({"gamer_id": [f"gamer_{number}" for number in range(100)], "session_count": list(range(100))})
 CHECKS = "checks of a run"
@@ -37,15 +41,23 @@ def history(arena: Arena) -> list[Figure]:
 
 
 def _commits(arena: Arena) -> list[Figure]:
-    """A table that each commit replaces (gold), and one that each commit adds to (silver, here without compaction)."""
+    """A table that each commit replaces (gold), and one that each commit adds to (silver)."""
     figures = list[Figure]()
     with arena.lakehouse() as root:
         lakehouse = Lakehouse.of(settings_for(arena.folder, "bench_history", root))
         for table, replace in ((lakehouse.gold("game"), True), (lakehouse.silver("game"), False)):
-            times = [_commit(table, replace=replace, age_s=MANY + MEASURED - n) for n in range(MANY + MEASURED)]
+            handles, maintenance = KeptHandles(), IncrementalMaintenance(lakehouse, MAINTENANCE_SHARE)
+            times = list[float]()
+            for number in range(MANY + MEASURED):
+                times.append(_commit(table, handles, replace=replace, age_s=MANY + MEASURED - number))
+                maintenance.note([table.name])
+                maintained = maintenance.work()
+                assert not any(done.error for done in maintained), maintained
             first, last = times[FEW : FEW + MEASURED], times[MANY:]
             what = f"a commit to a table that is {'replaced' if replace else 'added to'}"
-            left = f"{len(TableLog(table).versions()):,} entries in its log"
+            handle = table.open()
+            assert handle is not None
+            left = f"{len(TableLog(table).versions()):,} entries in its log, {len(paths(handle)):,} files"
             figures += [
                 Figure(f"{what}, at first", "ms", [1_000 * seconds for seconds in first]),
                 Figure(f"{what}, after {MANY:,} commits", "ms", [1_000 * seconds for seconds in last], note=left),
@@ -54,10 +66,13 @@ def _commits(arena: Arena) -> list[Figure]:
     return figures
 
 
-def _commit(table: Table, *, replace: bool, age_s: float) -> float:
-    """Seconds of a commit, of which the log's entries look so many seconds old afterwards."""
+def _commit(table: Table, handles: KeptHandles, *, replace: bool, age_s: float) -> float:
+    """Seconds of a commit; the log's entries of the version before it look so many seconds old afterwards.
+
+    Of the version before it, as a kept handle knows the entry of its version by its time.
+    """
     began = time.perf_counter()
-    handle = table.open()
+    handle = handles.take(table)
     before = txn(handle, "bench")
     landed = commit(
         Commit(
@@ -71,10 +86,11 @@ def _commit(table: Table, *, replace: bool, age_s: float) -> float:
             follows=handle,
         )
     )
+    handles.keep(table, landed.handle)
     seconds, then = time.perf_counter() - began, time.time() - age_s
     for ending in ("json", "checkpoint.parquet"):
         with suppress(FileNotFoundError):
-            os.utime(f"{table.uri}/_delta_log/{landed.version:020}.{ending}", (then, then))
+            os.utime(f"{table.uri}/_delta_log/{landed.version - 1:020}.{ending}", (then, then))
     return seconds
 
 

@@ -326,3 +326,17 @@ def no_table(lakehouse: Lakehouse, name: str, known: Iterable[str]) -> Configura
     near = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.4)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return ConfigurationError(f"there is no table {name!r} below {lakehouse.root}{hint} (`game-events tables`)")
+
+
+def existing_table(lakehouse: Lakehouse, name: str) -> tuple[Table, DeltaTable]:
+    """A table that is there, and a handle on its newest version.
+
+    Raises:
+        ConfigurationError: there is none of that name; the message has those that are like it.
+    """
+    tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
+    table = tables.get(name)
+    handle = table.open() if table is not None else None
+    if table is None or handle is None:
+        raise no_table(lakehouse, name, tables)
+    return table, handle

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from game_events.cli.common.arguments import Json, existing_table
+from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
 from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.history import Version, versions
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import Lakehouse, existing_table
 
 
 def history(

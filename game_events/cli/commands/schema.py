@@ -6,14 +6,14 @@ import pyarrow as pa
 import typer
 from typer.core import TyperGroup
 
-from game_events.cli.common.arguments import Json, existing_table
+from game_events.cli.common.arguments import Json
 from game_events.cli.common.output import Output
 from game_events.config.settings import load_settings
 from game_events.decoding.core.column_types import type_name
 from game_events.decoding.core.kept_columns import kept_columns
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.descriptions import comments_of, owners_of, tags_of
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import Lakehouse, existing_table
 from game_events.pipeline.schemas.column_origins import ColumnOrigin, origins
 from game_events.pipeline.schemas.history import NOTHING, SchemaHistory
 from game_events.schema_registry import SchemaRegistry

@@ -5,10 +5,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
-from deltalake import DeltaTable
 
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.tables import Lakehouse, Table, no_table
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -37,17 +35,3 @@ def since(text: str | None, now: datetime | None = None, option: str = "--since"
     except (ValueError, OverflowError):
         raise ConfigurationError(f"{option}: {text!r} is no time: 30m, 12h, 1d, 2w, or 2026-03-01T12:00") from None
     return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def existing_table(lakehouse: Lakehouse, name: str) -> tuple[Table, DeltaTable]:
-    """A table that is there, and a handle on its newest version.
-
-    Raises:
-        ConfigurationError: there is none of that name; the message has those that are like it.
-    """
-    tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
-    table = tables.get(name)
-    handle = table.open() if table is not None else None
-    if table is None or handle is None:
-        raise no_table(lakehouse, name, tables)
-    return table, handle

@@ -47,7 +47,7 @@ TABLES_AT_ONCE = 4
 LOG_ENTRIES = 10
 #: In a loop a table is due after so many commits, or so many seconds after one.
 COMMITS, SECONDS = 16, 300.0
-#: Maximum share of the loop's time.
+#: Maximum share of the loop's time (`IncrementalMaintenance.share`).
 SHARE = 0.1
 
 
@@ -81,6 +81,7 @@ class IncrementalMaintenance:
     """Maintenance of the tables that one loop commits to, within a share of its time."""
 
     lakehouse: Lakehouse
+    share: float = SHARE
     _commits: dict[str, int] = field(default_factory=dict)
     _checked_at: dict[str, float] = field(default_factory=dict)
     _logs: dict[str, ReplacedFiles] = field(default_factory=dict)
@@ -98,7 +99,7 @@ class IncrementalMaintenance:
         """Maintain the tables that are due, as many as there is time for; the others remain due."""
         clock = time.monotonic()
         # Unspent time is not saved up: a loop that was idle for an hour has no backlog.
-        self._budget_s = min(self._budget_s + SHARE * (clock - self._last), 1.0)
+        self._budget_s = min(self._budget_s + self.share * (clock - self._last), 1.0)
         self._last = clock
         done = []
         for name in self._due(clock):

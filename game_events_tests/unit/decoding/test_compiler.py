@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
-from game_events.decoding.compiler import CompilerLimits, compile_schema, first_decoders
+from game_events.decoding.compiler import compile_schema, first_decoders
+from game_events.decoding.compiler_child import CompilerLimits
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.registry_schema import RegistrySchema
