@@ -21,7 +21,7 @@ from game_events_tests.support.fixtures.files import MakeFiles
 from game_events_tests.support.reconciliation import rows
 from game_events_tests.support.servers.attached_driver import start_driver
 from game_events_tests.support.worlds.file_samples import avro, protobuf, put
-from game_events_tests.support.worlds.waves import power_cut_at, wait_all
+from game_events_tests.support.worlds.waves import power_cut_at, run_rivals, wait_all
 
 PER_FILE = 2
 #: Where runs are cut off, one after another, while the files are read in slices of three tenths of them.
@@ -101,11 +101,8 @@ def test_rivals_take_in_each_file_once_and_load_each_record_once(
 ) -> None:
     for n in range(8):
         put(landing, f"{n}.avro", avro(range(10 * n, 10 * n + 10)))
-    named = {"source": "files", "files_path": str(landing), "files_settle_s": "1", "files_per_batch": "2"}
-    named["time_column"] = file_settings.time_column
-    drivers = [start_driver(file_settings, spark, tmp_path / f"log{n}", meet=f"{tmp_path}:2", **named) for n in range(2)]
-    refresh(make_files(files_per_batch=3))
-    assert wait_all(drivers, 180) == [0, 0], [(tmp_path / f"log{n}").read_text() for n in range(2)]
+    named = {"source": "files", "files_path": str(landing), "files_settle_s": "1", "time_column": file_settings.time_column}
+    run_rivals(file_settings, [{**named, "files_per_batch": count} for count in ("2", "2", "3")], spark, tmp_path)
     refresh(make_files())
     assert numbers(file_settings) == list(range(80))
     listed = rows(file_settings, "source_files", "SELECT number FROM t ORDER BY number")

@@ -25,7 +25,6 @@ from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events.pipeline.runs.selection import selection_of
 from game_events.stack.local_stack import StackState
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates, count, rows
-from game_events_tests.support.servers.attached_driver import start_driver
 from game_events_tests.support.servers.object_store import BUCKET, ObjectStore
 from game_events_tests.support.servers.registry_proxy import registry_proxy
 from game_events_tests.support.waiting import until
@@ -34,9 +33,9 @@ from game_events_tests.support.worlds.waves import (
     GAMES,
     assert_gold_follows_silver,
     power_cut_at,
+    run_rivals,
     send,
     versions,
-    wait_all,
 )
 
 MakeS3 = Callable[[Settings], Pipeline]
@@ -98,18 +97,11 @@ def test_a_run_cut_off_anywhere_is_finished_by_the_next_one(s3: Settings, make_s
 def test_three_drivers_at_once_with_different_ends_load_every_row_once(
     s3: Settings, make_s3_pipeline: MakeS3, spark: SparkSession, tmp_path: Path
 ) -> None:
-    settings = s3.model_copy(update={"max_records_per_batch": 15})
-    sent, drivers, store = send(settings), [], {"storage_endpoint": str(s3.storage_endpoint)}
-    try:
-        for number in range(2):
-            drivers.append(start_driver(settings, spark, tmp_path / f"log{number}", meet=f"{tmp_path}:2", **store))
-            sent = sent.merge(send(settings, version=1 + number, records=4))
-        refresh(make_s3_pipeline(settings))
-    finally:
-        codes = wait_all(drivers, 240)
-    assert codes == [0, 0], [(tmp_path / f"log{n}").read_text() for n in range(2)]
-    assert refresh(make_s3_pipeline(settings)).success
-    assert_books_balance(settings, sent)
+    sent = send(s3).merge(send(s3, version=1, records=4)).merge(send(s3, version=2, records=4))
+    store = {"storage_endpoint": str(s3.storage_endpoint)}
+    run_rivals(s3, [{"max_records_per_batch": end, **store} for end in ("15", "40", "7")], spark, tmp_path)
+    assert refresh(make_s3_pipeline(s3)).success
+    assert_books_balance(s3, sent)
 
 
 @pytest.mark.scenario

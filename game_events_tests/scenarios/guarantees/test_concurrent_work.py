@@ -25,10 +25,9 @@ from game_events.pipeline.reprocessing.selection import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.reconciliation import assert_books_balance, count, rows
-from game_events_tests.support.servers.attached_driver import start_driver
 from game_events_tests.support.waiting import until
 from game_events_tests.support.worlds.shared_topic import World
-from game_events_tests.support.worlds.waves import GAMES, power_cut_at, send, versions, wait_all
+from game_events_tests.support.worlds.waves import GAMES, power_cut_at, run_rivals, send, versions
 
 #: Seconds: several processes at once, on a machine that may be busy.
 PATIENCE_S = 600
@@ -39,15 +38,7 @@ def test_drivers_that_have_all_staged_slices_with_different_ends_load_every_row_
     ends: tuple[int, ...], world: World, spark: SparkSession, tmp_path: Path
 ) -> None:
     world.send(version=len(ends), games=(*GAMES, f"late_{len(ends)}"), records=3, poison=0.5)
-    logs = [tmp_path / f"log{n}" for n in range(len(ends))]
-    drivers = [
-        start_driver(
-            world.settings.model_copy(update={"max_records_per_batch": end}), spark, log, meet=f"{tmp_path}:{len(ends)}"
-        )
-        for end, log in zip(ends, logs, strict=True)
-    ]
-    assert wait_all(drivers, PATIENCE_S) == [0] * len(ends), [log.read_text() for log in logs]
-    assert len(list(tmp_path.glob("bronze_staged-*"))) == len(ends), "they did not meet"
+    run_rivals(world.settings, [{"max_records_per_batch": str(end)} for end in ends], spark, tmp_path)
     assert world.refresh().success
     world.assert_whole()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
 from game_events.config.settings import Settings
 from game_events.lakehouse.commits import parallel as game_commits
@@ -27,13 +28,15 @@ from game_events_tests.support.faults import handle_failpoints
 from game_events_tests.support.killing.sitecustomize import killed_at
 from game_events_tests.support.processes import running
 from game_events_tests.support.reconciliation import gold, rows
-from game_events_tests.support.servers.attached_driver import Driver
+from game_events_tests.support.servers.attached_driver import Driver, start_driver
 from game_events_tests.support.servers.small_jvm import JAVA_OPTIONS
 
 GAMES = ("rummy", "spades", "uno")
 COMMAND = [sys.executable, "-c", "from game_events.cli.main import main; main()", "run", "--json"]
 #: A JVM whose Python is gone ends by itself within 3 s on an idle machine.
 ORPHAN_S = 30.0
+#: Several processes at once, on a machine that may be busy.
+RIVALS_S = 600.0
 _seeds = itertools.count(1)
 
 
@@ -168,6 +171,15 @@ def wait_all(runs: Sequence[Driver | subprocess.Popen[str]], timeout_s: float) -
     finally:
         for run in runs:
             run.kill()
+
+
+def run_rivals(settings: Settings, rivals: Sequence[dict[str, str]], spark: SparkSession, folder: Path) -> None:
+    """A run by each driver, with settings of its own; none commits before all have staged rows of bronze."""
+    logs = [folder / f"log{n}" for n in range(len(rivals))]
+    meet = f"{folder}:{len(rivals)}"
+    drivers = [start_driver(settings, spark, log, meet=meet, **own) for own, log in zip(rivals, logs, strict=True)]
+    assert wait_all(drivers, RIVALS_S) == [0] * len(rivals), [log.read_text() for log in logs]
+    assert len(list(folder.glob("bronze_staged-*"))) == len(rivals), "they did not meet"
 
 
 def silver_version(pipeline: Pipeline, game: str) -> int:
