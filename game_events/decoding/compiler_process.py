@@ -58,6 +58,8 @@ def serve(memory: int, idle_s: float) -> None:
     # Ends the process: a KeyboardInterrupt would be reported as the schema's error.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
+    # Arrow imports pandas for it, which every first schema would wait for, and which is no schema's memory.
+    pa.array([b""], pa.binary())
     _limit(memory)
     # Other processes, with deeper stacks, have a higher limit (`allow_deep_calls`).
     sys.setrecursionlimit(CALLS)
