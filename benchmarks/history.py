@@ -25,8 +25,8 @@ from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.produce import produce_bulk
 from game_events.producer.simulator import BulkSimulation
 
-#: Commits of a table without and with history, and how many of each are measured. The table and its log look as if there had
-#: been one commit a second, by a loop: handles are kept, small files are joined, entries older than the retention are deleted.
+#: Commits of a table without and with history, and how many of each are measured. The table and its log look as if a loop with
+#: default intervals had made them: handles are kept, small files are joined, entries older than the retention are deleted.
 FEW, MANY, MEASURED = 20, 10_000, 30
 #: Maintenance's share of the time: commits follow each other some 100 times as quickly as those of the loop.
 MAINTENANCE_SHARE = 100 * SHARE
@@ -44,17 +44,19 @@ def _commits(arena: Arena) -> list[Figure]:
     """A table that each commit replaces (gold), and one that each commit adds to (silver)."""
     figures = list[Figure]()
     with arena.lakehouse() as root:
-        lakehouse = Lakehouse.of(settings_for(arena.folder, "bench_history", root))
-        for table, replace in ((lakehouse.gold("game"), True), (lakehouse.silver("game"), False)):
+        settings = settings_for(arena.folder, "bench_history", root)
+        lakehouse = Lakehouse.of(settings)
+        gold, silver = (lakehouse.gold("game"), settings.gold_interval_s), (lakehouse.silver("game"), settings.poll_interval_s)
+        for (table, interval_s), replace in ((gold, True), (silver, False)):
             handles, maintenance = KeptHandles(), IncrementalMaintenance(lakehouse, MAINTENANCE_SHARE)
             times = list[float]()
             for number in range(MANY + MEASURED):
-                times.append(_commit(table, handles, replace=replace, age_s=MANY + MEASURED - number))
+                times.append(_commit(table, handles, replace=replace, age_s=interval_s * (MANY + MEASURED - number)))
                 maintenance.note([table.name])
                 maintained = maintenance.work()
                 assert not any(done.error for done in maintained), maintained
             first, last = times[FEW : FEW + MEASURED], times[MANY:]
-            what = f"a commit to a table that is {'replaced' if replace else 'added to'}"
+            what = f"a commit to a table that is {'replaced' if replace else 'added to'} every {interval_s:g} s"
             handle = table.open()
             assert handle is not None
             left = f"{len(TableLog(table).versions()):,} entries in its log, {len(paths(handle)):,} files"

@@ -113,4 +113,6 @@ class Names(BaseModel):
 
 def _swapped(name: str, layers: tuple[str, ...], old: str, new: str) -> str:
     """A name or key of one of the layers with another noun at its end."""
+    if old == new:
+        return name
     return name.removesuffix(old) + new if name.startswith(layers) and name.endswith(f"_{old}") else name

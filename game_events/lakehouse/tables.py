@@ -147,9 +147,14 @@ class Table:
             object.__setattr__(self, "key", self.name)
 
     @property
+    def is_local(self) -> bool:
+        """Whether the table is on a local file system."""
+        return "://" not in self.uri
+
+    @property
     def local_path(self) -> Path | None:
         """The folder, if the table is on a local file system."""
-        return None if "://" in self.uri else Path(self.uri)
+        return Path(self.uri) if self.is_local else None
 
     def require_writable(self) -> None:
         """Raise ReadOnlyError if it is read only."""
@@ -208,7 +213,7 @@ class Table:
 
     def _note_entry(self, handle: Handle) -> None:
         """Note the log entry of a handle's version, for `is_newest`."""
-        if self.local_path is not None:
+        if self.is_local:
             handle.entry = handle.version(), _entry(self, handle.version())
 
     def readable(self, handle: DeltaTable) -> DeltaTable:

@@ -52,7 +52,7 @@ def outcome_of(
         return CommitOutcome.LANDED, ""
     # A local file exists, or not, when the call has returned. A request to an object store without an answer may still be
     # carried out, unless the answer was a refusal.
-    if table.local_path is not None or is_refusal(error):
+    if table.is_local or is_refusal(error):
         return CommitOutcome.FAILED, ""
     return CommitOutcome.UNKNOWN, "the storage may still carry it out"
 

@@ -95,7 +95,7 @@ def buffer_bytes(rows: pa.Table | pa.RecordBatch) -> int:
 
 def file_system(table: Table) -> tuple[pafs.FileSystem, str]:
     """An Arrow file system and the prefix of the table's files in it: local folders, or the object store of delta-rs."""
-    if table.local_path is not None:
+    if table.is_local:
         Path(table.uri).mkdir(parents=True, exist_ok=True)
         return pafs.LocalFileSystem(), table.uri.rstrip("/") + "/"
     return pafs.PyFileSystem(DeltaStorageHandler(table.uri, table.options)), ""
@@ -290,9 +290,9 @@ def discard(table: Table, files: list[StagedFile]) -> None:
 
 def remove_empty_folder(table: Table) -> None:
     """Remove the folder of a table that was not made after all; one with anything in it stays."""
-    if table.local_path is not None:
+    if table.is_local:
         with suppress(OSError):
-            table.local_path.rmdir()
+            Path(table.uri).rmdir()
 
 
 def unseen(table: Table, files: Sequence[StagedFile]) -> list[str]:

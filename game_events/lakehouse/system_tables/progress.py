@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -27,6 +28,8 @@ from game_events.lakehouse.system_tables.system_table import SystemTable, schema
 from game_events.lakehouse.tables import Lakehouse, table_id, version_of
 
 ATTEMPTS = 20
+#: Details of counted games that are kept as text and as numbers: most are those of the version before.
+MOST_COUNTED = 8_192
 SCHEMA = schema_of(
     bronze_id=(pa.string(), "Content of bronze_events that the row speaks of"),
     layer=(pa.string(), "Layer"),
@@ -248,7 +251,7 @@ def _state(bronze_id: str, rows: Sequence[_Row]) -> Progress:
         marks={r.layer: Mark(**json.loads(r.detail)) for r in kinds["floor"] if r.detail},
         counted=CountedRows(
             max((r.batch for r in kinds["counted"]), default=0),
-            {r.game: GameRows(*json.loads(r.detail)) for r in kinds["counted"]},
+            {r.game: _counted(r.detail) for r in kinds["counted"]},
         ),
     )
 
@@ -257,6 +260,16 @@ def _is_later(held: str, bronze_id: str) -> bool:
     """Whether the table is of a later incarnation of the same bronze: the earlier one needs no state."""
     (table, _, later), (mine, _, earlier) = held.partition("@"), bronze_id.partition("@")
     return table == mine and int(later or 0) > int(earlier or 0)
+
+
+@lru_cache(MOST_COUNTED)
+def _detail(found: GameRows) -> str:
+    return json.dumps(found)
+
+
+@lru_cache(MOST_COUNTED)
+def _counted(detail: str) -> GameRows:
+    return GameRows(*json.loads(detail))
 
 
 def _rows(state: Progress) -> list[_Row]:
@@ -271,5 +284,5 @@ def _rows(state: Progress) -> list[_Row]:
     if state.searched.at_s:
         rows.append(_Row(None, "searched", None, state.searched.at_s, state.searched.scope))
     counted = state.counted
-    rows += [_Row(Layer.SILVER, "counted", name, counted.batch, json.dumps(found)) for name, found in counted.games.items()]
+    rows += [_Row(Layer.SILVER, "counted", name, counted.batch, _detail(found)) for name, found in counted.games.items()]
     return rows

@@ -111,7 +111,7 @@ class _Search:
 
     def _changed_s(self, table: Table) -> float | None:
         """As `_changed_s`; infinity for a table in an object store, as it is not known there."""
-        if table.local_path is None:
+        if not table.is_local:
             return float("inf") if table.key in self._there else None
         return _changed_s(table)
 
