@@ -26,10 +26,10 @@ START_S, STOP_S, LOOK_S = 900, 300, 0.2
 LAUNCH = """mutation($p: ExecutionParams!) { launchPipelineExecution(executionParams: $p) {
  ... on LaunchRunSuccess { run { runId } } } }"""
 STATUS = """query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""
-RUNS = """query { runsOrError { ... on Runs { results { runId pipelineName status tags { key value } } } } }"""
+RUNS = """query { runsOrError { ... on Runs { results { runId pipelineName status endTime tags { key value } } } } }"""
 SENSORS = """query { sensorsOrError(
  repositorySelector: {repositoryName: "__repository__", repositoryLocationName: "game_events"})
- { ... on Sensors { results { name sensorState { id status ticks(limit: 1) { status } } } } } }"""
+ { ... on Sensors { results { name sensorState { id status ticks(limit: 1) { status timestamp } } } } } }"""
 
 
 class Site:
@@ -132,6 +132,14 @@ class Site:
     def runs(self) -> list[dict]:
         """All runs, the newest first."""
         return self.ask(RUNS)["runsOrError"]["results"]
+
+    def is_quiet(self) -> bool:
+        """Whether no run is under way, and automation has looked at all that have ended without starting another."""
+        # The tick first: a run that it has started is among the runs.
+        (tick,) = self.sensors()["automation"]["ticks"] or [{"status": "STARTED"}]
+        runs = self.runs()
+        ended = {run["status"] for run in runs} <= {"SUCCESS", "FAILURE", "CANCELED"}
+        return ended and tick["status"] != "STARTED" and tick["timestamp"] > max(run["endTime"] for run in runs)
 
     def launch(self, job: str, *assets: str) -> str:
         """Start a job, or some assets, as its launchpad does; its run's id."""
