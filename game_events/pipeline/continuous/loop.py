@@ -222,6 +222,8 @@ class Loop:
             self._set(IDLE)
             return
         self._around_at = clock if around else self._around_at
+        # From the start of the turn: intervals of gold and of polls that are the same mean gold in each cycle.
+        self._gold_at = clock if gold else self._gold_at
         self._cycle(now, gold=gold)
 
     def _cycle(self, now: SourceSnapshot, *, gold: bool) -> None:
@@ -232,8 +234,6 @@ class Loop:
         report = RunReport(waiting=self.report.total.waiting)
         # Until the end of the cycle: it may fail after silver's commits.
         self._read, owed, self._gold_owed = None, self._gold_owed, True
-        if gold:
-            self._gold_at = clock
         try:
             # A new session, after the loss of a server, does not have the tag.
             self.pipeline.spark.addTag(TAG)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +66,23 @@ class RemoteSession(QuietSession):
 
     def stop(self):
         self.is_stopped = True
+
+
+def test_an_interval_of_gold_as_long_as_that_of_polls_means_gold_in_each_cycle(make_loop):
+    golds, ends = [], iter(range(9))
+
+    def cycle(_pipeline, _report, *, gold, **_options):
+        golds.append(gold)
+
+    def slow_snapshot():
+        time.sleep(0.03)
+        return SimpleNamespace(latest={0: next(ends)})
+
+    loop = make_loop(None, 0, cycle=cycle, gold_interval_s=0.05)
+    loop.pipeline.source.snapshot = slow_snapshot
+    loop.wait_for = lambda: loop.stop.set() if len(golds) == 4 else None
+    loop.run()
+    assert golds[:4] == [True] * 4
 
 
 @pytest.mark.parametrize("times", [1, 3])
