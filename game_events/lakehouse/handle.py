@@ -11,6 +11,10 @@ from typing import Protocol
 
 from deltalake import DeltaTable
 
+from game_events.lakehouse.log_entries import COMMIT_ID, Entry
+from game_events.lakehouse.storage.errors import store_errors_named
+from game_events.lakehouse.storage.options import is_remote
+
 #: Handles that wait at most. One takes some 0.3 MiB, more with many files.
 MOST_KEPT = 2_000
 #: Versions, and seconds, after which a table is opened again. A handle that is moved forward keeps what it has read of each
@@ -26,9 +30,6 @@ NOTED = "game_events_transactions"
 #: Transaction ids that a commit notes at most: bronze and quarantine have thousands.
 MOST_NOTED = 16
 
-#: Identity of an entry of the log: inode, bytes, time.
-Entry = tuple[int, int, int]
-
 
 def log_retention_s(handle: DeltaTable) -> float:
     """Seconds that a table's log entries stay, by its properties."""
@@ -42,7 +43,8 @@ class Handle(DeltaTable):
     Attributes:
         first: the version that was opened; `version()` is later once a commit or `Table.advance` has moved it.
         good_until_s: by `time.monotonic`: until then the log has all that the handle may read.
-        entry: the version that `Table` noted last, and the identity of its entry in the log; None: it is not known.
+        entry: a version, and the identity of its entry in the log (`log_entries`); None: it is not known. `Table` notes it of a
+            local table; in an object store it is the mark of the version's commit, if that was read, or made by this process.
     """
 
     def __init__(self, uri: str, options: dict[str, str]) -> None:
@@ -57,14 +59,25 @@ class Handle(DeltaTable):
         """Whether it may still be kept."""
         return self.version() - self.first < MOST_VERSIONS and time.monotonic() < self.good_until_s
 
-    def update_incremental(self, sets: Mapping[str, int] | None = None) -> None:
-        """Move to the newest version. `sets`: the transaction ids of a commit that this process has made after this version."""
+    def update_incremental(self, sets: Mapping[str, int] | None = None, mark: str | None = None) -> None:
+        """Move to the newest version.
+
+        `sets`, `mark`: of a commit that this process has made after this version: transaction ids, and its mark.
+        """
         before, known = self._transactions
         old = self.version()
         super().update_incremental()
+        if self.version() != old + 1:
+            return
         # The only commit since is that one: all other ids are as they were.
-        if sets is not None and before == old and self.version() == old + 1:
+        if sets is not None and before == old:
             self._transactions = old + 1, known | dict(sets)
+        self._note_mark(mark)
+
+    def identify(self) -> None:
+        """Find out the identity of this version's entry, if it is not known; one request (object stores)."""
+        if self.entry is None or self.entry[0] != self.version():
+            self._known()
 
     def transaction_version(self, app_id: str) -> int | None:
         """Value of a transaction id; read once for a version, as delta-rs reads the log for each, in half a millisecond."""
@@ -82,10 +95,17 @@ class Handle(DeltaTable):
         version = self.version()
         if self._transactions[0] != version:
             # A commit may become a later version than it was made for, and the history may have a later one's: not this note.
-            newest = next(iter(self.history(1)), {})
+            with store_errors_named(self.table_uri):
+                newest = next(iter(self.history(1)), {})
             of, noted = json.loads(newest.get(NOTED, "[-1, {}]"))
             self._transactions = version, noted if of == version else {}
+            self._note_mark(newest.get(COMMIT_ID))
         return self._transactions[1]
+
+    def _note_mark(self, mark: str | None) -> None:
+        """Note the mark of this version's commit, which identifies its entry in an object store."""
+        if mark is not None and is_remote(self.table_uri):
+            self.entry = self.version(), mark
 
 
 def note_of(version: int, transactions: Mapping[str, int | None]) -> dict[str, str]:
@@ -127,7 +147,7 @@ class KeptHandles:
         with self._lock:
             handle = self._kept.pop(table.uri, None)
         if handle is None or not handle.is_young or not table.is_newest(handle):
-            return table.open()
+            return _opened(table)
         return handle
 
     def shared(self, table: Openable) -> DeltaTable | None:
@@ -138,7 +158,7 @@ class KeptHandles:
         handle = self._shared.get(table.uri)
         if handle is not None and handle.is_young and table.is_newest(handle):
             return handle
-        opened = table.open()
+        opened = _opened(table)
         self.share(table, opened)
         return opened
 
@@ -162,3 +182,11 @@ class KeptHandles:
                 self._kept = {uri: held for uri, held in self._kept.items() if held.is_young}
             if len(self._kept) < self._most:
                 self._kept[table.uri] = handle
+
+
+def _opened(table: Openable) -> DeltaTable | None:
+    """A new handle whose version may be compared with the log later."""
+    handle = table.open()
+    if isinstance(handle, Handle):
+        handle.identify()
+    return handle

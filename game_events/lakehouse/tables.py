@@ -6,7 +6,6 @@ Code uses a table's key; users and folders have its name, which differs by the s
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -25,9 +24,10 @@ from game_events.decoding.core.kept_columns import is_of_any_kind
 from game_events.errors import ConfigurationError, DataError, ReadOnlyError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
-from game_events.lakehouse.handle import Entry, Handle
+from game_events.lakehouse.handle import Handle
 from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.log_entries import entry_of, has_entry
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import delta_options
@@ -192,29 +192,35 @@ class Table:
         self._note_entry(table)
         return self.readable(table)
 
-    def advance(self, handle: DeltaTable, sets: Mapping[str, int] | None = None) -> None:
-        """Move a handle to the newest version of its table; `sets`: as `Handle.update_incremental`."""
+    def advance(self, handle: DeltaTable, sets: Mapping[str, int] | None = None, mark: str | None = None) -> None:
+        """Move a handle to the newest version of its table; `sets`, `mark`: as `Handle.update_incremental`."""
         if isinstance(handle, Handle):
-            handle.update_incremental(sets)
+            handle.update_incremental(sets, mark)
             self._note_entry(handle)
         else:
             handle.update_incremental()
 
     def is_newest(self, handle: DeltaTable) -> bool:
-        """Whether a handle has the table's newest version still; False, too, if that is not known at once (object stores).
+        """Whether a handle has the table's newest version still; False, too, if its version's entry was not noted.
 
         The same table: one that was deleted and made again since has another log entry of that version, or none.
+
+        Raises:
+            ConfigurationError, TransientError: as `open` does.
         """
         version = handle.version()
-        opened, entry = (handle.entry if isinstance(handle, Handle) else None) or (None, None)
-        # The next one first: the oldest entries are deleted first, so if there was none the log still ended there.
-        ends = opened == version and entry is not None and _entry(self, version + 1) is None
-        return ends and _entry(self, version) == entry
+        noted, entry = (handle.entry if isinstance(handle, Handle) else None) or (None, None)
+        if noted != version or entry is None:
+            return False
+        with store_errors_named(self.uri):
+            # The next one first: the oldest entries are deleted first, so if there was none the log still ended there.
+            return not has_entry(self.uri, self.options, version + 1) and entry_of(self.uri, self.options, version) == entry
 
     def _note_entry(self, handle: Handle) -> None:
-        """Note the log entry of a handle's version, for `is_newest`."""
+        """Note the log entry of a handle's version, for `is_newest`; in an object store the handle does it (`identify`)."""
         if self.is_local:
-            handle.entry = handle.version(), _entry(self, handle.version())
+            entry = entry_of(self.uri, self.options, handle.version())
+            handle.entry = None if entry is None else (handle.version(), entry)
 
     def readable(self, handle: DeltaTable) -> DeltaTable:
         """The handle.
@@ -231,15 +237,6 @@ class Table:
             )
         refuse_newer(handle)
         return handle
-
-
-def _entry(table: Table, version: int) -> Entry | None:
-    """Identity of a version's entry in the log of a local table: inode, bytes, time; None: there is none."""
-    try:
-        found = os.stat(f"{table.uri}/_delta_log/{version:020}.json")  # noqa: PTH116 - seven times for each game
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class Lakehouse:

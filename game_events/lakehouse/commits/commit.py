@@ -20,12 +20,13 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.evolution import evolve, same_columns
 from game_events.lakehouse.commits.outcome import CommitOutcome, is_refusal, new_mark, outcome_of
-from game_events.lakehouse.commits.restores import COMMIT_ID, restored_between
+from game_events.lakehouse.commits.restores import restored_between
 from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
 from game_events.lakehouse.descriptions import comments_of, describe, described
 from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.handle import Handle, log_retention_s, note_of
+from game_events.lakehouse.log_entries import COMMIT_ID
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEEP_LOG
 from game_events.lakehouse.storage.errors import storage_error
 from game_events.lakehouse.tables import Table, add_actions, paths, table_id, version_of
@@ -158,7 +159,7 @@ def commit(plan: Commit) -> Landed:
         except (CommitFailedError, DeltaError, OSError) as error:
             if _is_visible(plan, attempt, error, last=number == attempts - 1):
                 break
-    return _landed(plan, followed)
+    return _landed(plan, followed, attempt.mark)
 
 
 def _require(plan: Commit, handle: DeltaTable | None) -> None:
@@ -267,8 +268,8 @@ def _is_visible(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool
     ) from error
 
 
-def _landed(plan: Commit, followed: DeltaTable | None) -> Landed:
-    """The table after the commit; `followed`: the version before it, if it is known, which saves reading the log again.
+def _landed(plan: Commit, followed: DeltaTable | None, mark: str) -> Landed:
+    """The table after the commit of that mark; `followed`: the version before it, if it is known: the log is not read again.
 
     Raises:
         TransientError: it cannot be read. The commit is visible, so whatever the cause is its files must stay.
@@ -276,7 +277,7 @@ def _landed(plan: Commit, followed: DeltaTable | None) -> Landed:
     try:
         before = version_of(followed)
         if followed is not None:
-            plan.table.advance(followed, plan.advance)
+            plan.table.advance(followed, plan.advance, mark)
         handle = followed if version_of(followed) != before else plan.table.open()
         if handle is None:
             raise DataError(f"the table is gone: who else deletes below {plan.table.uri}?")

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from game_events.lakehouse.commits.delta_log import TableLog
-from game_events.lakehouse.commits.restores import COMMIT_ID, MAINTENANCE_INFO, RESTORE_CHECKED
+from game_events.lakehouse.commits.restores import MAINTENANCE_INFO, RESTORE_CHECKED
 from game_events.lakehouse.data.snapshot import BATCH_INFO
+from game_events.lakehouse.log_entries import COMMIT_ID
 from game_events.lakehouse.tables import Table
 
 #: Key of a commit's information -> kind of commit; the first key that a commit has decides.

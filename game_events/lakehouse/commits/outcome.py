@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from game_events.errors import GameEventsError
-from game_events.lakehouse.commits.restores import COMMIT_ID
+from game_events.lakehouse.log_entries import COMMIT_ID
 from game_events.lakehouse.tables import Table
 
 

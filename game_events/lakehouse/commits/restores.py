@@ -10,10 +10,9 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.log_entries import COMMIT_ID
 from game_events.lakehouse.tables import QUARANTINE, Table, layer_of
 
-#: Key in the information of every commit, with a value of its own for each.
-COMMIT_ID = "game_events_commit"
 #: Key in the commit information of maintenance: such a commit changes no row.
 MAINTENANCE_INFO = "maintenance"
 #: Keys in the information of the layers' commits that are made only after a check for restores.

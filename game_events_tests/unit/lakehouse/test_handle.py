@@ -93,7 +93,7 @@ def test_only_so_many_handles_wait_and_those_that_wait_stay(lakehouse, opens):
 
 
 def test_a_handle_that_would_not_be_given_away_is_not_kept(table):
-    """In an object store it is not known at once whether a handle has the newest version."""
+    """One whose version another writer made in an object store: it is not known whether it is the newest."""
     kept, handle = KeptHandles(most=1), table.open()
     handle.entry = None
     kept.keep(table, handle)
@@ -168,7 +168,7 @@ def test_readers_of_a_table_that_is_gone_or_was_made_again_get_what_is_there(tab
 
 
 def test_a_shared_handle_that_has_grown_old_or_may_be_overtaken_unseen_is_opened_again(table, monkeypatch):
-    """In an object store it is not known at once whether a handle has the newest version."""
+    """One whose version another writer made in an object store: it is not known whether it is the newest."""
     kept = KeptHandles()
     old = kept.shared(table)
     later = time.monotonic() + LONGEST_S + 1
