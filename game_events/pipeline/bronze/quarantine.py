@@ -92,6 +92,7 @@ def commit_undecodable(
     except ConflictError:
         discard(pipeline.bronze, staged.bronze)
         raise
+    pipeline.handles.share(pipeline.quarantine, landed.handle)
     if staged.quarantine:
         report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, counter(bronze, Txn.BATCH) + 1)
     failpoints.reach("quarantine_committed")

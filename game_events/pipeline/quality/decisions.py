@@ -177,6 +177,7 @@ def decide(
     except ConflictError as error:
         log.info("rejections_conflict=%r planned_again=%d", str(error), len(planned))
         return DecisionOutcome(None, frozenset(planned))
+    pipeline.handles.share(pipeline.quarantine, landed.handle)
     failpoints.reach("rejections_decided")
     return DecisionOutcome(landed, frozenset(moved))
 
