@@ -9,7 +9,8 @@ from pathlib import Path
 
 from benchmarks.arena import Arena
 from benchmarks.figures import Figure, Target, ratio
-from game_events.lakehouse.event_expressions import source_columns
+from game_events.lakehouse.event_columns import RAW_COLUMNS
+from game_events.lakehouse.event_expressions import NO_HEADERS
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.staging import TASK_RECORDS
 from game_events.pipeline.context import Pipeline
@@ -98,7 +99,9 @@ def _fan_out_once(arena: Arena, pair: int, games: int, made: Path) -> None:
 def kafka_to_nothing(pipeline: Pipeline) -> None:
     """Read the whole topic as bronze does, and nothing else: what a refresh could reach at most."""
     part = whole_topic(pipeline)
-    records = pipeline.source.read(pipeline.spark, part).select(*source_columns(pipeline.source.constants(part)))
+    names = [name for name in RAW_COLUMNS if name not in pipeline.source.constants(part)]
+    columns = [f"coalesce(headers, {NO_HEADERS}) AS headers" if name == "headers" else name for name in names]
+    records = pipeline.source.read(pipeline.spark, part).selectExpr(*columns)
     records = records.coalesce(max(1, -(-part.records // TASK_RECORDS)))
     records.write.format("noop").mode("overwrite").save()
 

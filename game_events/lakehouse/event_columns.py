@@ -73,7 +73,7 @@ FIRST_MESSAGE = (0,)
 
 
 def none_if_empty(headers: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """No headers are NULL, as Spark's Kafka source has them; they travel as empty lists (`source_columns`)."""
+    """No headers are NULL, as Spark's Kafka source has them; they travel as empty lists (`travelling`)."""
     lengths = pc.list_value_length(headers)
     if not pc.any(pc.greater(lengths, 0)).as_py():
         return pa.nulls(len(headers), headers.type)

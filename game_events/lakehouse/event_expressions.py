@@ -6,29 +6,25 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from game_events.decoding.core.wire_format import SchemaId, SchemaRef
-from game_events.lakehouse.event_columns import HEADERS, RAW_COLUMNS, SCHEMA_COLUMNS
+from game_events.lakehouse.event_columns import HEADERS, SCHEMA_COLUMNS
 
-_HEADERS_SQL = "array<struct<key:string,value:binary>>"
+#: SQL of the empty list that means no headers between Spark and the workers.
+NO_HEADERS = "CAST(array() AS array<struct<key:string,value:binary>>)"
 
 
-def source_columns(constants: Collection[str] = ()) -> list[Column]:
-    """The columns of a source as they travel to the workers: all but the constant ones.
+def travelling(names: Iterable[str]) -> list[Column]:
+    """Columns of bronze or quarantine, the headers never NULL; workers make them NULL again with `none_if_empty`.
 
-    Records without headers travel with an empty list: a batch of NULL lists costs Spark's Arrow writer time quadratic in its
-    rows (2 million records: 35 s of processor time, 7 s this way).
+    A batch of NULL lists costs Spark's Arrow writer time quadratic in its rows (2 million records: 35 s of processor time, 7 s
+    this way).
     """
-    return travelling([name for name in RAW_COLUMNS if name not in constants], "headers")
-
-
-def travelling(names: Iterable[str], headers: str = HEADERS) -> list[Column]:
-    """These columns, the headers never NULL (see `source_columns`); workers make them NULL again with `none_if_empty`."""
-    filled = F.coalesce(F.col(headers), no_headers()).alias(headers)
-    return [filled if name == headers else F.col(name) for name in names]
+    filled = F.coalesce(F.col(HEADERS), no_headers()).alias(HEADERS)
+    return [filled if name == HEADERS else F.col(name) for name in names]
 
 
 def no_headers() -> Column:
-    """The empty list that means no headers between Spark and the workers."""
-    return F.array().cast(_HEADERS_SQL)
+    """`NO_HEADERS` as a column."""
+    return F.expr(NO_HEADERS)
 
 
 def of_schemas(chosen: Collection[SchemaId]) -> Column:

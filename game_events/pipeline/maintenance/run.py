@@ -49,6 +49,8 @@ LOG_ENTRIES = 10
 COMMITS, SECONDS = 16, 300.0
 #: Maximum share of the loop's time (`IncrementalMaintenance.share`).
 SHARE = 0.1
+#: Seconds of that share that are saved up at most: all tables become due at the same time, and new rows wait meanwhile.
+MOST_SAVED_S = 0.1
 
 
 def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), *, dry_run: bool = False) -> None:
@@ -98,8 +100,7 @@ class IncrementalMaintenance:
     def work(self) -> list[TableMaintenance]:
         """Maintain the tables that are due, as many as there is time for; the others remain due."""
         clock = time.monotonic()
-        # Unspent time is not saved up: a loop that was idle for an hour has no backlog.
-        self._budget_s = min(self._budget_s + self.share * (clock - self._last), 1.0)
+        self._budget_s = min(self._budget_s + self.share * (clock - self._last), MOST_SAVED_S)
         self._last = clock
         done = []
         for name in self._due(clock):

@@ -22,7 +22,7 @@ from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.data.snapshot import FileSelection, row_count, selection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.event_columns import BRONZE_ONLY, HEADERS, column_map
-from game_events.lakehouse.event_expressions import no_headers
+from game_events.lakehouse.event_expressions import NO_HEADERS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.column_choice import ColumnChoice
 from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, spread, stage
@@ -233,19 +233,21 @@ def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, spli
     """
     names = source.base.names
     if split is None:
-        return source.transformed(rows.select(*names))[0]
-    judged, rejected = source.rules.judged(rows, held), F.col(DISPOSITION) == REJECT
-    # Raw values, keys and headers only of rows that go to quarantine.
-    sent = {name: F.when(rejected, F.col(name)) for name in BRONZE_ONLY}
+        return source.transformed(rows.selectExpr(*map(quoted, names)))[0]
+    judged, names = source.rules.judged(rows, held), [quoted(name) for name in names]
+    # Raw values, keys and headers only of rows that go to quarantine. As SQL texts, as those of `bronze.staging.for_workers`.
+    rejected = f"{DISPOSITION} = {REJECT}"
+    sent = {name: f"if({rejected}, {name}, NULL)" for name in BRONZE_ONLY}
     # Never NULL between Spark and workers: see `event_expressions.travelling`.
-    sent[HEADERS] = F.when(rejected & F.col(HEADERS).isNotNull(), F.col(HEADERS)).otherwise(no_headers())
-    more = [sent.get(name, F.col(name)).alias(name) for name in split.columns if name != APART]
+    sent[HEADERS] = f"if({rejected} AND {HEADERS} IS NOT NULL, {HEADERS}, {NO_HEADERS})"
+    more = [f"{sent.get(name, quoted(name))} AS {quoted(name)}" for name in split.columns if name != APART]
     if not split.apart:
-        return judged.select(*map(F.col, names), *more)
+        return judged.selectExpr(*names, *more)
     kept = judged.where(F.col(DISPOSITION).isin(KEEP, READMIT)) if split.has_disposition else judged
-    own = [F.col(name) for name in names if name.startswith("_") or name == source.pipeline.settings.entity_column]
-    apart = judged.select(*own, *more, F.lit(True).alias(APART))
-    written = source.transformed(kept.select(*names))[0].withColumn(APART, F.lit(False))
+    entity = quoted(source.pipeline.settings.entity_column)
+    own = [name for name in names if name.startswith("`_") or name == entity]
+    apart = judged.selectExpr(*own, *more, f"true AS {APART}")
+    written = source.transformed(kept.selectExpr(*names))[0].withColumn(APART, F.lit(False))
     return written.unionByName(apart, allowMissingColumns=True)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
@@ -95,8 +94,11 @@ class KafkaSource(Source):
         for key, value in for_java(self._options).items():
             reader = reader.option(f"kafka.{key}", value)
         ids = {split.topic: split.topic_id for split in batch.end}
-        names = F.create_map(*(F.lit(text) for pair in sorted(ids.items()) for text in pair))
-        return reader.load().withColumn("topic_id", F.element_at(names, F.col("topic"))).select(*RAW_COLUMNS)
+        # Names and ids of topics have letters, digits and `._-` only.
+        id_of = " ".join(f"WHEN '{name}' THEN '{id_}'" for name, id_ in sorted(ids.items()))
+        return reader.load().selectExpr(
+            *(f"CASE topic {id_of} END AS topic_id" if name == "topic_id" else name for name in RAW_COLUMNS)
+        )
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
         """Commit offsets for a consumer group, so that monitoring tools see bronze's lag; raises as `snapshot`."""

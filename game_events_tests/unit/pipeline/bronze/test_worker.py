@@ -289,7 +289,7 @@ def test_forgotten_gamers_are_kept_out_of_records_that_are_not_decoded_by_key_an
 
 
 def test_forgotten_gamers_are_kept_out_of_records_that_are_too_large_by_their_key(tmp_path):
-    """These come with the reason that the JVM gave them: `staging.mark_excluded`."""
+    """These come with the reason that the JVM gave them: `staging.for_workers`."""
     batch = records([b"x" * 10, good(1), b"y" * 10, b"z" * 10])
     why = pa.array(["TOO_LARGE", None, "TOO_LARGE", "TOO_LARGE"])
     batch = batch.append_column("reason", why).append_column("detail", why)

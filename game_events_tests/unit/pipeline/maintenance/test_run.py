@@ -1,5 +1,6 @@
 """What maintenance would do is what it does. No service."""
 
+import itertools
 import os
 import time
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from game_events.lakehouse.data.staging import staged
-from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.maintenance.run import COMMITS, IncrementalMaintenance, maintain
 from game_events.pipeline.quarantine.full_refresh import ResetList, keep
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.pipelines import without_spark
@@ -32,3 +33,19 @@ def test_files_listed_for_a_full_refresh_count_only_if_it_never_came_about_and_a
     assert sorted(Path(table.uri).iterdir()) == before
     maintain(pipeline, RunReport())
     assert len(set(before) - set(Path(table.uri).iterdir())) == 2  # a list and its file
+
+
+def test_in_a_loop_tables_that_become_due_together_are_maintained_a_few_in_each_cycle(tmp_path, monkeypatch):
+    """Rows that arrive wait for a cycle to end."""
+    pipeline = without_spark(tmp_path)
+    tables = [pipeline.lakehouse.table(f"silver_game_{number}_events").name for number in range(12)]
+    clock = itertools.count(time.monotonic(), 0.03)  # of each table's work, and of whatever else asks
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    maintenance = IncrementalMaintenance(pipeline.lakehouse, share=1.0)
+    for _ in range(COMMITS):
+        maintenance.note(tables)
+    cycles = []
+    while sum(map(len, cycles)) < len(tables):
+        cycles.append([done.table for done in maintenance.work() if done.table in tables])
+    assert sorted(itertools.chain(*cycles)) == sorted(tables)
+    assert max(map(len, cycles)) <= 2
