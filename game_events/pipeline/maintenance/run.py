@@ -84,6 +84,7 @@ class IncrementalMaintenance:
 
     lakehouse: Lakehouse
     share: float = SHARE
+    most_saved_s: float = MOST_SAVED_S
     _commits: dict[str, int] = field(default_factory=dict)
     _checked_at: dict[str, float] = field(default_factory=dict)
     _logs: dict[str, ReplacedFiles] = field(default_factory=dict)
@@ -100,7 +101,7 @@ class IncrementalMaintenance:
     def work(self) -> list[TableMaintenance]:
         """Maintain the tables that are due, as many as there is time for; the others remain due."""
         clock = time.monotonic()
-        self._budget_s = min(self._budget_s + self.share * (clock - self._last), MOST_SAVED_S)
+        self._budget_s = min(self._budget_s + self.share * (clock - self._last), self.most_saved_s)
         self._last = clock
         done = []
         for name in self._due(clock):

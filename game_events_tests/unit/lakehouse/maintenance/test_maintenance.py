@@ -24,6 +24,8 @@ from game_events_tests.support.faults import at_commit, at_failpoints
 from game_events_tests.support.tables import SCHEMA, committed_files, data_files, numbers, plan, rows, staged_numbers
 
 OURS = {BATCH_INFO: "1"}
+#: Of a loop's time: tables are maintained as soon as they are due.
+NO_LIMIT = {"share": 1e9, "most_saved_s": 1e9}
 
 
 @pytest.fixture
@@ -290,8 +292,7 @@ def test_joining_files_takes_nothing_back_that_a_rival_has_noted_about_a_column(
 def test_a_file_that_cannot_be_read_ends_no_loop(lakehouse, table):
     append(table, LOOP_GOAL.files)
     Path(table.uri, sorted(committed_files(table))[0]).write_bytes(b"PAR1")
-    maintenance = IncrementalMaintenance(lakehouse)
-    maintenance._budget_s = 1.0
+    maintenance = IncrementalMaintenance(lakehouse, **NO_LIMIT)
     maintenance.note([table.name] * LOOP_GOAL.files)
     (done,) = [entry for entry in maintenance.work() if entry.table == table.name]
     assert done.error
@@ -299,8 +300,7 @@ def test_a_file_that_cannot_be_read_ends_no_loop(lakehouse, table):
 
 def test_an_error_without_a_text_is_reported_by_its_class(lakehouse, table, caplog):
     append(table, LOOP_GOAL.files)
-    maintenance = IncrementalMaintenance(lakehouse)
-    maintenance._budget_s = 1.0
+    maintenance = IncrementalMaintenance(lakehouse, **NO_LIMIT)
     maintenance.note([table.name] * LOOP_GOAL.files)
 
     def out_of_memory(point, _):
@@ -315,9 +315,7 @@ def test_an_error_without_a_text_is_reported_by_its_class(lakehouse, table, capl
 class TestMaintenanceOfALoop:
     @pytest.fixture
     def maintenance(self, lakehouse):
-        maintenance = IncrementalMaintenance(Lakehouse(lakehouse.root, retention=Retention(kept_h=1e-6, derived_h=1e-6)))
-        maintenance._budget_s = 10.0
-        return maintenance
+        return IncrementalMaintenance(Lakehouse(lakehouse.root, retention=Retention(kept_h=1e-6, derived_h=1e-6)), **NO_LIMIT)
 
     def test_a_table_is_looked_after_when_it_has_enough_commits(self, table, maintenance):
         append(table, LOOP_GOAL.files)
@@ -330,22 +328,20 @@ class TestMaintenanceOfALoop:
         assert (done.joined, done.into, done.files) == (LOOP_GOAL.files, 1, 1)
         maintenance.note([table.name] * LOOP_GOAL.files)
         time.sleep(0.01)
-        maintenance._budget_s = 10.0
         later = {entry.table: entry for entry in maintenance.work()}[table.name]
         assert done.replaced + later.replaced == LOOP_GOAL.files
         assert data_files(table) == committed_files(table)
 
-    def test_it_takes_no_more_than_its_share_and_the_others_turn_comes(self, lakehouse, maintenance):
+    def test_it_takes_no_more_than_its_share_and_the_others_turn_comes(self, lakehouse):
+        maintenance = IncrementalMaintenance(lakehouse, share=0.1, most_saved_s=1e-9)
         tables = [lakehouse.silver(f"g{n}") for n in range(3)]
         for silver in tables:
             append(silver, LOOP_GOAL.files)
             maintenance.note([silver.name] * LOOP_GOAL.files)
-        maintenance._budget_s, maintenance._last = 1e-9, time.monotonic()
         first = maintenance.work()
         assert len(first) == 1
-        maintenance._budget_s, maintenance._last = -1.0, time.monotonic()
-        assert not maintenance.work(), "nothing is left of the budget"
-        maintenance._budget_s = 10.0
+        assert not maintenance.work(), "a table takes more than is saved up: its time is owed first"
+        maintenance.share = maintenance.most_saved_s = 1e9
         names = {entry.table for entry in [*first, *maintenance.work()]}
         assert {silver.name for silver in tables} <= names
 

@@ -223,9 +223,8 @@ def test_maintenance_leaves_a_restored_table_alone_until_a_run_has_looked_at_it(
     maintain(pipeline, report, dry_run=dry_run)
     skipped = {entry.table for entry in report.maintenance.values() if "a run has to check it first" in (entry.skipped or "")}
     assert skipped == set(asked)
-    maintenance = IncrementalMaintenance(lakehouse)
+    maintenance = IncrementalMaintenance(lakehouse, share=1e9, most_saved_s=1e9)
     maintenance.note([*asked] * COMMITS)
-    maintenance._budget_s = 10.0
     assert {entry.table for entry in maintenance.work() if entry.skipped} == set(asked)
     assert {name: table.open().version() for name, table in asked.items()} == before
     put_batches(pipeline.quarantine, [3])
