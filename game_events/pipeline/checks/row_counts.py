@@ -1,7 +1,7 @@
 """Numbers of bronze's rows by game: of all rows, or of those after the rows that an earlier check has counted."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -9,12 +9,15 @@ from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from game_events.lakehouse.data.snapshot import selection
+from game_events.lakehouse.data.snapshot import READ_ROWS, read_arrow, selection
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
 from game_events.lakehouse.event_columns import COORDINATES, has_decoded_columns
 from game_events.lakehouse.system_tables.progress import CountedRows
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality.decisions import Decisions
+
+#: Rows that the driver counts by itself, in less time than a Spark job takes to start.
+FEW_ROWS = READ_ROWS
 
 
 @dataclass(frozen=True)
@@ -76,17 +79,35 @@ def last_batches(spark: SparkSession, taken: Mapping[str, int]) -> DataFrame:
     return F.broadcast(spark.createDataFrame(limits, "_game string, _taken bigint"))
 
 
-def count_later(pipeline: Pipeline, handle: DeltaTable, above: int) -> dict[tuple[str | None, int], int]:
-    """(Name of a game, valid or not; batch) -> rows of bronze, of the batches above one: these alone are read."""
+def count_later(
+    pipeline: Pipeline, handle: DeltaTable, above: int, few_rows: int = FEW_ROWS
+) -> dict[tuple[str | None, int], int]:
+    """(Name of a game, valid or not; batch) -> rows of bronze, of the batches above one: these alone are read.
+
+    `few_rows`: in files with so many rows they are counted in this process; more take a Spark job.
+    """
     later = selection(handle, "_batch", above)
+    if later.rows <= few_rows:
+        return _counted_here(pipeline, handle, later.paths, above)
     rows = read_files(pipeline.spark, later.files, spark_schema(handle.schema())).where(F.col("_batch") > above)
     found = rows.groupBy(_name(pipeline, handle), "_batch").agg(F.count(F.lit(1)).alias("rows")).collect()
     return {(row["_name"], row["_batch"]): int(row["rows"]) for row in found}
 
 
+def _counted_here(
+    pipeline: Pipeline, handle: DeltaTable, files: Sequence[str], above: int
+) -> dict[tuple[str | None, int], int]:
+    entity = pipeline.settings.entity_column
+    rows = read_arrow(pipeline.bronze, handle, [entity, "_batch"], files)
+    groups = rows.group_by(rows.column_names).aggregate([([], "count_all")])
+    names = groups[entity].to_pylist() if entity in rows.column_names else [None] * groups.num_rows
+    found = zip(names, groups["_batch"].to_pylist(), groups["count_all"].to_pylist(), strict=True)
+    return {(name, batch): count for name, batch, count in found if batch > above}
+
+
 @dataclass(frozen=True)
 class CountJobs:
-    """The Spark jobs that count bronze's rows: all of them, or those of later batches."""
+    """What counts bronze's rows: all of them, or those of later batches."""
 
     all_rows: Callable[[Pipeline, DeltaTable, Decisions, Mapping[str, int], int], RowCounts] = count_all
     later_rows: Callable[[Pipeline, DeltaTable, int], Mapping[tuple[str | None, int], int]] = count_later

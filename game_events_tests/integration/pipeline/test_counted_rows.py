@@ -15,6 +15,7 @@ from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.reconcile import Reconciliation, reconcile
 from game_events.pipeline.checks.registry import CHECKS, CONSERVED, check_after_run
+from game_events.pipeline.checks.row_counts import count_later
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.reporting.report import RunReport
@@ -73,6 +74,17 @@ def test_each_run_counts_its_own_rows_and_comes_to_what_a_count_of_all_rows_come
     in_run = checks[CONSERVED].in_run(pipeline, RunReport())
     assert in_run is not None
     assert in_run.covers == NEW
+
+
+def test_a_spark_job_for_many_rows_counts_what_this_process_counts_of_a_few(pipeline: Pipeline) -> None:
+    for number in (1, 2):
+        after_a_run(pipeline, Event("uno", number), Event("go", -1), Event("", 1), Event("uno", number))
+    bronze = pipeline.bronze.open()
+    assert bronze is not None
+    for above, rows in ((0, 8), (1, 4), (2, 0)):
+        here = count_later(pipeline, bronze, above)
+        assert sum(here.values()) == rows
+        assert count_later(pipeline, bronze, above, few_rows=-1) == here
 
 
 def test_rows_that_were_counted_and_tables_of_games_without_news_are_not_read_again(pipeline: Pipeline) -> None:
