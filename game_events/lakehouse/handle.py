@@ -9,7 +9,9 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
+import pyarrow.fs as pafs
 from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
 
 from game_events.lakehouse.log_entries import COMMIT_ID, Entry
 from game_events.lakehouse.storage.errors import store_errors_named
@@ -45,6 +47,7 @@ class Handle(DeltaTable):
         good_until_s: by `time.monotonic`: until then the log has all that the handle may read.
         entry: a version, and the identity of its entry in the log (`log_entries`); None: it is not known. `Table` notes it of a
             local table; in an object store it is the mark of the version's commit, if that was read, or made by this process.
+        store: the table's folder in an object store, by the connections and credentials of this handle; None: a local table.
     """
 
     def __init__(self, uri: str, options: dict[str, str]) -> None:
@@ -52,6 +55,8 @@ class Handle(DeltaTable):
         self.first = self.version()
         self.good_until_s = time.monotonic() + min(LONGEST_S, log_retention_s(self) / 2)
         self.entry: tuple[int, Entry | None] | None = None
+        remote = is_remote(uri)
+        self.store = pafs.PyFileSystem(DeltaStorageHandler.from_table(self._table, options)) if remote else None
         self._transactions: tuple[int, dict[str, int | None]] = -1, {}
 
     @property
@@ -104,7 +109,7 @@ class Handle(DeltaTable):
 
     def _note_mark(self, mark: str | None) -> None:
         """Note the mark of this version's commit, which identifies its entry in an object store."""
-        if mark is not None and is_remote(self.table_uri):
+        if mark is not None and self.store is not None:
             self.entry = self.version(), mark
 
 

@@ -5,13 +5,8 @@ Source: Delta Lake protocol, "Delta Log Entries", "Commit Provenance Information
 
 import json
 import os
-from collections.abc import Mapping
-from functools import lru_cache
 
 import pyarrow.fs as pafs
-from deltalake.fs import DeltaStorageHandler
-
-from game_events.lakehouse.storage.options import is_remote
 
 #: Key in the information of every commit, with a value of its own for each (the commit's mark).
 COMMIT_ID = "game_events_commit"
@@ -21,18 +16,18 @@ Entry = tuple[int, int, int] | str
 _HEAD = 64 * 1024
 
 
-def entry_of(uri: str, options: Mapping[str, str], version: int) -> Entry | None:
+def entry_of(uri: str, store: pafs.FileSystem | None, version: int) -> Entry | None:
     """Identity of a version's entry; None: there is none, or (object store) its commit has no mark.
+
+    `store`: the folder of a table in an object store; None: it is on a local disk, at `uri`.
 
     Cost: a call of the operating system, or two requests. Raises OSError if the storage fails.
     """
-    path = _path(uri, version)
     try:
-        if not is_remote(uri):
-            found = os.stat(path)  # noqa: PTH116 - seven times for each game
+        if store is None:
+            found = os.stat(f"{uri}/{_path(version)}")  # noqa: PTH116 - seven times for each game
             return found.st_ino, found.st_size, found.st_mtime_ns
-        system, below = _store(uri, options, path)
-        with system.open_input_file(below) as source:
+        with store.open_input_file(_path(version)) as source:
             first = source.read(_HEAD).partition(b"\n")[0]
     except FileNotFoundError:
         return None
@@ -43,30 +38,18 @@ def entry_of(uri: str, options: Mapping[str, str], version: int) -> Entry | None
     return mark if isinstance(mark, str) else None
 
 
-def has_entry(uri: str, options: Mapping[str, str], version: int) -> bool:
-    """Whether a version has an entry; a call of the operating system, or a request. Raises OSError if the storage fails."""
-    path = _path(uri, version)
-    if not is_remote(uri):
-        return os.path.exists(path)  # noqa: PTH110 - as above
-    system, below = _store(uri, options, path)
+def has_entry(uri: str, store: pafs.FileSystem | None, version: int) -> bool:
+    """Whether a version has an entry; a call of the operating system, or a request. `store`, errors: as for `entry_of`."""
     try:
-        # `get_file_info` would list the folder of that name, too.
-        system.open_input_file(below).close()
+        if store is None:
+            os.stat(f"{uri}/{_path(version)}")  # noqa: PTH116 - as above
+        else:
+            # `get_file_info` would list the folder of that name, too.
+            store.open_input_file(_path(version)).close()
     except FileNotFoundError:
         return False
     return True
 
 
-def _path(uri: str, version: int) -> str:
-    return f"{uri}/_delta_log/{version:020}.json"
-
-
-def _store(uri: str, options: Mapping[str, str], path: str) -> tuple[pafs.FileSystem, str]:
-    """A client of the object store, which all tables of a folder share, and a path as it takes it."""
-    root = uri.rpartition("/")[0]
-    return _client(root, tuple(options.items())), path.removeprefix(f"{root}/")
-
-
-@lru_cache(maxsize=8)
-def _client(root: str, options: tuple[tuple[str, str], ...]) -> pafs.FileSystem:
-    return pafs.PyFileSystem(DeltaStorageHandler(root, dict(options)))
+def _path(version: int) -> str:
+    return f"_delta_log/{version:020}.json"

@@ -201,25 +201,30 @@ class Table:
             handle.update_incremental()
 
     def is_newest(self, handle: DeltaTable) -> bool:
-        """Whether a handle has the table's newest version still; False, too, if its version's entry was not noted.
+        """Whether a handle has the table's newest version still.
 
-        The same table: one that was deleted and made again since has another log entry of that version, or none.
+        False, too, if its version's entry was not noted, or if the store refuses the handle's credentials: a new handle reads
+        them anew. The same table: one that was deleted and made again since has another log entry of that version, or none.
 
         Raises:
-            ConfigurationError, TransientError: as `open` does.
+            TransientError: as `open` does.
         """
-        version = handle.version()
-        noted, entry = (handle.entry if isinstance(handle, Handle) else None) or (None, None)
+        if not isinstance(handle, Handle) or handle.entry is None:
+            return False
+        (noted, entry), version = handle.entry, handle.version()
         if noted != version or entry is None:
             return False
-        with store_errors_named(self.uri):
-            # The next one first: the oldest entries are deleted first, so if there was none the log still ended there.
-            return not has_entry(self.uri, self.options, version + 1) and entry_of(self.uri, self.options, version) == entry
+        try:
+            with store_errors_named(self.uri):
+                # The next one first: the oldest entries are deleted first, so if there was none the log still ended there.
+                return not has_entry(self.uri, handle.store, version + 1) and entry_of(self.uri, handle.store, version) == entry
+        except ConfigurationError:
+            return False
 
     def _note_entry(self, handle: Handle) -> None:
         """Note the log entry of a handle's version, for `is_newest`; in an object store the handle does it (`identify`)."""
         if self.is_local:
-            entry = entry_of(self.uri, self.options, handle.version())
+            entry = entry_of(self.uri, None, handle.version())
             handle.entry = None if entry is None else (handle.version(), entry)
 
     def readable(self, handle: DeltaTable) -> DeltaTable:

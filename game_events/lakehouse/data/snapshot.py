@@ -33,7 +33,7 @@ class FileSelection:
 
     Attributes:
         files, paths: their URIs, and their paths below the table's folder.
-        rows: rows in them.
+        rows: rows in them; without those of files with an unknown number, unless `counted`.
         exact: by their statistics every row is above the bound, so no filter is needed. A filter's bound is part of the code
             that Spark generates: with one, each small batch would be compiled again and run cold.
     """
@@ -42,6 +42,7 @@ class FileSelection:
     paths: list[str]
     rows: int
     exact: bool
+    counted: bool = True
 
 
 def selection(handle: DeltaTable, column: str | None = None, above: int = 0) -> FileSelection:
@@ -53,7 +54,8 @@ def selection(handle: DeltaTable, column: str | None = None, above: int = 0) -> 
     exact = column is None or not uris
     if not exact and f"min.{column}" in actions.column_names:
         exact = bool(pc.all(pc.greater(actions.column(f"min.{column}"), _literal(above)), skip_nulls=False).as_py())
-    return FileSelection(uris, list(map(unquote, listed)), int(pc.sum(actions.column("num_records")).as_py() or 0), exact)
+    rows = actions.column("num_records")
+    return FileSelection(uris, list(map(unquote, listed)), int(pc.sum(rows).as_py() or 0), exact, rows.null_count == 0)
 
 
 def _actions(handle: DeltaTable, column: str | None, above: int) -> pa.Table:

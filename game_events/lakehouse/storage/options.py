@@ -18,6 +18,8 @@ S3 = frozenset({"s3", "s3a"})
 ANY_REGION = "us-east-1"
 #: delta-rs asks again so long before it gives up; its own three minutes are longer than a run's retries want to wait.
 RETRY_TIMEOUT = "30s"
+#: A connection that is not used for so long is closed: each handle has its own, and thousands of handles are kept.
+IDLE_TIMEOUT = "5s"
 #: Environment variables of AWS's own tools.
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
@@ -54,7 +56,7 @@ def delta_options(settings: Settings) -> dict[str, str]:
             f"{', '.join(unverified)} is set: whoever is on the way to the store would have its credentials and the tables. "
             "Unset it; an authority of your own belongs to the machine's (docs/object-store.md)"
         )
-    options = {"retry_timeout": RETRY_TIMEOUT}
+    options = {"retry_timeout": RETRY_TIMEOUT, "pool_idle_timeout": IDLE_TIMEOUT}
     if scheme not in S3:
         return options
     if _is_on(UNSAFE_VARIABLE):

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -85,7 +86,7 @@ def check_after_run(pipeline: Pipeline, report: RunReport, checks: Iterable[Tabl
         try:
             if check.in_run is not None:
                 report.add_checks(check.in_run(pipeline, report))
-        except (GameEventsError, DeltaError, OSError, PySparkException, Py4JJavaError) as error:
+        except (GameEventsError, DeltaError, OSError, pa.ArrowException, PySparkException, Py4JJavaError) as error:
             log.warning("check=%s could_not_be_made=%r", check.name, without_secrets(str(error), pipeline.settings))
             # Spark's messages are pages of stack, and may quote data.
             by_spark = isinstance(error, PySparkException | Py4JJavaError)

@@ -16,8 +16,8 @@ from game_events.lakehouse.system_tables.progress import CountedRows
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality.decisions import Decisions
 
-#: Rows that the driver counts by itself, in less time than a Spark job takes to start.
-FEW_ROWS = READ_ROWS
+#: Rows, and files, that the driver counts by itself, in less time than a Spark job takes to start.
+FEW_ROWS, FEW_FILES = READ_ROWS, 32
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,11 @@ def count_later(
 ) -> dict[tuple[str | None, int], int]:
     """(Name of a game, valid or not; batch) -> rows of bronze, of the batches above one: these alone are read.
 
-    `few_rows`: in files with so many rows they are counted in this process; more take a Spark job.
+    `few_rows`: with at most so many rows in a few files they are counted in this process; more, or a number that the log does
+    not say, take a Spark job.
     """
     later = selection(handle, "_batch", above)
-    if later.rows <= few_rows:
+    if later.rows <= few_rows and later.counted and len(later.files) <= FEW_FILES:
         return _counted_here(pipeline, handle, later.paths, above)
     rows = read_files(pipeline.spark, later.files, spark_schema(handle.schema())).where(F.col("_batch") > above)
     found = rows.groupBy(_name(pipeline, handle), "_batch").agg(F.count(F.lit(1)).alias("rows")).collect()
@@ -102,7 +103,7 @@ def _counted_here(
     groups = rows.group_by(rows.column_names).aggregate([([], "count_all")])
     names = groups[entity].to_pylist() if entity in rows.column_names else [None] * groups.num_rows
     found = zip(names, groups["_batch"].to_pylist(), groups["count_all"].to_pylist(), strict=True)
-    return {(name, batch): count for name, batch, count in found if batch > above}
+    return {(name, batch): count for name, batch, count in found if batch is not None and batch > above}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import psutil
 from deltalake.exceptions import DeltaError
@@ -179,7 +180,7 @@ class Loop:
             self.pipeline.spark.addTag(TAG)
             while not self.stop.is_set() and not self._over(time.monotonic() - began):
                 started = time.monotonic()
-                self._retrying(self._turn)
+                self._retrying(partial(self._turn, started))
                 self.stop.wait(max(0.0, self.pipeline.settings.poll_interval_s - (time.monotonic() - started)))
             if not self.stop.is_set() and self._gold_owed:
                 self._retrying(lambda: self._cycle(self.pipeline.source.snapshot(), gold=True))
@@ -203,9 +204,8 @@ class Loop:
         self.stop.set()
         self.pipeline.spark.interruptTag(TAG)
 
-    def _turn(self) -> None:
-        """Poll the source, and run a cycle if there is work."""
-        clock = time.monotonic()
+    def _turn(self, clock: float) -> None:
+        """Poll the source, and run a cycle if there is work; `clock`: when the turn began, from which the next one counts."""
         if clock - self._sampled_at >= SAMPLE_S:
             self._sampled_at = clock
             self.report.memory = memory_mib()
@@ -222,7 +222,7 @@ class Loop:
             self._set(IDLE)
             return
         self._around_at = clock if around else self._around_at
-        # From the start of the turn: intervals of gold and of polls that are the same mean gold in each cycle.
+        # As the interval of polls: if both are the same, each cycle refreshes gold.
         self._gold_at = clock if gold else self._gold_at
         self._cycle(now, gold=gold)
 

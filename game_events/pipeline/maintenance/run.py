@@ -49,8 +49,9 @@ LOG_ENTRIES = 10
 COMMITS, SECONDS = 16, 300.0
 #: Maximum share of the loop's time (`IncrementalMaintenance.share`).
 SHARE = 0.1
-#: Seconds of that share that are saved up at most: all tables become due at the same time, and new rows wait meanwhile.
-MOST_SAVED_S = 0.1
+#: Seconds of that share that short cycles save up at most, and of one long cycle's share: all tables become due at the same
+#: time, and new rows wait meanwhile.
+MOST_SAVED_S, MOST_AT_ONCE_S = 0.1, 1.0
 
 
 def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), *, dry_run: bool = False) -> None:
@@ -80,11 +81,15 @@ def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), 
 
 @dataclass
 class IncrementalMaintenance:
-    """Maintenance of the tables that one loop commits to, within a share of its time."""
+    """Maintenance of the tables that one loop commits to, within a share of its time.
+
+    `most_saved_s`, `most_at_once_s`: `MOST_SAVED_S`, `MOST_AT_ONCE_S`.
+    """
 
     lakehouse: Lakehouse
     share: float = SHARE
     most_saved_s: float = MOST_SAVED_S
+    most_at_once_s: float = MOST_AT_ONCE_S
     _commits: dict[str, int] = field(default_factory=dict)
     _checked_at: dict[str, float] = field(default_factory=dict)
     _logs: dict[str, ReplacedFiles] = field(default_factory=dict)
@@ -101,7 +106,8 @@ class IncrementalMaintenance:
     def work(self) -> list[TableMaintenance]:
         """Maintain the tables that are due, as many as there is time for; the others remain due."""
         clock = time.monotonic()
-        self._budget_s = min(self._budget_s + self.share * (clock - self._last), self.most_saved_s)
+        gained = self.share * (clock - self._last)
+        self._budget_s = min(self._budget_s + gained, max(self.most_saved_s, min(gained, self.most_at_once_s)))
         self._last = clock
         done = []
         for name in self._due(clock):
@@ -116,7 +122,8 @@ class IncrementalMaintenance:
         waiting = {name for name, log_ in self._logs.items() if log_.waiting}
         late = {n for n in self._commits.keys() | waiting if clock - self._checked_at.get(n, 0.0) >= SECONDS}
         due = {name for name, commits in self._commits.items() if commits >= COMMITS} | late
-        return sorted(due, key=lambda name: -self._commits.get(name, 0))
+        # So each has its turn, however many commits the others have.
+        return sorted(due, key=lambda name: self._checked_at.get(name, 0.0))
 
     def _maintain(self, name: str) -> TableMaintenance:
         table = self.lakehouse.table(name)

@@ -17,6 +17,7 @@ from game_events.lakehouse.event_columns import RAW_COLUMNS
 from game_events.sources.core.source import MicroBatch, Offsets, Source, SourceSnapshot, Split
 from game_events.sources.kafka.admin import KafkaAdmin
 from game_events.sources.kafka.options import for_java, refuse_managed
+from game_events.spark.schemas import quoted
 
 #: Id of a topic from a broker without topic ids: 16 bytes of zeros, as librdkafka writes them.
 NO_ID = "A" * 22
@@ -94,11 +95,11 @@ class KafkaSource(Source):
         for key, value in for_java(self._options).items():
             reader = reader.option(f"kafka.{key}", value)
         ids = {split.topic: split.topic_id for split in batch.end}
-        # Names and ids of topics have letters, digits and `._-` only.
-        id_of = " ".join(f"WHEN '{name}' THEN '{id_}'" for name, id_ in sorted(ids.items()))
-        return reader.load().selectExpr(
-            *(f"CASE topic {id_of} END AS topic_id" if name == "topic_id" else name for name in RAW_COLUMNS)
-        )
+        # Names and ids of topics have letters, digits and `._-` only. Of a map, as it is one constant: conditions for hundreds
+        # of topics would be more code than the JVM compiles.
+        pairs = ", ".join(f"'{name}', '{id_}'" for name, id_ in sorted(ids.items()))
+        id_of = f"element_at(map({pairs}), topic) AS topic_id"
+        return reader.load().selectExpr(*(id_of if name == "topic_id" else quoted(name) for name in RAW_COLUMNS))
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
         """Commit offsets for a consumer group, so that monitoring tools see bronze's lag; raises as `snapshot`."""

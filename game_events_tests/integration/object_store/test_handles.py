@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from deltalake.transaction import CommitProperties, Transaction
 
 from game_events.config.settings import Settings
-from game_events.errors import ConflictError, TransientError
+from game_events.errors import ConfigurationError, ConflictError, TransientError
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.handle import KeptHandles
 from game_events.lakehouse.tables import Lakehouse, Table
@@ -126,3 +126,23 @@ def test_a_store_that_is_away_is_a_transient_error_for_a_kept_handle_too(table: 
     store.tell("fail 503 1000")
     with pytest.raises(TransientError, match="does not answer as it should"):
         kept.take(table)
+
+
+def test_after_a_change_of_credentials_kept_handles_are_replaced(
+    table: Table, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = KeptHandles()
+    kept.shared(table)
+    late = plan(table, [1], 1, 2, follows=kept.take(table))
+    kept.keep(table, kept.take(table))
+    store.tell("key ANOTHERKEY")
+    for ask in (kept.take, kept.shared):
+        with pytest.raises(ConfigurationError, match="refuses access"):
+            ask(table)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ANOTHERKEY")
+    for ask in (kept.take, kept.shared):
+        for _ in range(2):
+            handle = ask(table)
+            assert handle is not None
+            assert handle.version() == 0
+    assert commit(late).version == 1

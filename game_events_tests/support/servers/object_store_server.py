@@ -9,6 +9,7 @@ told on stdin, one line each, answered by the same line on stdout:
     deny [TEXT]     refuse every request with this text in its path, none without a text
     unsafe          from now on ignore the condition of a conditional PUT, as older stores do
     safe            honour it again
+    key KEY         from now on this key alone is known
     requests        answered by the number of requests so far
 """
 
@@ -33,7 +34,7 @@ CODES = {503: "SlowDown", 500: "InternalError", 403: "AccessDenied"}
 
 
 class Quiet(WSGIRequestHandler):
-    """No line for each request; connections stay open, as a store's do."""
+    """No line for each request."""
 
     protocol_version = "HTTP/1.1"
 
@@ -46,7 +47,7 @@ class Store:
 
     def __init__(self, key: str) -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
-        self._key = key
+        self.key = key
         # moto answers some of several concurrent writes of one key with status 500; a client's retry would meet no rival.
         self._one_write = threading.Lock()
         self._rivals = threading.Barrier(WRITERS)
@@ -61,7 +62,7 @@ class Store:
         if left > 0:
             self.fail = (status, left - 1)
             return self._answer(environ, start_response, status, FAILED.format(code=CODES.get(status, "InternalError")))
-        if f"Credential={self._key}/" not in environ.get("HTTP_AUTHORIZATION", ""):
+        if f"Credential={self.key}/" not in environ.get("HTTP_AUTHORIZATION", ""):
             return self._answer(environ, start_response, 403, REFUSED)
         if self.deny and self.deny in environ.get("PATH_INFO", ""):
             return self._answer(environ, start_response, 403, FAILED.format(code=CODES[403]))
@@ -108,6 +109,8 @@ def main() -> None:
             store.deny = "".join(words[1:])
         elif words[0] in ("safe", "unsafe"):
             store.unsafe = words[0] == "unsafe"
+        elif words[0] == "key":
+            store.key = words[1]
         elif words[0] == "requests":
             answer = str(store.requests)
         print(answer, flush=True)

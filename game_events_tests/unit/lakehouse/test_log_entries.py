@@ -19,16 +19,22 @@ def table(tmp_path):
 
 def test_each_version_has_an_entry_of_its_own_and_the_next_one_none(table):
     commit(plan(table, [1], 1, 2))
-    entries = [entry_of(table.uri, {}, version) for version in range(3)]
+    entries = [entry_of(table.uri, None, version) for version in range(3)]
     assert len(set(entries)) == 3
     assert entries[2] is None
-    assert [has_entry(table.uri, {}, version) for version in range(3)] == [True, True, False]
+    assert [has_entry(table.uri, None, version) for version in range(3)] == [True, True, False]
 
 
 def test_a_table_that_was_made_again_has_another_entry_of_the_same_version(table):
-    before = entry_of(table.uri, {}, 0)
-    assert entry_of(table.uri, {}, 0) == before
+    before = entry_of(table.uri, None, 0)
+    assert entry_of(table.uri, None, 0) == before
     shutil.rmtree(table.uri)
-    assert (entry_of(table.uri, {}, 0), has_entry(table.uri, {}, 0)) == (None, False)
+    assert (entry_of(table.uri, None, 0), has_entry(table.uri, None, 0)) == (None, False)
     commit(plan(table, [0], None, 1))
-    assert entry_of(table.uri, {}, 0) != before
+    assert entry_of(table.uri, None, 0) != before
+
+
+def test_a_disk_that_fails_is_an_error_and_not_a_missing_entry(table):
+    for look in (entry_of, has_entry):
+        with pytest.raises(OSError, match="too long"):
+            look(f"{table.uri}/{'x' * 300}", None, 0)

@@ -75,7 +75,7 @@ def test_a_key_in_the_roots_address_is_refused_and_not_repeated(root):
 
 def test_an_azure_container_is_no_password():
     settings = load_settings(lakehouse="abfss://container@account.dfs.core.windows.net/prefix")
-    assert delta_options(settings) == {"retry_timeout": "30s"}
+    assert delta_options(settings) == {"retry_timeout": "30s", "pool_idle_timeout": "5s"}
 
 
 @pytest.mark.parametrize(("root", "said"), [("hdfs://node/x", "hdfs:// is not known"), ("s3:///x", "names no bucket")])

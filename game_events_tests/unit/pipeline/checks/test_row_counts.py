@@ -1,7 +1,18 @@
 """Rows that an earlier check has counted, and later ones, game by game. No Spark."""
 
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from game_events.config.settings import load_settings
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.system_tables.progress import CountedRows, GameRows
-from game_events.pipeline.checks.row_counts import added, count_later
+from game_events.lakehouse.tables import table_id
+from game_events.pipeline.checks.row_counts import FEW_FILES, added, count_later
+from game_events.pipeline.context import Pipeline
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 
@@ -41,3 +52,34 @@ def test_rows_of_no_selected_message_type_belong_to_no_game(tmp_path):
     pipeline = without_spark(tmp_path)
     put(pipeline.bronze, {"_batch": [1, 2, 2]})
     assert count_later(pipeline, pipeline.bronze.open(), 1) == {(None, 2): 2}
+
+
+def test_rows_of_no_batch_which_another_writer_has_added_are_left_out(tmp_path):
+    pipeline = without_spark(tmp_path)
+    put(pipeline.bronze, {"game_name": ["uno"], "_batch": [2]})
+    write_deltalake(
+        pipeline.bronze.uri, pa.table({"game_name": ["uno"], "_batch": pa.array([None], pa.int64())}), mode="append"
+    )
+    assert count_later(pipeline, pipeline.bronze.open(), 1) == {("uno", 2): 1}
+
+
+class SparkIsAskedError(Exception):
+    """A session was asked for."""
+
+
+def test_many_files_or_a_number_of_rows_that_the_log_does_not_say_take_a_spark_job(tmp_path):
+    def spark():
+        raise SparkIsAskedError
+
+    pipeline = Pipeline(load_settings(lakehouse=str(tmp_path)), spark)
+    put(pipeline.bronze, {"game_name": ["uno"], "_batch": [1]})
+    for _ in range(FEW_FILES):
+        put(pipeline.bronze, {"game_name": ["uno"], "_batch": [2]})
+    assert count_later(pipeline, pipeline.bronze.open(), 1) == {("uno", 2): FEW_FILES}
+    with pytest.raises(SparkIsAskedError):
+        count_later(pipeline, pipeline.bronze.open(), 0)
+    rows = pa.table({"game_name": ["uno"], "_batch": [3]})
+    files = [replace(file, stats="{}") for file in staged(pipeline.bronze, rows)]
+    commit(Commit(pipeline.bronze, rows.schema, files, {}, {}, table_id(pipeline.bronze.open())))
+    with pytest.raises(SparkIsAskedError):
+        count_later(pipeline, pipeline.bronze.open(), 2)

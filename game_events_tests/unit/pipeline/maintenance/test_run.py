@@ -6,8 +6,10 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from game_events.lakehouse.data.staging import staged
+from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.maintenance.run import COMMITS, IncrementalMaintenance, maintain
 from game_events.pipeline.quarantine.full_refresh import ResetList, keep
 from game_events.pipeline.reporting.report import RunReport
@@ -35,17 +37,54 @@ def test_files_listed_for_a_full_refresh_count_only_if_it_never_came_about_and_a
     assert len(set(before) - set(Path(table.uri).iterdir())) == 2  # a list and its file
 
 
-def test_in_a_loop_tables_that_become_due_together_are_maintained_a_few_in_each_cycle(tmp_path, monkeypatch):
+class SlowTables(Lakehouse):
+    """Each table takes 30 ms of a clock that nothing else moves."""
+
+    now: float
+
+    def table(self, key):
+        self.now += 0.03
+        return super().table(key)
+
+
+@pytest.fixture
+def slow(tmp_path, monkeypatch):
+    tables = SlowTables(str(tmp_path))
+    tables.now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: tables.now)
+    return tables
+
+
+def test_in_a_loop_tables_that_become_due_together_are_maintained_a_few_in_each_cycle(slow):
     """Rows that arrive wait for a cycle to end."""
-    pipeline = without_spark(tmp_path)
-    tables = [pipeline.lakehouse.table(f"silver_game_{number}_events").name for number in range(12)]
-    clock = itertools.count(time.monotonic(), 0.03)  # of each table's work, and of whatever else asks
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    maintenance = IncrementalMaintenance(pipeline.lakehouse, share=1.0)
-    for _ in range(COMMITS):
-        maintenance.note(tables)
+    maintenance, names = IncrementalMaintenance(slow, share=0.1), [f"silver_game_{number}_events" for number in range(12)]
+    maintenance.note(names * COMMITS)
     cycles = []
-    while sum(map(len, cycles)) < len(tables):
-        cycles.append([done.table for done in maintenance.work() if done.table in tables])
-    assert sorted(itertools.chain(*cycles)) == sorted(tables)
-    assert max(map(len, cycles)) <= 2
+    while sum(map(len, cycles)) < len(names):
+        slow.now += 1
+        cycles.append([done.table for done in maintenance.work() if done.table in names])
+    assert sorted(itertools.chain(*cycles)) == sorted(names)
+    assert max(map(len, cycles)) <= 4
+
+
+def test_long_cycles_leave_maintenance_their_share(slow):
+    maintenance = IncrementalMaintenance(slow, share=0.1)
+    names = [f"silver_game_{number}_events" for number in range(100)]
+    for cycle_s, most in ((5, 17), (30, 34)):
+        maintenance.note(names * COMMITS)
+        slow.now += cycle_s
+        done = len(maintenance.work())
+        assert most - 2 <= done <= most, f"a tenth of {cycle_s} s, a second at most"
+
+
+def test_tables_that_wait_have_their_turn_before_those_with_more_commits(slow):
+    maintenance = IncrementalMaintenance(slow, share=0.1, most_saved_s=1e-9, most_at_once_s=1e-9)
+    maintenance.note(["silver_rare_events"] * COMMITS)
+    slow.now += 1
+    maintenance.note(["silver_busy_events"] * 9 * COMMITS)
+    turns = []
+    for _ in range(8):
+        slow.now += 1
+        turns += [done.table for done in maintenance.work() if done.table.startswith("silver")]
+        maintenance.note(["silver_busy_events"] * 9 * COMMITS)
+    assert turns[:2] == ["silver_rare_events", "silver_busy_events"]
