@@ -7,8 +7,9 @@ import re
 import threading
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
@@ -22,6 +23,8 @@ MOST_KEPT = 2_000
 #: Versions, and seconds, after which a table is opened again. A handle that is moved forward keeps what it has read of each
 #: entry. And it goes on reading the checkpoint that it was opened with, which others delete after the log's retention.
 MOST_VERSIONS, LONGEST_S = 50, 300.0
+#: Files of a version that a handle remembers at most; of more their statistics are read each time.
+MOST_FILES = 64
 #: Retention of a log without the property (Delta Lake protocol: 30 days).
 _DEFAULT_S = 30 * 86_400.0
 _SECONDS = re.compile(r"interval (\d+) seconds")
@@ -39,8 +42,14 @@ def log_retention_s(handle: DeltaTable) -> float:
     return float(found[1]) if found else _DEFAULT_S
 
 
+def read_add_actions(handle: DeltaTable) -> pa.Table:
+    """As `tables.add_actions`, read from the log."""
+    # `pa.table` would import pandas: a third of a second of every start.
+    return pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=True)).read_all()
+
+
 class Handle(DeltaTable):
-    """A version of a table.
+    """A version of a table; what was read of it is read once.
 
     Attributes:
         first: the version that was opened; `version()` is later once a commit or `Table.advance` has moved it.
@@ -58,16 +67,18 @@ class Handle(DeltaTable):
         remote = is_remote(uri)
         self.store = pafs.PyFileSystem(DeltaStorageHandler.from_table(self._table, options)) if remote else None
         self._transactions: tuple[int, dict[str, int | None]] = -1, {}
+        self._newest: tuple[int, Mapping[str, Any]] = -1, {}
+        self._files: tuple[int, pa.Table | None] = -1, None
 
     @property
     def is_young(self) -> bool:
         """Whether it may still be kept."""
         return self.version() - self.first < MOST_VERSIONS and time.monotonic() < self.good_until_s
 
-    def update_incremental(self, sets: Mapping[str, int] | None = None, mark: str | None = None) -> None:
+    def update_incremental(self, sets: Mapping[str, int] | None = None, info: Mapping[str, str] | None = None) -> None:
         """Move to the newest version.
 
-        `sets`, `mark`: of a commit that this process has made after this version: transaction ids, and its mark.
+        `sets`, `info`: of a commit that this process has made after this version: transaction ids, and information.
         """
         before, known = self._transactions
         old = self.version()
@@ -77,7 +88,25 @@ class Handle(DeltaTable):
         # The only commit since is that one: all other ids are as they were.
         if sets is not None and before == old:
             self._transactions = old + 1, known | dict(sets)
-        self._note_mark(mark)
+        if info is not None:
+            self._newest = old + 1, info
+            self._note_mark(info.get(COMMIT_ID))
+
+    def newest_commit(self) -> Mapping[str, Any]:
+        """Information of the newest commit, of this version or (beside concurrent writers) a later one; {}: of none."""
+        version = self.version()
+        if self._newest[0] != version:
+            with store_errors_named(self.table_uri):
+                self._newest = version, next(iter(self.history(1)), {})
+        return self._newest[1]
+
+    def add_actions(self) -> pa.Table:
+        """See `tables.add_actions`."""
+        version, (of, files) = self.version(), self._files
+        if of != version or files is None:
+            files = read_add_actions(self)
+            self._files = version, files if files.num_rows <= MOST_FILES else None
+        return files
 
     def identify(self) -> None:
         """Find out the identity of this version's entry, if it is not known; one request (object stores)."""
@@ -99,11 +128,10 @@ class Handle(DeltaTable):
         """The transaction ids of this version that were read, or that its commit has noted."""
         version = self.version()
         if self._transactions[0] != version:
+            newest = self.newest_commit()
             # A commit may become a later version than it was made for, and the history may have a later one's: not this note.
-            with store_errors_named(self.table_uri):
-                newest = next(iter(self.history(1)), {})
             of, noted = json.loads(newest.get(NOTED, "[-1, {}]"))
-            self._transactions = version, noted if of == version else {}
+            self._transactions = version, dict(noted) if of == version else {}
             self._note_mark(newest.get(COMMIT_ID))
         return self._transactions[1]
 

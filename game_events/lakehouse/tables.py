@@ -24,7 +24,7 @@ from game_events.decoding.core.kept_columns import is_of_any_kind
 from game_events.errors import ConfigurationError, DataError, ReadOnlyError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
-from game_events.lakehouse.handle import Handle
+from game_events.lakehouse.handle import Handle, read_add_actions
 from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.log_entries import entry_of, has_entry
@@ -92,10 +92,9 @@ def version_of(handle: DeltaTable | None) -> int | None:
     return handle.version() if handle is not None else None
 
 
-def add_actions(handle: DeltaTable, *, flatten: bool = False) -> pa.Table:
-    """The files of a version with their statistics; `flatten`: a column `min.{column}`, `max.{column}` for each of them."""
-    # `pa.table` would import pandas: a third of a second of every start.
-    return pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=flatten)).read_all()
+def add_actions(handle: DeltaTable) -> pa.Table:
+    """The files of a version with their statistics: a column `min.{column}`, `max.{column}` for each of them."""
+    return handle.add_actions() if isinstance(handle, Handle) else read_add_actions(handle)
 
 
 def paths(handle: DeltaTable) -> list[str]:
@@ -192,10 +191,10 @@ class Table:
         self._note_entry(table)
         return self.readable(table)
 
-    def advance(self, handle: DeltaTable, sets: Mapping[str, int] | None = None, mark: str | None = None) -> None:
-        """Move a handle to the newest version of its table; `sets`, `mark`: as `Handle.update_incremental`."""
+    def advance(self, handle: DeltaTable, sets: Mapping[str, int] | None = None, info: Mapping[str, str] | None = None) -> None:
+        """Move a handle to the newest version of its table; `sets`, `info`: as `Handle.update_incremental`."""
         if isinstance(handle, Handle):
-            handle.update_incremental(sets, mark)
+            handle.update_incremental(sets, info)
             self._note_entry(handle)
         else:
             handle.update_incremental()

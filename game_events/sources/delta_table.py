@@ -68,7 +68,7 @@ class TableSource(Source):
         """As many whole batches as `max_records_per_batch` allows; at least one."""
         handle = self._handle()
         start = next(iter(reached.values()), 1)
-        actions = add_actions(handle, flatten=True)
+        actions = add_actions(handle)
         if "max._batch" not in actions.column_names:
             return 1
         found = zip(*(actions.column(c).to_pylist() for c in ("max._batch", "min._batch", "num_records")), strict=True)

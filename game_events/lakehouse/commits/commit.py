@@ -277,7 +277,7 @@ def _landed(plan: Commit, followed: DeltaTable | None, mark: str) -> Landed:
     try:
         before = version_of(followed)
         if followed is not None:
-            plan.table.advance(followed, plan.advance, mark)
+            plan.table.advance(followed, plan.advance, {**plan.info, COMMIT_ID: mark})
         handle = followed if version_of(followed) != before else plan.table.open()
         if handle is None:
             raise DataError(f"the table is gone: who else deletes below {plan.table.uri}?")

@@ -67,20 +67,20 @@ def _differences(
     table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: bool
 ) -> tuple[list[Field], dict[str, dict[str, str]]]:
     """Columns to add (also for new nested fields), and column -> metadata to set; descriptions are none of it."""
-    held, arrow = {f.name: f for f in handle.schema().fields}, pa.schema(handle.schema())
-    targets = {item.name: Field.from_arrow(item) for item in wanted}
+    held, arrow = {f.name: f for f in handle.schema().fields}, {f.name: f.type for f in pa.schema(handle.schema())}
     shares: dict[str, str] = {}
     if owns_map:
-        shares = _merged_shares(table.name, *(((f.name, f.metadata) for f in of.values()) for of in (held, targets)))
+        fields = held.values(), map(Field.from_arrow, wanted)
+        shares = _merged_shares(table.name, *(((f.name, f.metadata) for f in of) for of in fields))
     new: list[Field] = []
     metadata: dict[str, dict[str, str]] = {}
     for item in wanted:
         have = held.get(item.name)
         if have is None:
-            new.append(targets[item.name])
+            new.append(Field.from_arrow(item))
             continue
-        if _adds(arrow.field(item.name).type, item.type):
-            new.append(Field(item.name, targets[item.name].type, nullable=True, metadata=have.metadata))
+        if _adds(arrow[item.name], item.type):
+            new.append(Field(item.name, Field.from_arrow(item).type, nullable=True, metadata=have.metadata))
         left_out = {*DESCRIBING, METADATA_KEY} if owns_map else DESCRIBING
         wants = {key: value for key, value in metadata_of(item).items() if key not in left_out}
         if item.name in shares:
@@ -147,11 +147,12 @@ def _share(metadata: Mapping[str, object]) -> dict[str, str]:
 
 def changed_types(handle: DeltaTable, wanted: pa.Schema) -> list[str]:
     """Descriptions of the columns with another type in a table than wanted; missing columns and fields are fine."""
-    held = pa.schema(handle.schema())
+    held = {f.name: f.type for f in pa.schema(handle.schema())}
+    others = pa.schema([f for f in wanted if f.name in held and held[f.name] != f.type])
     return [
-        f"{f.name} is {type_name(held.field(f.name).type)} in the table and {type_name(f.type)} in the rows"
-        for f in _as_delta(wanted)
-        if f.name in held.names and _differ(held.field(f.name).type, f.type)
+        f"{f.name} is {type_name(held[f.name])} in the table and {type_name(f.type)} in the rows"
+        for f in (_as_delta(others) if others.names else ())
+        if _differ(held[f.name], f.type)
     ]
 
 

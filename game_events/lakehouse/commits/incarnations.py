@@ -22,7 +22,7 @@ def incarnation(handle: DeltaTable | None) -> int:
 
 def oldest_batch(bronze: DeltaTable) -> int:
     """The oldest batch in bronze: its incarnation, or less after a repaired restore, which keeps rows of older batches."""
-    actions = add_actions(bronze, flatten=True)
+    actions = add_actions(bronze)
     held = pc.min(actions.column("min._batch")).as_py() if "min._batch" in actions.column_names else None
     return incarnation(bronze) if held is None else min(incarnation(bronze), int(held))
 

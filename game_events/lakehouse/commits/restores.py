@@ -9,6 +9,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.delta_log import TableLog
+from game_events.lakehouse.handle import Handle
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.log_entries import COMMIT_ID
 from game_events.lakehouse.tables import QUARANTINE, Table, layer_of
@@ -53,7 +54,7 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int 
 def restored(handle: DeltaTable) -> bool:
     """Whether a table was restored or replaced since this project's newest commit of rows; mostly reads one log entry."""
     for limit in RESTORE_HISTORY:
-        for entry in handle.history(limit):
+        for entry in [handle.newest_commit()] if limit == 1 and isinstance(handle, Handle) else handle.history(limit):
             if _is_checked(entry, BATCHES):
                 return False
             if entry.get("operation") in REPLACING:

@@ -59,7 +59,10 @@ def selection(handle: DeltaTable, column: str | None = None, above: int = 0) -> 
 
 
 def _actions(handle: DeltaTable, column: str | None, above: int) -> pa.Table:
-    actions = add_actions(handle, flatten=True)
+    """Path, number of rows, and minimum and maximum of the column."""
+    actions = add_actions(handle)
+    names = {"path", "num_records", f"min.{column}", f"max.{column}"}
+    actions = actions.select([name for name in actions.column_names if name in names])
     if column is not None and f"max.{column}" in actions.column_names:
         highest = actions.column(f"max.{column}")
         return actions.filter(pc.or_kleene(pc.is_null(highest), pc.greater(highest, _literal(above))))

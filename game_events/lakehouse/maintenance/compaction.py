@@ -46,7 +46,7 @@ KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
 
 def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
     """Groups of paths that are worth merging, each into about one file, oldest batches first."""
-    actions = add_actions(handle, flatten=True)
+    actions = add_actions(handle)
     order = [("min._batch", "ascending")] if "min._batch" in actions.column_names else [("modification_time", "ascending")]
     bounds = [f"{end}.{column}" for column in KEPT_APART.get(table.key, ()) for end in ("min", "max")]
     bounds = [name for name in bounds if name in actions.column_names]

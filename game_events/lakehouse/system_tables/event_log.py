@@ -68,7 +68,7 @@ def append_events(lakehouse: Lakehouse, events: Sequence[EventRow], run_id: str,
 
 def _holds(log: SystemTable, handle: DeltaTable, run_id: str, part: str, since: datetime) -> bool:
     """Whether a part of a run is in the table; only files with recent rows are read."""
-    actions = add_actions(handle, flatten=True)
+    actions = add_actions(handle)
     mine = pc.and_kleene(
         pc.less_equal(actions.column("min.run_id"), run_id), pc.greater_equal(actions.column("max.run_id"), run_id)
     )
@@ -97,7 +97,7 @@ def read_events(
     """
     log = event_log_table(lakehouse)
     handle = log.table.open()
-    actions = add_actions(handle, flatten=True) if handle is not None else None
+    actions = add_actions(handle) if handle is not None else None
     if actions is None or not actions.num_rows:
         return log.read(None, columns)
     actions = actions.sort_by([("max.time", "descending")])

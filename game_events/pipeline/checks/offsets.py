@@ -114,7 +114,7 @@ def _rows(handle: DeltaTable, commits: Sequence[BronzeCommit], erased: Mapping[i
     data = [c for c in commits if c.batch > 0]
     if not data:
         return []
-    actions = add_actions(handle, flatten=True)
+    actions = add_actions(handle)
     if "min._batch" not in actions.column_names:
         return ["the files have no statistics of `_batch`: who wrote them?"] if actions.num_rows else []
     first = data[0].batch

@@ -100,7 +100,7 @@ def last_records(bronze: Table, version: int) -> LastRecords | None:
 
 def _newest_record(handle: DeltaTable) -> datetime | None:
     """The latest Kafka timestamp, by the files' statistics."""
-    actions = add_actions(handle, flatten=True)
+    actions = add_actions(handle)
     if "max._kafka_timestamp" not in actions.column_names or not actions.num_rows:
         return None
     newest: datetime | None = pc.max(actions.column("max._kafka_timestamp")).as_py()

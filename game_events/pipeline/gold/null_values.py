@@ -93,7 +93,7 @@ def keys_and_times_known(pipeline: Pipeline) -> CheckResult:
 
 
 def _all_null(handle: DeltaTable, columns: Collection[str]) -> list[str]:
-    actions = add_actions(handle, flatten=True)
+    actions = add_actions(handle)
     rows = pc.sum(actions.column("num_records")).as_py() or 0
     nulls = {c: f"null_count.{c}" for c in columns if f"null_count.{c}" in actions.column_names}
     return [c for c, name in nulls.items() if rows and pc.sum(actions.column(name)).as_py() == rows]

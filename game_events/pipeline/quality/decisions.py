@@ -84,7 +84,7 @@ class Decisions:
         if self.handle is None:
             return found
         mixed: list[str] = []
-        for file in add_actions(self.handle, flatten=True).to_pylist():
+        for file in add_actions(self.handle).to_pylist():
             if file.get("max.layer", Layer.SILVER) == Layer.BRONZE or file.get("null_count.replayed_batch") == 0:
                 continue
             game = file.get("min.game")

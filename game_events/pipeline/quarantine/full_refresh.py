@@ -137,7 +137,7 @@ def _finish(
     if listed is not None:
         if quarantine is not None:
             quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
-            actions = add_actions(quarantine, flatten=True)
+            actions = add_actions(quarantine)
             held = actions.filter(may_hold(actions, "layer", Layer.BRONZE, Layer.BRONZE))
             rewritten = frozenset(map(str, held.column("path").to_pylist()))
         files = _stage(pipeline, listed, rewritten) if listed.files or rewritten else []

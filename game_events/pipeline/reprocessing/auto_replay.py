@@ -66,7 +66,7 @@ def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) ->
 
 def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Counter[SchemaId], bool]:
     """Rows of each unknown id, and whether rows were replayed to another bronze; reads only files that may have such rows."""
-    actions = add_actions(quarantine, flatten=True)
+    actions = add_actions(quarantine)
     if "max.reason" not in actions.column_names:
         return Counter(), False
     waits = may_hold(actions, "reason", Reason.UNKNOWN_SCHEMA, Reason.UNKNOWN_SCHEMA)

@@ -138,7 +138,7 @@ def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, r
     """Rows of quarantine that bronze lacks; only an early version of this project has left rows that are in both."""
     offset = F.col("_kafka_offset")
     ranges = waiting.groupBy("_kafka_partition").agg(F.min(offset).alias("first"), F.max(offset).alias("last")).collect()
-    actions = add_actions(bronze, flatten=True)
+    actions = add_actions(bronze)
     chosen = pa.repeat(False, actions.num_rows)
     for partition, first, last in ranges:
         of_partition = may_hold(actions, "_kafka_partition", partition, partition)

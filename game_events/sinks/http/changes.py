@@ -155,7 +155,7 @@ def _start(game: str, table: str, upto: int, held: Mapping[str, int | None], on_
 def _files(silver: DeltaTable, above: int) -> tuple[tuple[str, int | None, int | None, int], ...]:
     """Files that may have rows above a batch."""
     root = silver.table_uri.rstrip("/")
-    actions = add_actions(silver, flatten=True)
+    actions = add_actions(silver)
     names = {"path", "num_records", "min._batch", "max._batch"} & set(actions.column_names)
     rows = actions.select(sorted(names)).to_pylist()
     found = ((f"{root}/{a['path']}", a.get("min._batch"), a.get("max._batch"), a["num_records"] or 0) for a in rows)

@@ -90,7 +90,7 @@ class ExportTables:
 
 def _files_since(handle: DeltaTable, number: int) -> list[str]:
     """Paths of files that may have rows of a slice or later ones."""
-    actions = add_actions(handle, flatten=True)
+    actions = add_actions(handle)
     if "max.slice" in actions.column_names:
         highest = actions.column("max.slice")
         actions = actions.filter(pc.or_kleene(pc.is_null(highest), pc.greater_equal(highest, number)))

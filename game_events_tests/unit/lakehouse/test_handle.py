@@ -3,6 +3,7 @@
 import shutil
 import time
 from dataclasses import replace
+from functools import partialmethod
 
 import pytest
 from deltalake import DeltaTable
@@ -11,9 +12,11 @@ from deltalake.transaction import CommitProperties, Transaction
 
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.delta_log import TableLog
+from game_events.lakehouse.commits.restores import restored
+from game_events.lakehouse.data.snapshot import BATCH_INFO, row_count
 from game_events.lakehouse.handle import LONGEST_S, MOST_NOTED, MOST_VERSIONS, NOTED, KeptHandles
 from game_events.lakehouse.retention import Retention
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import Lakehouse, paths
 from game_events_tests.support.faults import opened_tables
 from game_events_tests.support.tables import plan
 
@@ -268,3 +271,56 @@ def test_beside_the_commits_of_others_transaction_ids_are_read_again(table):
     commit(plan(table, [2], 2, 3))
     table.advance(handle, {"txn": 2})
     assert handle.transaction_version("txn") == 3
+
+
+@pytest.fixture
+def log_reads(monkeypatch):
+    """Names of the methods of delta-rs's table that read a log from now on."""
+    found = []
+    for name in ("get_add_actions", "history"):
+        real = getattr(DeltaTable, name)
+
+        def noted(self, *args, of, do, **options):
+            found.append(of)
+            return do(self, *args, **options)
+
+        monkeypatch.setattr(DeltaTable, name, partialmethod(noted, of=name, do=real))
+    return found
+
+
+def test_files_and_the_newest_commit_are_read_once_for_each_version(table, log_reads):
+    commit(replace(plan(table, [1], 1, 2), info={BATCH_INFO: "1"}))
+    log_reads.clear()
+    handle = table.open()
+    for _ in range(2):
+        assert (len(paths(handle)), row_count(handle), restored(handle)) == (2, 2, False)
+    assert sorted(log_reads) == ["get_add_actions", "history"]
+    sets(table, other=1)
+    table.advance(handle)
+    log_reads.clear()
+    assert not restored(handle)
+    assert "history" in log_reads, "another writer's commit"
+
+
+def test_after_a_commit_of_a_handle_its_files_are_read_once_and_the_commit_is_known(table, log_reads):
+    planned = replace(plan(table, [1], 1, 2, follows=table.open()), info={BATCH_INFO: "1"})
+    assert (row_count(planned.follows), restored(planned.follows)) == (1, False)
+    log_reads.clear()
+    handle = commit(planned).handle
+    assert (len(paths(handle)), row_count(handle), restored(handle)) == (2, 2, False)
+    assert log_reads == ["get_add_actions"]
+
+
+def test_statistics_of_many_files_are_not_kept(table, log_reads, monkeypatch):
+    monkeypatch.setattr("game_events.lakehouse.handle.MOST_FILES", 0)
+    handle = table.open()
+    assert [row_count(handle), row_count(handle)] == [1, 1]
+    assert log_reads == ["get_add_actions"] * 2
+
+
+def test_a_restore_is_found_on_a_handle_that_was_moved_over_it(table):
+    handle = commit(replace(plan(table, [1], 1, 2, follows=table.open()), info={BATCH_INFO: "1"})).handle
+    assert not restored(handle)
+    table.open().restore(0)
+    table.advance(handle)
+    assert restored(handle)
