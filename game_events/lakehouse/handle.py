@@ -48,6 +48,13 @@ def read_add_actions(handle: DeltaTable) -> pa.Table:
     return pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=True)).read_all()
 
 
+def _as_bytes(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return bytes(sink.getvalue())
+
+
 class Handle(DeltaTable):
     """A version of a table; what was read of it is read once.
 
@@ -68,7 +75,7 @@ class Handle(DeltaTable):
         self.store = pafs.PyFileSystem(DeltaStorageHandler.from_table(self._table, options)) if remote else None
         self._transactions: tuple[int, dict[str, int | None]] = -1, {}
         self._newest: tuple[int, Mapping[str, Any]] = -1, {}
-        self._files: tuple[int, pa.Table | None] = -1, None
+        self._files: tuple[int, bytes | None] = -1, None
 
     @property
     def is_young(self) -> bool:
@@ -102,10 +109,12 @@ class Handle(DeltaTable):
 
     def add_actions(self) -> pa.Table:
         """See `tables.add_actions`."""
-        version, (of, files) = self.version(), self._files
-        if of != version or files is None:
-            files = read_add_actions(self)
-            self._files = version, files if files.num_rows <= MOST_FILES else None
+        version, (of, kept) = self.version(), self._files
+        if of == version and kept is not None:
+            return pa.ipc.open_stream(kept).read_all()
+        files = read_add_actions(self)
+        # As bytes: delta-rs's columns keep buffers of half a MiB, however few files there are.
+        self._files = version, _as_bytes(files) if files.num_rows <= MOST_FILES else None
         return files
 
     def identify(self) -> None:

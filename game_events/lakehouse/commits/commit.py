@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,11 +33,9 @@ from game_events.lakehouse.storage.errors import storage_error
 from game_events.lakehouse.tables import Table, add_actions, paths, table_id, version_of
 
 log = logging.getLogger(__name__)
-#: Attempts beside commits that touch neither the rows nor the progress of this one: compaction, table properties.
-ATTEMPTS = 5
-#: Attempts of a commit that removes files: each concurrent commit, of whatever kind, makes it compare again (some 20 ms on a
-#: local disk), and a loop commits to a table about twice a second.
-REMOVING_ATTEMPTS = 50
+#: Attempts: each concurrent commit, of whatever kind, makes a commit compare again (some 20 ms on a local disk), and a loop
+#: commits to a table about twice a second.
+ATTEMPTS = 50
 
 
 @dataclass(frozen=True)
@@ -81,11 +80,6 @@ class Commit:
     description: str | None = None
     about: str | None = None
     follows: DeltaTable | None = None
-
-    @property
-    def removes(self) -> bool:
-        """Whether it removes files of the table."""
-        return self.replace or bool(self.rewritten)
 
 
 def without_rows(
@@ -142,9 +136,8 @@ def commit(plan: Commit) -> Landed:
             f"{plan.table.uri}: {len(elsewhere)} of {len(plan.files)} files that Spark's workers have written are not there "
             f"({elsewhere[0]}): GAME_EVENTS_LAKEHOUSE has to be storage that all machines share (docs/cluster.md)"
         )
-    attempts = REMOVING_ATTEMPTS if plan.removes else ATTEMPTS
     followed: DeltaTable | None = None
-    for number in range(attempts):
+    for number in range(ATTEMPTS):
         attempt = _Attempt()
         try:
             planned = plan.follows if number == 0 else None
@@ -157,7 +150,7 @@ def commit(plan: Commit) -> Landed:
             discard(plan.table, list(plan.files))
             raise
         except (CommitFailedError, DeltaError, OSError) as error:
-            if _is_visible(plan, attempt, error, last=number == attempts - 1):
+            if _is_visible(plan, attempt, error, last=number == ATTEMPTS - 1):
                 break
     return _landed(plan, followed, attempt.mark)
 
@@ -180,52 +173,50 @@ def _require(plan: Commit, handle: DeltaTable | None) -> None:
 
 def _write(plan: Commit, attempt: _Attempt) -> DeltaTable | None:
     """Write the next version; returns a handle on the one that it follows, None: the table was made."""
-    handle = attempt.handle
-    properties = CommitProperties(
-        # 0 retries: the commit becomes the next version after the one that was compared, or fails. With retries, the second of
-        # two creators would become version 1; and a commit that removes files would succeed after a compaction (of ours or of
-        # another engine) that has moved the same rows, as delta-rs 1.6.6 finds no conflict with commits of `dataChange=false`:
-        # the table would have these rows twice.
-        max_commit_retries=0 if handle is None or plan.removes else None,
-        custom_metadata={**plan.info, COMMIT_ID: attempt.mark, **_noted(handle, plan)},
-        app_transactions=[Transaction(app, to) for app, to in plan.advance.items()],
-    )
-    wanted = described(plan.table, plan.schema)
+    handle, wanted = attempt.handle, described(plan.table, plan.schema)
     if handle is None or (plan.replace and plan.partition_by != tuple(handle.metadata().partition_columns)):
-        _create(plan, attempt, wanted, properties)
+        _create(plan, attempt, wanted)
         return None
+    mode: Literal["overwrite", "append"]
     actions: list[AddAction | RemoveAction] = [f.add_action(same_rows=plan.same_rows) for f in plan.files]
     if plan.replace and plan.reshape and not same_columns(handle, plan.schema):
         # delta-rs removes the old files itself, and writes the schema, in this mode.
-        schema = Schema.from_arrow(marked(wanted, partitioned=bool(plan.partition_by)))
-        attempt.sent = True
-        handle.create_write_transaction(
-            actions, "overwrite", schema, commit_properties=properties, post_commithook_properties=KEEP_LOG
-        )
-        return handle
-    evolved = evolve(plan.table, handle, wanted, owns_map=plan.owns_map)
-    evolved = describe(plan.table, evolved, wanted, plan.about)
-    if evolved is not handle:
-        handle = evolved
-        _require(plan, handle)
-    if plan.removes:
-        removed = paths(handle) if plan.replace else sorted(plan.rewritten)
-        actions += removals(removed, same_rows=plan.same_rows)
+        schema, mode = Schema.from_arrow(marked(wanted, partitioned=bool(plan.partition_by))), "overwrite"
+    else:
+        evolved = evolve(plan.table, handle, wanted, owns_map=plan.owns_map)
+        evolved = describe(plan.table, evolved, wanted, plan.about)
+        if evolved is not handle:
+            handle = evolved
+            _require(plan, handle)
+        if plan.replace or plan.rewritten:
+            removed = paths(handle) if plan.replace else sorted(plan.rewritten)
+            actions += removals(removed, same_rows=plan.same_rows)
+        schema, mode = handle.schema(), "append"
+    noted = handle.note_after(plan.advance) if isinstance(handle, Handle) else {}
     attempt.sent = True
     handle.create_write_transaction(
-        actions, "append", handle.schema(), commit_properties=properties, post_commithook_properties=KEEP_LOG
+        actions, mode, schema, commit_properties=_properties(plan, attempt, noted), post_commithook_properties=KEEP_LOG
     )
     return handle
 
 
-def _noted(handle: DeltaTable | None, plan: Commit) -> dict[str, str]:
-    """Commit information for whoever opens the version: values of transaction ids."""
-    if handle is None:
-        return note_of(0, {**dict.fromkeys(plan.expected), **plan.advance})
-    return handle.note_after(plan.advance) if isinstance(handle, Handle) else {}
+def _properties(plan: Commit, attempt: _Attempt, noted: Mapping[str, str]) -> CommitProperties:
+    """What goes into the log with the commit; `noted`: values of transaction ids, for whoever opens the version."""
+    return CommitProperties(
+        # 0 retries: the commit becomes the next version after the one that was compared, or fails. With retries, the second of
+        # two creators would become version 1; a commit that removes files would succeed after a compaction (of ours or of
+        # another engine) that has moved the same rows, as delta-rs 1.6.6 finds no conflict with commits of `dataChange=false`:
+        # the table would have these rows twice; and a reader of the version between would believe what is noted of a later one.
+        max_commit_retries=0,
+        custom_metadata={**plan.info, COMMIT_ID: attempt.mark, **noted},
+        app_transactions=[Transaction(app, to) for app, to in plan.advance.items()],
+    )
 
 
-def _create(plan: Commit, attempt: _Attempt, wanted: pa.Schema, properties: CommitProperties) -> None:
+def _create(plan: Commit, attempt: _Attempt, wanted: pa.Schema) -> None:
+    """Make the table, or a new one in place of another."""
+    # Which version a new table in place of another becomes is not known.
+    noted = note_of(0, {**dict.fromkeys(plan.expected), **plan.advance}) if attempt.handle is None else {}
     own = {"delta.dataSkippingNumIndexedCols": "32"}
     failpoints.reach("before_create", plan.table.name)
     attempt.sent = True
@@ -239,7 +230,7 @@ def _create(plan: Commit, attempt: _Attempt, wanted: pa.Schema, properties: Comm
         description=plan.description,
         configuration={**own, **plan.table.retention.properties(plan.table.key)},
         storage_options=plan.table.options,
-        commit_properties=properties,
+        commit_properties=_properties(plan, attempt, noted),
         post_commithook_properties=KEEP_LOG,
     )
 

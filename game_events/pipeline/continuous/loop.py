@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 
 import psutil
 from deltalake.exceptions import DeltaError
@@ -159,6 +158,7 @@ class Loop:
     _read: Offsets | None = None
     #: Silver may have rows that gold lacks.
     _gold_owed: bool = True
+    _turn_at: float = float("-inf")
     _gold_at: float = float("-inf")
     _around_at: float = float("-inf")
     _tables_at: float = float("-inf")
@@ -179,9 +179,8 @@ class Loop:
         try:
             self.pipeline.spark.addTag(TAG)
             while not self.stop.is_set() and not self._over(time.monotonic() - began):
-                started = time.monotonic()
-                self._retrying(partial(self._turn, started))
-                self.stop.wait(max(0.0, self.pipeline.settings.poll_interval_s - (time.monotonic() - started)))
+                self._retrying(self._turn)
+                self.stop.wait(max(0.0, self.pipeline.settings.poll_interval_s - (time.monotonic() - self._turn_at)))
             if not self.stop.is_set() and self._gold_owed:
                 self._retrying(lambda: self._cycle(self.pipeline.source.snapshot(), gold=True))
         except (TransientError, *FAULTS) as error:
@@ -204,8 +203,10 @@ class Loop:
         self.stop.set()
         self.pipeline.spark.interruptTag(TAG)
 
-    def _turn(self, clock: float) -> None:
-        """Poll the source, and run a cycle if there is work; `clock`: when the turn began, from which the next one counts."""
+    def _turn(self) -> None:
+        """Poll the source, and run a cycle if there is work."""
+        # Intervals of polls and of gold count from the same moment: if both are the same, each cycle refreshes gold.
+        clock = self._turn_at = time.monotonic()
         if clock - self._sampled_at >= SAMPLE_S:
             self._sampled_at = clock
             self.report.memory = memory_mib()
@@ -222,7 +223,6 @@ class Loop:
             self._set(IDLE)
             return
         self._around_at = clock if around else self._around_at
-        # As the interval of polls: if both are the same, each cycle refreshes gold.
         self._gold_at = clock if gold else self._gold_at
         self._cycle(now, gold=gold)
 

@@ -133,6 +133,8 @@ class IncrementalMaintenance:
         done = _maintained(table, lambda _, handle, done: _tidy(known, handle, LOOP_GOAL, done))
         if done.error:
             log.warning("maintenance=failed table=%s why=%r", name, done.error)
+        if done.error or done.skipped:
+            self._commits[name] = 1  # due again after a while, whether it gets commits or not
         return done
 
 

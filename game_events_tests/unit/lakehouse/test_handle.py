@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 from functools import partialmethod
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -14,6 +15,7 @@ from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.data.snapshot import BATCH_INFO, row_count
+from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.handle import LONGEST_S, MOST_NOTED, MOST_VERSIONS, NOTED, KeptHandles
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse, paths
@@ -324,3 +326,24 @@ def test_a_restore_is_found_on_a_handle_that_was_moved_over_it(table):
     table.open().restore(0)
     table.advance(handle)
     assert restored(handle)
+
+
+@pytest.mark.parametrize("columns", [["n"], ["n", "later"]])
+def test_a_reader_of_the_version_between_never_gets_transaction_ids_of_the_next_one(table, monkeypatch, columns):
+    """The version between: another writer's, over which the commit is tried again, or the one that adds its columns."""
+    handle, between = table.open(), []
+    rows = pa.table({name: [1] for name in columns})
+    planned = replace(plan(table, [1], 1, 2, follows=handle), schema=rows.schema, files=staged(table, rows))
+    write = DeltaTable.create_write_transaction
+
+    def overtaken(*arguments, **options):
+        monkeypatch.undo()
+        if columns == ["n"]:
+            sets(table, other=7)
+        between.append(table.open())
+        write(*arguments, **options)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", overtaken)
+    assert commit(planned).version == 2
+    assert between[0].version() == 1
+    assert between[0].transaction_version("txn") == 1

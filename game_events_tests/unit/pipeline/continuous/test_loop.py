@@ -111,11 +111,11 @@ def test_gold_is_owed_after_a_cycle_that_failed_behind_silvers_commits(make_loop
     loop = make_loop(TransientError("unused"), 0, cycle=cycle, gold_interval_s=3600)
     ends = iter(range(9))
     loop.pipeline.source.snapshot = lambda: SimpleNamespace(latest={0: next(ends)})
-    loop._turn(time.monotonic())
+    loop._turn()
     assert (golds, loop._gold_owed) == ([True], False)
     with pytest.raises(TransientError):
-        loop._turn(time.monotonic())
-    loop._turn(time.monotonic())
+        loop._turn()
+    loop._turn()
     assert (golds, loop._gold_owed) == ([True, False, False], True)
 
 

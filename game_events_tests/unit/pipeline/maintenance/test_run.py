@@ -10,7 +10,7 @@ import pytest
 
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.maintenance.run import COMMITS, IncrementalMaintenance, maintain
+from game_events.pipeline.maintenance.run import COMMITS, SECONDS, IncrementalMaintenance, maintain
 from game_events.pipeline.quarantine.full_refresh import ResetList, keep
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.pipelines import without_spark
@@ -88,3 +88,22 @@ def test_tables_that_wait_have_their_turn_before_those_with_more_commits(slow):
         turns += [done.table for done in maintenance.work() if done.table.startswith("silver")]
         maintenance.note(["silver_busy_events"] * 9 * COMMITS)
     assert turns[:2] == ["silver_rare_events", "silver_busy_events"]
+
+
+def test_a_table_whose_maintenance_failed_has_another_turn_after_a_while_without_a_commit(slow):
+    table = slow.table("silver_uno_events")
+    put(table, pa.table({"n": [1]}))
+    entry = Path(table.uri, "_delta_log", f"{0:020}.json")
+    good = entry.read_text()
+    entry.write_text("not json")
+    maintenance = IncrementalMaintenance(slow, share=1.0)
+    maintenance.note([table.name] * COMMITS)
+    slow.now += 1
+    failed = {done.table: done.error for done in maintenance.work()}
+    assert failed[table.name]
+    entry.write_text(good)
+    slow.now += 1
+    assert table.name not in {done.table for done in maintenance.work()}
+    slow.now += SECONDS
+    again = {done.table: done.error for done in maintenance.work()}
+    assert again[table.name] is None
