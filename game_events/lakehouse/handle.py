@@ -138,7 +138,8 @@ class Handle(DeltaTable):
         version = self.version()
         if self._transactions[0] != version:
             newest = self.newest_commit()
-            # A commit may become a later version than it was made for, and the history may have a later one's: not this note.
+            # Not the note of another version: the history may have a later one's commit, and commits of older releases of this
+            # project may have become a later version than they noted.
             of, noted = json.loads(newest.get(NOTED, "[-1, {}]"))
             self._transactions = version, dict(noted) if of == version else {}
             self._note_mark(newest.get(COMMIT_ID))

@@ -4,7 +4,7 @@ Source: Delta Lake protocol, "Delta Log Entries", "Commit Provenance Information
 """
 
 import json
-import os
+from pathlib import Path
 
 import pyarrow.fs as pafs
 
@@ -25,7 +25,7 @@ def entry_of(uri: str, store: pafs.FileSystem | None, version: int) -> Entry | N
     """
     try:
         if store is None:
-            found = os.stat(f"{uri}/{_path(version)}")  # noqa: PTH116 - seven times for each game
+            found = Path(uri, _path(version)).stat()
             return found.st_ino, found.st_size, found.st_mtime_ns
         with store.open_input_file(_path(version)) as source:
             first = source.read(_HEAD).partition(b"\n")[0]
@@ -40,12 +40,11 @@ def entry_of(uri: str, store: pafs.FileSystem | None, version: int) -> Entry | N
 
 def has_entry(uri: str, store: pafs.FileSystem | None, version: int) -> bool:
     """Whether a version has an entry; a call of the operating system, or a request. `store`, errors: as for `entry_of`."""
+    if store is None:
+        return entry_of(uri, None, version) is not None
     try:
-        if store is None:
-            os.stat(f"{uri}/{_path(version)}")  # noqa: PTH116 - as above
-        else:
-            # `get_file_info` would list the folder of that name, too.
-            store.open_input_file(_path(version)).close()
+        # `get_file_info` would list the folder of that name, too.
+        store.open_input_file(_path(version)).close()
     except FileNotFoundError:
         return False
     return True

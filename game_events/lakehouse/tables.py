@@ -203,7 +203,7 @@ class Table:
         """Whether a handle has the table's newest version still.
 
         False, too, if its version's entry was not noted, or if the store refuses the handle's credentials: a new handle reads
-        them anew. The same table: one that was deleted and made again since has another log entry of that version, or none.
+        them again. The same table: one that was deleted and made again since has another log entry of that version, or none.
 
         Raises:
             TransientError: as `open` does.

@@ -53,8 +53,10 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int 
 
 def restored(handle: DeltaTable) -> bool:
     """Whether a table was restored or replaced since this project's newest commit of rows; mostly reads one log entry."""
+    if isinstance(handle, Handle) and _is_checked(handle.newest_commit(), BATCHES):
+        return False
     for limit in RESTORE_HISTORY:
-        for entry in [handle.newest_commit()] if limit == 1 and isinstance(handle, Handle) else handle.history(limit):
+        for entry in handle.history(limit):
             if _is_checked(entry, BATCHES):
                 return False
             if entry.get("operation") in REPLACING:

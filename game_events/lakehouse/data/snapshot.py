@@ -33,7 +33,7 @@ class FileSelection:
 
     Attributes:
         files, paths: their URIs, and their paths below the table's folder.
-        rows: rows in them; without those of files with an unknown number, unless `counted`.
+        rows: rows in them; without those of files with an unknown number, unless `rows_known`.
         exact: by their statistics every row is above the bound, so no filter is needed. A filter's bound is part of the code
             that Spark generates: with one, each small batch would be compiled again and run cold.
     """
@@ -42,7 +42,7 @@ class FileSelection:
     paths: list[str]
     rows: int
     exact: bool
-    counted: bool = True
+    rows_known: bool = True
 
 
 def selection(handle: DeltaTable, column: str | None = None, above: int = 0) -> FileSelection:

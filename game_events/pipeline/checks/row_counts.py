@@ -88,7 +88,7 @@ def count_later(
     not say, take a Spark job.
     """
     later = selection(handle, "_batch", above)
-    if later.rows <= few_rows and later.counted and len(later.files) <= FEW_FILES:
+    if later.rows <= few_rows and later.rows_known and len(later.files) <= FEW_FILES:
         return _counted_here(pipeline, handle, later.paths, above)
     rows = read_files(pipeline.spark, later.files, spark_schema(handle.schema())).where(F.col("_batch") > above)
     found = rows.groupBy(_name(pipeline, handle), "_batch").agg(F.count(F.lit(1)).alias("rows")).collect()

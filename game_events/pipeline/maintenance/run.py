@@ -49,8 +49,8 @@ LOG_ENTRIES = 10
 COMMITS, SECONDS = 16, 300.0
 #: Maximum share of the loop's time (`IncrementalMaintenance.share`).
 SHARE = 0.1
-#: Seconds of that share that short cycles save up at most, and of one long cycle's share: all tables become due at the same
-#: time, and new rows wait meanwhile.
+#: Seconds of maintenance between two cycles at most: saved up over short cycles, and for one long cycle. All tables become due
+#: at the same time, and new rows wait meanwhile.
 MOST_SAVED_S, MOST_AT_ONCE_S = 0.1, 1.0
 
 
@@ -83,13 +83,12 @@ def maintain(pipeline: Pipeline, report: RunReport, only: Collection[str] = (), 
 class IncrementalMaintenance:
     """Maintenance of the tables that one loop commits to, within a share of its time.
 
-    `most_saved_s`, `most_at_once_s`: `MOST_SAVED_S`, `MOST_AT_ONCE_S`.
+    `share`: of the loop's time. `most_saved_s`: seconds of this share that are saved up over short cycles at most.
     """
 
     lakehouse: Lakehouse
     share: float = SHARE
     most_saved_s: float = MOST_SAVED_S
-    most_at_once_s: float = MOST_AT_ONCE_S
     _commits: dict[str, int] = field(default_factory=dict)
     _checked_at: dict[str, float] = field(default_factory=dict)
     _logs: dict[str, ReplacedFiles] = field(default_factory=dict)
@@ -107,7 +106,7 @@ class IncrementalMaintenance:
         """Maintain the tables that are due, as many as there is time for; the others remain due."""
         clock = time.monotonic()
         gained = self.share * (clock - self._last)
-        self._budget_s = min(self._budget_s + gained, max(self.most_saved_s, min(gained, self.most_at_once_s)))
+        self._budget_s = min(self._budget_s + gained, max(self.most_saved_s, min(gained, MOST_AT_ONCE_S)))
         self._last = clock
         done = []
         for name in self._due(clock):

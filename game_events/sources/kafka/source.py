@@ -95,8 +95,8 @@ class KafkaSource(Source):
         for key, value in for_java(self._options).items():
             reader = reader.option(f"kafka.{key}", value)
         ids = {split.topic: split.topic_id for split in batch.end}
-        # Names and ids of topics have letters, digits and `._-` only. Of a map, as it is one constant: conditions for hundreds
-        # of topics would be more code than the JVM compiles.
+        # Names and ids of topics match `[A-Za-z0-9._-]+`, so they need no escapes. The map is one constant: conditions for
+        # hundreds of topics would be more generated code than the JVM compiles.
         pairs = ", ".join(f"'{name}', '{id_}'" for name, id_ in sorted(ids.items()))
         id_of = f"element_at(map({pairs}), topic) AS topic_id"
         return reader.load().selectExpr(*(id_of if name == "topic_id" else quoted(name) for name in RAW_COLUMNS))

@@ -333,7 +333,7 @@ class TestMaintenanceOfALoop:
         assert data_files(table) == committed_files(table)
 
     def test_it_takes_no_more_than_its_share_and_the_others_turn_comes(self, lakehouse):
-        maintenance = IncrementalMaintenance(lakehouse, share=0.1, most_saved_s=1e-9, most_at_once_s=1e-9)
+        maintenance = IncrementalMaintenance(lakehouse, share=1e-9)
         tables = [lakehouse.silver(f"g{n}") for n in range(3)]
         for silver in tables:
             append(silver, LOOP_GOAL.files)

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
@@ -27,6 +28,7 @@ def test_a_check_whose_spark_job_fails_is_noted_as_not_passed_and_fails_no_run()
         (PySparkException("gamer-0042"), "PySparkException: see the run's log"),
         (JobAbortedError("gamer-0042"), "JobAbortedError: see the run's log"),
         (TransientError("storage does not answer"), "storage does not answer"),
+        (pa.ArrowInvalid("no Parquet file"), "no Parquet file"),
     ):
 
         def broken(*_, error=error):

@@ -78,7 +78,7 @@ def test_long_cycles_leave_maintenance_their_share(slow):
 
 
 def test_tables_that_wait_have_their_turn_before_those_with_more_commits(slow):
-    maintenance = IncrementalMaintenance(slow, share=0.1, most_saved_s=1e-9, most_at_once_s=1e-9)
+    maintenance = IncrementalMaintenance(slow, share=0.1)
     maintenance.note(["silver_rare_events"] * COMMITS)
     slow.now += 1
     maintenance.note(["silver_busy_events"] * 9 * COMMITS)
