@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench chaos docs docs-serve up wheel lock lock-jars audit clean prerequisites
+.PHONY: help setup demo test test-all lint bench bench-all chaos docs docs-serve up wheel lock lock-jars audit clean prerequisites
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,8 +55,11 @@ lint: setup  ## ruff (style, format), mypy (types), import-linter (which package
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/docs_pages.py --check && \
 	  $(BIN)/python -m benchmarks.page --check
 
-bench: setup  ## Benchmarks: ratios measured in one run; table and JSON in benchmarks/results
+bench: setup  ## Benchmarks in half an hour: ratios measured in one run; table and JSON in benchmarks/results
 	@$(BIN)/python -m benchmarks.run
+
+bench-all: setup  ## All benchmarks: history, the model of scale, memory, rates, workers, too
+	@$(BIN)/python -m benchmarks.run --all
 
 chaos: setup  ## Kill every process at random, 50 times, then count every row: 20 to 30 minutes; KILLS, SEED
 	@$(BIN)/python -m game_events_tests.scenarios.chaos --kills $(or $(KILLS),50) --seed $(or $(SEED),1)

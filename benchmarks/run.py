@@ -1,4 +1,4 @@
-"""`make bench`: every scenario in one run on one machine, so that ratios mean something."""
+"""`make bench`, `make bench-all`: scenarios in one run on one machine, so that ratios mean something."""
 
 from __future__ import annotations
 
@@ -33,21 +33,24 @@ from benchmarks.starts import starts
 from benchmarks.workers import workers
 
 Scenario = Callable[[Arena], list[Figure]]
-SCENARIOS: dict[str, Scenario] = {
+#: Together below half an hour.
+SHORT: dict[str, Scenario] = {
     "decoding": decoding,
     "bronze": bronze,
     "fan_out": fan_out,
     "graph": graph,
     "increments": increments,
     "games": games,
+    "continuous": continuous,
+    "starts": starts,
+}
+SCENARIOS = SHORT | {
     "history": history,
     "model": model,
     "bookkeeping": bookkeeping,
     "memory": memory,
-    "continuous": continuous,
     "rates": rates,
     "rest": rest,
-    "starts": starts,
     "workers": workers,
 }
 QUICK_EVENTS = 200_000
@@ -60,11 +63,12 @@ def main(
     pairs: Annotated[int, typer.Option(min=1, help="interleaved repetitions")] = 3,
     seconds: Annotated[float, typer.Option(min=10, help="how long events arrive in continuous mode")] = 120,
     only: Annotated[list[str] | None, typer.Option(help=f"one of {', '.join(SCENARIOS)}; may be given again")] = None,
+    everything: Annotated[bool, typer.Option("--all", help=f"the others, too: without it {', '.join(SHORT)}")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="200,000 events, one pair, 20 s: does it run, not how fast")] = False,
     out: Annotated[Path, typer.Option(help="where the JSON goes")] = RESULTS / "latest.json",
 ) -> None:
     """Measure, print a table, save JSON. Fails if a scenario fails; a missed target is shown, not a failure."""
-    wanted = only or list(SCENARIOS)
+    wanted = only or list(SCENARIOS if everything else SHORT)
     unknown = sorted(set(wanted) - set(SCENARIOS))
     if unknown:
         raise typer.BadParameter(f"no scenario {', '.join(unknown)}: give {', '.join(SCENARIOS)}", param_hint="--only")
