@@ -21,9 +21,9 @@ from game_events.spark.schemas import quoted
 
 #: Id of a topic from a broker without topic ids: 16 bytes of zeros, as librdkafka writes them.
 NO_ID = "A" * 22
-#: Spark's consumer prefetches past the end of the batch, and its next request waits for that fetch: with Kafka's default of
-#: 500 ms a small batch took 0.55 s for each partition, with 10 ms the whole batch takes 0.3 s.
-FETCH_WAIT_MS = "10"
+#: The broker answers at once. Spark's consumer prefetches past the end of the batch, and its next request waits for that fetch
+#: (docs/decisions/0012-kafka-fetch-wait.md).
+FETCH_WAIT_MS = "0"
 
 
 class KafkaSource(Source):
