@@ -202,28 +202,35 @@ class SchemaRegistry:
         return RegistrySchema(schema_id, kind, text, tuple(texts.found.items()))
 
     def versions(self, subject: str) -> list[SubjectVersion]:
-        """All versions of a subject, oldest first; empty if there is no such subject. One call per version."""
-        found = []
+        """All versions of a subject, oldest first; empty if there is no such subject. One call per version.
+
+        Raises:
+            TransientError: also for more versions than can be asked about in `SchemaLimits.schema_s`.
+        """
+        found, until = [], self._clock() + self._limits.schema_s
         for number in self.version_numbers(subject):
+            if self._clock() > until:
+                raise TransientError(f"schema registry {self.url}: {subject!r} has more versions than it names in time")
             registered = self._call(f"subject {subject!r} version {number}", partial(self._client.get_version, subject, number))
-            if registered is not None and registered.schema_id is not None:
+            if registered is not None and isinstance(registered.schema_id, int):
                 found.append(SubjectVersion(subject, number, registered.schema_id))
         return found
 
     def version_numbers(self, subject: str) -> list[int]:
         """The version numbers of a subject: one call."""
-        return sorted(self._call(f"subject {subject!r}", lambda: self._client.get_versions(subject)) or [])
+        return self._call(f"subject {subject!r}", lambda: sorted(map(int, self._client.get_versions(subject) or []))) or []
 
     def newest(self, subject: str) -> tuple[int, int] | None:
         """Number and schema id of a subject's newest version, or None if there is none: one call."""
         found = self._call(f"subject {subject!r}", lambda: self._client.get_latest_version(subject))
-        return (found.version, found.schema_id) if found is not None and found.version and found.schema_id is not None else None
+        version, schema_id = (found.version, found.schema_id) if found is not None else (None, None)
+        return (version, schema_id) if isinstance(version, int) and isinstance(schema_id, int) else None
 
     def _collect(self, schema: Schema, texts: _Texts) -> None:
         """Adds the texts of all references, depth first, so that dependencies precede dependents; each name once."""
         for reference in schema.references or []:
             name, subject, version = reference.name, reference.subject, reference.version
-            if name is None or subject is None or version is None or name in texts.begun:
+            if not (isinstance(name, str) and isinstance(subject, str) and isinstance(version, int)) or name in texts.begun:
                 continue
             texts.begin(name)
             registered = self._call(

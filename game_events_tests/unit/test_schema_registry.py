@@ -186,3 +186,39 @@ def test_an_answer_of_another_shape_is_an_error_of_ours(served, answer, tmp_path
         SchemaCatalog(registry(served), Lakehouse(str(tmp_path))).plan(ColumnMap(), [(1, ())])
     except TransientError as error:
         assert "schema id 1" in str(error)
+
+
+@pytest.mark.parametrize("numbers", [[1, "a"], [1, None], {"a": 1}, [[1]], True, "text", 7])
+def test_version_numbers_of_another_shape_are_an_error_of_ours(served, numbers):
+    served["/subjects/s/versions"] = numbers
+    with pytest.raises(TransientError, match="gave no usable answer for subject 's'"):
+        registry(served).versions("s")
+
+
+@pytest.mark.parametrize("strange", [1.5, "a", None])
+def test_ids_of_another_shape_are_left_out(served, strange):
+    served |= {"/subjects/s/versions": [1], "/subjects/s/versions/1": version("s") | {"id": strange}}
+    served["/subjects/s/versions/latest"] = version("s") | {"id": strange}
+    assert registry(served).versions("s") == []
+    assert registry(served).newest("s") is None
+
+
+@pytest.mark.parametrize("strange", [{"name": {}}, {"name": [1]}, {"subject": {}}, {"version": 1.5}, {"version": "latest"}])
+def test_references_of_another_shape_are_left_out(served, strange):
+    served["/schemas/ids/1"] = good(references=[reference("r") | strange])
+    assert registry(served).fetch(1).references == ()
+
+
+def test_a_subject_with_versions_without_end_is_given_up(served):
+    now, asked = [0.0], []
+
+    def answer(body):
+        asked.append(now[0])
+        now[0] += 9
+        body.write(json.dumps(version("s")).encode())
+
+    served["/subjects/s/versions"] = list(range(1_000_000))
+    served |= {f"/subjects/s/versions/{number}": answer for number in range(100)}
+    with pytest.raises(TransientError, match="'s' has more versions than it names in time"):
+        registry(served, clock=lambda: now[0]).versions("s")
+    assert len(asked) == 7
