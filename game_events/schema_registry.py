@@ -15,6 +15,7 @@ import httpx2
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
+from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
 from game_events.config.tls import UNTRUSTED
 from game_events.decoding.core.registry_schema import RegistrySchema
@@ -171,6 +172,7 @@ class SchemaRegistry:
         `clock`: seconds, for the time of one schema and after an outage.
         """
         self.url, self._limits, self._clock = settings.schema_registry_url, limits or SchemaLimits(), clock
+        self._settings = settings
         self._client = registry_client(settings, timeout_s, retries, self._limits.answer_bytes)
         self._outage: tuple[float, TransientError] | None = None
         # Its connections close with this object.
@@ -266,8 +268,10 @@ class SchemaRegistry:
                     f"schema registry {self.url} refuses {what} (HTTP {status}): check "
                     "GAME_EVENTS_SCHEMA_REGISTRY_USER and GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD"
                 ) from None
-            raise TransientError(f"schema registry {self.url} answered {what} with {status}: {error}") from error
-        except (httpx2.HTTPError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            # Its text may be a page of megabytes, or repeat the request with its login.
+            said = without_secrets(str(error), self._settings)
+            raise TransientError(f"schema registry {self.url} answered {what} with {status}: {said}") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             if UNTRUSTED in str(error):
                 raise ConfigurationError(
                     f"schema registry {self.url}: its certificate is not trusted ({error}): set GAME_EVENTS_TLS_CA_FILE to the "

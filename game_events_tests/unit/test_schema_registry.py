@@ -4,9 +4,11 @@ import gzip
 import json
 import threading
 import time
+import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from pydantic import SecretStr
 
 from game_events.config.settings import Settings
 from game_events.decoding.core.column_map import ColumnMap
@@ -25,8 +27,8 @@ def served():
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             answer = answers.get(self.path.split("?")[0])
-            answers["accepted"] = self.headers["Accept-Encoding"]
-            self.send_response(404 if answer is None else 200)
+            answers.update(accepted=self.headers["Accept-Encoding"], login=self.headers["Authorization"])
+            self.send_response(404 if answer is None else answers.get("status", 200))
             self.send_header("Content-Type", "application/json")
             if answers.get("packed"):
                 self.send_header("Content-Encoding", "gzip")
@@ -222,3 +224,24 @@ def test_a_subject_with_versions_without_end_is_given_up(served):
     with pytest.raises(TransientError, match="'s' has more versions than it names in time"):
         registry(served, clock=lambda: now[0]).versions("s")
     assert len(asked) == 7
+
+
+def test_a_page_in_place_of_an_answer_fills_no_log_and_repeats_no_login(served, caplog):
+    def page(body):
+        body.write(f"<p>{served['login']}, planted-password</p>{'x' * 100_000}".encode())
+
+    served |= {"/schemas/ids/1": page, "status": 500}
+    login = {"schema_registry_user": "me", "schema_registry_password": SecretStr("planted-password"), "tls_ca_file": None}
+    settings = Settings.model_construct(schema_registry_url=served["url"], **login)
+    with pytest.raises(TransientError, match=r"answered schema id 1 with 500: .*\*\*\*, \*\*\*") as raised:
+        SchemaRegistry(settings, retries=0).fetch(1)
+    texts = caplog.text + "".join(traceback.format_exception(raised.value))
+    assert "planted" not in texts
+    assert served["login"].removeprefix("Basic ") not in texts
+    assert len(texts) < 10_000
+
+
+def test_an_address_that_is_none_is_an_error_of_ours():
+    settings = Settings.model_construct(schema_registry_url="http://r:port", schema_registry_user=None, tls_ca_file=None)
+    with pytest.raises(TransientError, match="is GAME_EVENTS_SCHEMA_REGISTRY_URL right"):
+        SchemaRegistry(settings, retries=0).fetch(1)

@@ -99,10 +99,11 @@ class KafkaSettings(BaseSettings):
     @field_validator("schema_registry_url")
     @classmethod
     def _http(cls, value: str) -> str:
-        if not value.startswith(("http://", "https://", "mock://")):
-            raise ValueError("must start with http:// or https://")
+        urls = [url.strip() for url in value.split(",")]
+        if not all(url.startswith(("http://", "https://", "mock://")) for url in urls):
+            raise ValueError("must start with http:// or https://, each of several addresses, too")
         # Errors, tables and Dagster's events name this address.
-        if any("@" in urlsplit(url.strip()).netloc for url in value.split(",")):
+        if any("@" in urlsplit(url).netloc for url in urls):
             raise ValueError(
                 "must hold no password: set GAME_EVENTS_SCHEMA_REGISTRY_USER and GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD"
             )

@@ -173,6 +173,8 @@ def test_the_registrys_address_has_no_slash_at_its_end(url):
         ("STARTING_TIMESTAMP", "2026-11-21T00:00:00", "timezone"),
         ("KEEP_RAW", "some", "'all' or 'failures'"),
         ("SCHEMA_REGISTRY_URL", "registry:8081", "must start with http"),
+        ("SCHEMA_REGISTRY_URL", "http://one:8081,two:8081", "must start with http"),
+        ("SCHEMA_REGISTRY_URL", "http://one:8081,", "must start with http"),
         ("KAFKA_TOPIC", "", "at least 1 character"),
         ("SPARK_DRIVER_MEMORY", "lots", "pattern"),
         ("LAKEHOUSE", "", "at least 1 character"),
