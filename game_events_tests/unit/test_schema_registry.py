@@ -245,3 +245,38 @@ def test_an_address_that_is_none_is_an_error_of_ours():
     settings = Settings.model_construct(schema_registry_url="http://r:port", schema_registry_user=None, tls_ca_file=None)
     with pytest.raises(TransientError, match="is GAME_EVENTS_SCHEMA_REGISTRY_URL right"):
         SchemaRegistry(settings, retries=0).fetch(1)
+
+
+RECORD = '{"type": "record", "name": "T", "fields": [{"name": "e", "type": "E"}]}'
+
+
+def imported(symbol):
+    text = json.dumps({"type": "enum", "name": "E", "symbols": [symbol]})
+    return {"/subjects/e/versions/1": {"subject": "e", "version": 1, "id": 9, **good(text)}}
+
+
+def planned(served, tmp_path, **options):
+    """What a process plans for schema 1, which it then archives."""
+    catalog = SchemaCatalog(registry(served), Lakehouse(str(tmp_path)), **options)
+    plan = catalog.plan(ColumnMap(), [(1, ())])
+    catalog.archive([1])
+    return plan
+
+
+def test_an_archived_schema_is_decoded_whatever_reference_the_registry_loses_later(served, tmp_path):
+    served |= {"/schemas/ids/1": good(RECORD, [reference("e")]), **imported("A")}
+    assert planned(served, tmp_path).types == {(1, ())}
+    del served["/subjects/e/versions/1"]
+    assert planned(served, tmp_path).types == {(1, ())}
+    served |= imported("B")
+    with pytest.raises(DataError, match="REGISTRY_CHANGED"):
+        planned(served, tmp_path)
+
+
+def test_a_schema_that_was_archived_without_a_reference_is_decoded_once_the_registry_has_it_again(served, tmp_path):
+    """Of a type that is not selected, records are kept, and their schema archived, whether it compiles or not."""
+    served |= {"/schemas/ids/1": good(RECORD, [reference("e")])}
+    assert planned(served, tmp_path, selected={"other"}).undecoded == {(1, ())}
+    served |= imported("A")
+    assert planned(served, tmp_path, selected={"other"}).undecoded == {(1, ())}
+    assert planned(served, tmp_path).types == {(1, ())}

@@ -1,5 +1,7 @@
 """A schema of a registry or a file, as text."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import uuid
@@ -25,9 +27,15 @@ class RegistrySchema:
     text: str
     references: tuple[tuple[str, str], ...] = ()
 
+    def contradicts(self, other: RegistrySchema) -> bool:
+        """Whether one id has another meaning in the other: the texts differ, or those of a reference that both have."""
+        mine = dict(self.references)
+        differs = any(mine.get(name, text) != text for name, text in other.references)
+        return differs or (self.format, self.text) != (other.format, other.text)
+
     @property
     def digest(self) -> str:
-        """SHA-256 over text and references: detects a reset registry."""
+        """SHA-256 over text and references."""
         whole = json.dumps([self.format, self.text, self.references], separators=(",", ":"))
         return hashlib.sha256(whole.encode()).hexdigest()
 

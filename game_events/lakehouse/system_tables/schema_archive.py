@@ -24,7 +24,7 @@ SCHEMA = schema_of(
     format=(pa.string(), "PROTOBUF, AVRO or JSON"),
     text=(pa.string(), "Schema text as the registry had it"),
     references=(_REFERENCES, "Schemas that it refers to, with their texts"),
-    digest=(pa.string(), "Hash of its meaning: another one for the same id stops runs"),
+    digest=(pa.string(), "Hash of text and references"),
     archived_at=(pa.timestamp("us", tz="UTC"), "When its first record was read (UTC)"),
 )
 
@@ -77,8 +77,11 @@ class SchemaArchive:
 
 
 def require_same(archived: RegistrySchema | None, found: RegistrySchema, registry: str, uri: str) -> None:
-    """Raise DataError (REGISTRY_CHANGED) if a registry's schema of an id differs from the archived one."""
-    if archived is not None and found.digest != archived.digest:
+    """Raise DataError (REGISTRY_CHANGED) if a registry's schema of an id has another meaning than the archived one.
+
+    Not if a reference is only in one of them: a registry may lose one, or have it again.
+    """
+    if archived is not None and archived.contradicts(found):
         raise DataError(
             f"REGISTRY_CHANGED: {registry} gives schema id {found.schema_id} another meaning than the records "
             f"already read with it (archive: {uri}). Point GAME_EVENTS_SCHEMA_REGISTRY_URL at the right "

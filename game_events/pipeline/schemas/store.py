@@ -136,7 +136,11 @@ class SchemaStore:
             self._unknown_since[schema_id] = time.monotonic()
             return None
         if found is not None:
-            require_same(known.schema if known is not None else None, found, self._registry.url, self._archive.uri)
+            archived = known.schema if known is not None else None
+            require_same(archived, found, self._registry.url, self._archive.uri)
+            if archived is None or len(found.references) > len(archived.references):
+                # The registry had lost a reference when this id was archived.
+                known = _Known(found, archived=archived is not None)
         known = self._known[schema_id] = known or _Known(found)
         known.verified = True
         return known
