@@ -23,8 +23,8 @@ _VARIABLES = re.compile(
 )
 #: Shorter paths (`/events`) are too frequent in normal text.
 MIN_PATH_CHARS = 16
-#: `user:password@`, also with slashes in the password; not a port with a path.
-_IN_ADDRESS = re.compile(r"(://)(?:[^/@\s]{1,1000}|[^/@\s:]{0,1000}:(?!\d{1,5}[/?#])[^@\s\"'<>]{1,1000})@")
+#: `user:password@`, also with `@` or slashes in the password; not a port with a path.
+_IN_ADDRESS = re.compile(r"(://)(?:[^/\s]{1,1000}|[^/@\s:]{0,1000}:(?!\d{1,5}[/?#])[^@\s\"'<>]{1,1000})@")
 #: Spark Connect's address carries its token as a parameter (`sc://host:443/;use_ssl=true;token=...`).
 _TOKEN = re.compile(r"(;\s*token=)[^;\s]+", re.IGNORECASE)
 #: Kafka's options without secrets, often with frequent values: `https`, `true`, a user `game`. All others are secrets.
@@ -120,6 +120,7 @@ def _escaped(text: str) -> Iterator[str]:
         yield json.dumps(text, ensure_ascii=ascii_only)[1:-1]
     yield repr(text)[1:-1]
     yield ascii(text)[1:-1]
+    yield repr(text.encode())[2:-1]
     # Java's quoting of a login; PostgreSQL's and librdkafka's of a single quote is `repr`'s.
     yield text.replace("\\", "\\\\").replace('"', '\\"')
     yield text.replace("'", "\\'")
