@@ -15,7 +15,7 @@ from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import is_s3
-from game_events.lakehouse.tables import Lakehouse, Table, no_table
+from game_events.lakehouse.tables import Lakehouse, Table, is_game, no_table
 from game_events.orchestration.keys import Keys
 from game_events.orchestration.resources import SparkResource
 
@@ -38,15 +38,16 @@ class TableLoader(dg.ConfigurableIOManager):
         """
         settings, kind = self.source.read(), context.dagster_type.typing_type
         lakehouse, keys = Lakehouse.of(settings), Keys.of(settings)
-        games = context.asset_partition_keys if context.has_asset_partitions else [None]
-        tables = {game: table_of(lakehouse, keys, context.asset_key, game) for game in games}
+        games = list(context.asset_partition_keys) if context.has_asset_partitions else [None]
         if get_origin(kind) is dict:
+            valid = [game for game in games if game is None or is_game(game)]
+            tables = {game: table_of(lakehouse, keys, context.asset_key, game) for game in valid}
             opened = {game: (table, open_table(settings, table)) for game, table in tables.items()}
             kind = get_args(kind)[1]
             return {game: self._as(kind, table, handle) for game, (table, handle) in opened.items() if handle is not None}
-        if len(tables) != 1:
-            raise ConfigurationError(f"input {context.name} is {len(tables)} tables: annotate it with dict[str, ...]")
-        (table,) = tables.values()
+        if len(games) != 1:
+            raise ConfigurationError(f"input {context.name} is {len(games)} tables: annotate it with dict[str, ...]")
+        table = table_of(lakehouse, keys, context.asset_key, games[0])
         handle = open_table(settings, table)
         if handle is None:
             raise no_table(lakehouse, table.name, [found.name for found in map(lakehouse.table, lakehouse.names())])
@@ -79,10 +80,17 @@ class TableLoader(dg.ConfigurableIOManager):
 
 
 def table_of(lakehouse: Lakehouse, keys: Keys, asset: dg.AssetKey, game: str | None) -> Table:
-    """The table of an asset, or of its partition."""
+    """The table of an asset, or of its partition.
+
+    Raises:
+        ConfigurationError: no game may have the partition's name.
+    """
     name = asset.path[-1]
     if game is None:
         return lakehouse.table(lakehouse.key(name))
+    if not is_game(game):
+        # Its path could lead to any other table.
+        raise ConfigurationError(f"{game!r} is a partition of {name} with a name that no game may have: delete it")
     if asset == keys.silver:
         return lakehouse.silver(game)
     return lakehouse.gold(game, PLAYER_AGG if asset == keys.gold else name.removeprefix(keys.named("gold_")))

@@ -7,7 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 from game_events.extending import PLAYER_AGG, GoldAggregate
-from game_events.lakehouse.tables import Lakehouse, Table, gold_name, silver_name
+from game_events.lakehouse.tables import Lakehouse, Table, gold_name, is_game, silver_name
 from game_events.orchestration.assets.specs import declared_in, made_by, table_spec
 from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.events.materializations import AssetEvent, partition_events
@@ -16,13 +16,16 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import DEFAULT_DEFINITION, player_agg
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.tables import present
+from game_events.pipeline.reporting.result import LayerResult
+from game_events.pipeline.reporting.tables import TableReport, present
 from game_events.pipeline.silver.refresh import refresh_silver
 
 #: Brings the tables of some games up to date, or (the last argument) replaces them.
 Refresh = Callable[[Pipeline, RunReport, frozenset[str], bool], None]
 #: Of the hash of an aggregate's definition, as its code version.
 VERSION_CHARS = 12
+#: Why a partition that somebody has added by hand fails.
+NO_GAME = "no game may have this name (README.md, Limits): delete the partition"
 
 
 class RefreshConfig(dg.Config):
@@ -105,8 +108,12 @@ def _asset(graph: Graph, spec: dg.AssetSpec, layer: str, refresh: Refresh) -> dg
         )
         def tables_of_games(context: dg.AssetExecutionContext, config: RefreshConfig) -> Iterator[AssetEvent]:
             with graph.lakehouse(context).recorded(context, name) as (pipeline, report):
-                games = frozenset(context.partition_keys)
-                refresh(pipeline, report, games, config.full_refresh)
+                games = frozenset(filter(is_game, context.partition_keys))
+                for odd in sorted(set(context.partition_keys) - games):
+                    # Not by its table: such a name may be a path to any other one.
+                    report.add(LayerResult(tables=[TableReport(layer, name, pipeline.lakehouse.root, odd, error=NO_GAME)]))
+                if games:  # none would be every game
+                    refresh(pipeline, report, games, config.full_refresh)
                 idle = games - {t.game for t in report.of(layer)}
                 unchanged = [present(layer, _table(pipeline.lakehouse, layer, game), game) for game in sorted(idle)]
             yield from rule_evaluations(report, keys)

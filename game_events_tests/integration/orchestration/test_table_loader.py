@@ -28,6 +28,8 @@ pytestmark = [
 ]
 
 GAMES_SENT = ("rummy", "spades")
+#: A partition added by hand: by its path another table.
+WAY_OUT = "rummy_events/../silver_spades"
 
 
 @pytest.fixture
@@ -96,7 +98,7 @@ def test_a_games_table_comes_as_delta_table_arrow_polars_pandas_or_spark(refresh
 
 
 def test_tables_of_all_games_come_as_a_dictionary_and_a_whole_table_as_itself(refreshed, environment):
-    refreshed.instance.add_dynamic_partitions("games", ["has_no_table"])
+    refreshed.instance.add_dynamic_partitions("games", ["has_no_table", WAY_OUT])
     every = _asset(dict[str, pa.Table], lambda found: {game: table.num_rows for game, table in found.items()}, GOLD_KEY, None)
     wanted = {game: reconciliation.count(environment, f"gold_{game}_player_agg") for game in GAMES_SENT}
     assert shown(run(refreshed, _with(every), "counted")) == {"rows": wanted}
@@ -110,9 +112,10 @@ def failure(result):
 
 
 def test_what_cannot_be_loaded_says_why_and_what_would_work(refreshed):
-    refreshed.instance.add_dynamic_partitions("games", ["rumy"])
+    refreshed.instance.add_dynamic_partitions("games", ["rumy", WAY_OUT])
     arrow = _with(_asset(pa.Table, lambda table: table.num_rows))
     assert "there is no table 'silver_rumy_events'" in failure(run(refreshed, arrow, "counted", "rumy"))
+    assert "a name that no game may have" in failure(run(refreshed, arrow, "counted", WAY_OUT))
     text = _with(_asset(str, len))
     assert "annotate the parameter with deltalake.DeltaTable, pyarrow.Table" in failure(
         run(refreshed, text, "counted", "rummy")

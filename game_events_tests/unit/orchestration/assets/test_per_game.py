@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import dagster as dg
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.errors import ConfigurationError
+from game_events_tests.support.fixtures.dagster import RANGE, logged, materializations
 from game_events_tests.support.keys import SILVER_KEY
 from game_events_tests.support.worlds.own_module import DEVICES, MEDIAN, extension
 
@@ -55,3 +58,34 @@ def test_a_module_that_cannot_be_loaded_fails_the_definitions_with_its_name_and_
     path = extension(tmp_path, "raise RuntimeError('not today')")
     with pytest.raises(ConfigurationError, match=rf"{path}.*:5: RuntimeError: not today"):
         build_defs(load_settings(extensions=(path,)))
+
+
+# Dagster 1.13 calls its own deprecated property for every nested resource.
+@pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("full", [False, True])
+def test_a_partition_with_a_name_that_no_game_has_fails_alone_and_opens_no_table(instance, tmp_path, full):
+    (tmp_path / "files").mkdir()
+    table = pa.table({"secret": [1, 2, 3]})
+    for folder in ("lakehouse/silver_rummy_events", "elsewhere/t_events"):
+        write_deltalake(tmp_path / folder, table)
+    settings = load_settings(source="files", files_path=str(tmp_path / "files"), lakehouse=str(tmp_path / "lakehouse"))
+    # Somebody who may use Dagster's UI added it: the path leads out of the lakehouse.
+    way_out = "rummy_events/../../elsewhere/t"
+    instance.add_dynamic_partitions("games", ["rummy", way_out])
+    result = (
+        build_defs(settings)
+        .resolve_implicit_global_asset_job_def()
+        .execute_in_process(
+            instance=instance,
+            asset_selection=[SILVER_KEY],
+            tags={f"{RANGE}start": "rummy", f"{RANGE}end": way_out},
+            run_config={"ops": {"silver_events": {"config": {"full_refresh": full}}}},
+            raise_on_error=False,
+        )
+    )
+    assert not result.success
+    (failed,) = [e for e in result.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE]
+    said = failed.step_failure_data.user_failure_data.description
+    assert said.startswith(f"1 tables failed: {way_out}: no game may have this name")
+    assert logged(result) == {("silver_events", "rummy"): 1}
+    assert "secret" not in str([m.metadata for m in materializations(result) if m.partition != "rummy"])
