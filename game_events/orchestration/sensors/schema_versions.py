@@ -1,19 +1,23 @@
 """The sensor that reports new schema versions, and starts a run for them."""
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import dagster as dg
 
+from game_events.config.settings import Settings
 from game_events.decoding.core.kept_columns import kept_columns
-from game_events.errors import DataError
+from game_events.errors import DataError, GameEventsError, TransientError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import schema_key
 from game_events.orchestration.runs.tags import REASON, unused_run_key
-from game_events.orchestration.sensors.ticks import Jobs, sensor
+from game_events.orchestration.sensors.ticks import SHOWN, Jobs, sensor, some
+from game_events.pipeline.observability.lag import digest
 from game_events.pipeline.schemas.history import SchemaHistory, as_line, as_markdown
 from game_events.schema_registry import SchemaRegistry, SubjectVersion
 from game_events.sources.factory import subjects
@@ -22,20 +26,25 @@ from game_events.sources.factory import subjects
 MAX_DIFFS = 10
 #: Longest wait for one answer of the broker, which is asked if a pattern names the topics.
 TIMEOUT_S = 5.0
-
+#: Seconds after which a tick begins with no further subject: Dagster ends it after 60 s, and one answer may take 30 s.
+LOOK_S = 20.0
 
 #: Subject -> version number -> schema id.
 Cursor = dict[str, dict[int, int]]
 
 
 def read_cursor(cursor: str | None, subjects: Sequence[str]) -> Cursor:
-    """What was seen. A cursor of when there was one subject only had its versions."""
-    found = json.loads(cursor) if cursor else {}
-    if not isinstance(found, dict):
+    """What was seen, in the order of the looks; nothing, if it is no cursor.
+
+    A cursor of when there was one subject only had its versions.
+    """
+    try:
+        found = json.loads(cursor or "{}")
+        if found and not any(isinstance(versions, dict) for versions in found.values()):
+            found = {subjects[0]: found} if subjects else {}
+        return {name: {int(number): int(i) for number, i in versions.items()} for name, versions in found.items()}
+    except (ValueError, TypeError, AttributeError):
         return {}
-    if found and not any(isinstance(versions, dict) for versions in found.values()):
-        found = {subjects[0]: found} if subjects else {}
-    return {name: {int(number): i for number, i in versions.items()} for name, versions in found.items()}
 
 
 class Difference(NamedTuple):
@@ -63,44 +72,73 @@ def changes_by_version(
     return texts
 
 
-def build_schema_versions(graph: Graph, jobs: Jobs) -> dg.SensorDefinition:
-    """The sensor: it asks the registry once for each subject; `jobs`: the job that it starts first."""
+@dataclass
+class Look:
+    """What one tick has found: events of subjects, their new versions in words and for the run's key, and errors."""
+
+    events: list[dg.AssetMaterialization] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    keys: list[object] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def at_all(self, settings: Settings, names: Sequence[str], seen: Cursor, clock: Callable[[], float]) -> Cursor:
+        """Look at the subjects that waited longest, for `LOOK_S` seconds; returns the next cursor.
+
+        One that cannot be read waits as long as the others. An outage ends the look: the registry is left in peace then.
+        """
+        registry, until, wanted = SchemaRegistry(settings), clock() + LOOK_S, set(names)
+        order = [*(name for name in names if name not in seen), *(name for name in seen if name in wanted)]
+        waiting = {name: seen.get(name, {}) for name in order}
+        for subject, known in list(waiting.items()):
+            if clock() > until:
+                break
+            waiting[subject] = waiting.pop(subject)
+            try:
+                waiting[subject] = self._at_one(settings, registry, subject, known) or known
+            except TransientError as error:
+                self.errors.append(str(error))
+                break
+            except GameEventsError as error:
+                self.errors.append(str(error))
+        return waiting
+
+    def _at_one(self, settings: Settings, registry: SchemaRegistry, subject: str, known: Mapping[int, int]) -> dict[int, int]:
+        """Versions of a subject; none, if it is not there."""
+        if registry.newest(subject) == max(known.items(), default=None):
+            return dict(known)
+        versions = registry.versions(subject)
+        # A number with another schema (a recreated registry) is new.
+        new = [v for v in versions if known.get(v.version) != v.schema_id]
+        if new:
+            history = SchemaHistory(registry, Lakehouse.of(settings), subject, kept_columns(settings))
+            changes = changes_by_version(history, versions, new)
+            self.events.append(_event(schema_key(settings, subject), new, changes, registry.url))
+            self.texts.append(f"{subject} version {new[-1].version}")
+            self.keys.append([subject, new[-1].version, *(v.schema_id for v in new)])
+        return {v.version: v.schema_id for v in versions}
+
+
+def build_schema_versions(graph: Graph, jobs: Jobs, clock: Callable[[], float] = time.monotonic) -> dg.SensorDefinition:
+    """The sensor: it asks the registry once for each subject; `jobs`: the job that it starts first. `clock`: seconds."""
 
     @sensor(
         graph, "A new version of a topic's subject becomes an event of its asset, and starts the job `refresh`.", 30, jobs=jobs
     )
     def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        events, new_texts, keys = [], [], []
-        settings = graph.source.read()
+        settings, look = graph.source.read(), Look()
         names = subjects(settings, TIMEOUT_S)
-        seen = read_cursor(context.cursor, names)
-        registry = SchemaRegistry(settings)
-        for subject in names:
-            if subject in seen and registry.newest(subject) == max(seen[subject].items(), default=None):
-                continue
-            versions = registry.versions(subject)
-            # A number with another schema (a recreated registry) is new.
-            new = [v for v in versions if seen.get(subject, {}).get(v.version) != v.schema_id]
-            seen[subject] = {v.version: v.schema_id for v in versions}
-            if new:
-                changes = changes_by_version(
-                    SchemaHistory(registry, Lakehouse.of(settings), subject, kept_columns(settings)), versions, new
-                )
-                events.append(_event(schema_key(settings, subject), new, changes, registry.url))
-                new_texts.append(f"{subject} version {new[-1].version}")
-                keys.append(f"{subject}-{'-'.join(str(v.schema_id) for v in new)}-{new[-1].version}")
-        cursor = json.dumps({subject: seen[subject] for subject in names})
-        if not events:
+        seen = look.at_all(settings, names, read_cursor(context.cursor, names), clock)
+        cursor = json.dumps(seen)
+        if not look.events:
             context.update_cursor(cursor)
-            known = ", ".join(f"subject {s} still has {len(seen[s])} versions" for s in names)
-            return dg.SkipReason(f"no new version: {known}")
-        key = "+".join(keys)
+            known = some(f"subject {s} still has {len(seen[s])} versions" for s in names)
+            return dg.SkipReason("; ".join([*look.errors[:SHOWN], f"no new version: {known}"]))
         request = dg.RunRequest(
-            run_key=unused_run_key(context.instance, key),
+            run_key=unused_run_key(context.instance, f"schemas-{digest(look.keys)}"),
             job_name=graph.keys.named("refresh"),
-            tags={REASON: f"schema: {', '.join(new_texts)}"[:200]},
+            tags={REASON: f"schema: {', '.join(look.texts)}"[:200]},
         )
-        return dg.SensorResult(asset_events=events, run_requests=[request], cursor=cursor)
+        return dg.SensorResult(asset_events=look.events, run_requests=[request], cursor=cursor)
 
     return schema_versions
 
