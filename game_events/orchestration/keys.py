@@ -3,6 +3,7 @@
 The keys are made from the setting `names`; the constants are those of its defaults.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -130,9 +131,14 @@ def source_key(settings: Settings, topic: str) -> dg.AssetKey:
 
 def _end(place: str) -> list[str]:
     """The last two parts of a path or URI."""
-    return [part for part in place.partition("://")[2 if "://" in place else 0].split("/") if part][-2:]
+    return [_word(part) for part in place.partition("://")[2 if "://" in place else 0].split("/") if part][-2:]
+
+
+def _word(part: str) -> str:
+    """As Dagster accepts it: a key with another character would keep the whole project from loading."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", part)
 
 
 def schema_key(settings: Settings, subject: str) -> dg.AssetKey:
     """The external asset of a subject; of all subjects of a pattern's topics."""
-    return dg.AssetKey(["schema_registry", subject if settings.kafka_topic_pattern is None else SUBJECTS_BY_PATTERN])
+    return dg.AssetKey(["schema_registry", _word(subject) if settings.kafka_topic_pattern is None else SUBJECTS_BY_PATTERN])

@@ -98,8 +98,11 @@ class DiscoverySettings(BaseSettings):
     @classmethod
     def _owners(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for owner in value:
-            if not re.fullmatch(r"team:[^\s\x00-\x1f]{1,100}|[^@\s\x00-\x1f]{1,64}@[^@\s\x00-\x1f]+\.[^@\s\x00-\x1f]+", owner):
-                raise ValueError("each must be team:name or an e-mail address")
+            # An address as Dagster takes it (`dagster._core.utils.is_valid_email`).
+            if not re.fullmatch(
+                r"team:[^\s\x00-\x1f]{1,100}|[A-Za-z0-9_][\w.%+-]{0,63}@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}", owner, re.ASCII
+            ):
+                raise ValueError("each must be team:name or an e-mail address (ASCII, with 2 to 7 letters at its end)")
         return value
 
     @field_validator("tags")

@@ -8,6 +8,7 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
+from game_events.errors import ConfigurationError
 from game_events.lakehouse.system_tables.event_log import SCHEMA
 from game_events_tests.support.keys import GOLD_KEY, REST_KEY, SILVER_KEY, UNIFIED_KEY
 from game_events_tests.support.worlds.own_module import DEVICES, extension
@@ -75,3 +76,15 @@ def test_tags_of_a_layer_are_those_of_its_assets_and_a_pipelines_own_tables_have
     assert "pii" not in graph.get(SILVER_KEY).tags
     assert {"domain": "play", "internal": "yes"}.items() <= graph.get(dg.AssetKey("event_log")).tags.items()
     assert graph.get(dg.AssetKey(["kafka", "game_events"])).owners == ["team:play"]
+
+
+@pytest.mark.parametrize("owner", ["data@host.internal", "ü@example.com", "a@b.c", "+a@example.com", "a@ex ample.com", "team:"])
+def test_an_owner_that_dagster_would_refuse_is_a_bad_setting_and_not_a_project_that_does_not_load(owner, tmp_path):
+    with pytest.raises(ConfigurationError, match="GAME_EVENTS_OWNERS"):
+        load_settings(owners=(owner,), lakehouse=str(tmp_path))
+
+
+@pytest.mark.parametrize("owner", ["team:data/eu", "a.b+c@ex-ample.co.uk", "_a%1@example.company", "ab-@example.com"])
+def test_an_owner_that_the_settings_take_loads(owner, tmp_path):
+    graph = build_defs(load_settings(owners=(owner,), lakehouse=str(tmp_path))).resolve_asset_graph()
+    assert graph.get(GOLD_KEY).owners == [owner]

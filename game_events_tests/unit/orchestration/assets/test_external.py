@@ -79,3 +79,24 @@ def test_a_source_has_the_kind_of_its_format_where_the_settings_say_it_and_none_
     assert kinds(LIST)[:2] == [{"kafka"}, {"schema_registry"}]
     assert kinds(FOLDER) == [{"file"}]
     assert kinds(PREFIX)[0] == {"file", "json"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        (
+            load_settings(source="files", files_path="/landing/Ereignisse für BI/2026 (raw)"),
+            [["files", "Ereignisse_f_r_BI", "2026__raw_"]],
+        ),
+        (
+            load_settings(source="files", files_path="s3://landing", files_schema="subject:game events-value"),
+            [["files", "landing"], ["schema_registry", "game_events-value"]],
+        ),
+        (load_settings(source_table="/lake/team a/bronze_events"), [["delta", "team_a", "bronze_events"]]),
+    ],
+    ids=["folder", "subject", "table"],
+)
+def test_a_place_or_subject_with_characters_that_dagster_does_not_take_loads_all_the_same(settings, keys):
+    definitions = build_defs(settings)
+    dg.Definitions.validate_loadable(definitions)
+    assert definitions.resolve_asset_graph().get(BRONZE_KEY).parent_keys == {dg.AssetKey(key) for key in keys}
