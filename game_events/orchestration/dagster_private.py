@@ -3,6 +3,7 @@
 `DagsterAssetCheckFailedError`: a step that failed by a blocking check is recognized by the name of this class.
 `AssetCheckExecutionRecordStatus`: of `event_log_storage.get_asset_check_execution_history`; the public API has only the newest
 evaluation of a check. `SqliteEventLogStorage`: knows the files of runs, which Dagster empties and does not delete.
+`AssetCheckExecutionsTable`, of a `SqlEventLogStorage`: evaluations of checks, which Dagster keeps when it deletes their run.
 `UnresolvedAssetJobDefinition`: what `define_asset_job` returns, for annotations. `plan_process`: the names of the modules of
 Dagster's executors.
 """
@@ -14,11 +15,15 @@ import sys
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.errors import DagsterAssetCheckFailedError
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 
 __all__ = [
     "AssetCheckExecutionRecordStatus",
+    "AssetCheckExecutionsTable",
     "DagsterAssetCheckFailedError",
+    "SqlEventLogStorage",
     "SqliteEventLogStorage",
     "UnresolvedAssetJobDefinition",
     "plan_process",

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from dagster import AssetCheckKey, AssetRecordsFilter, DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus
+from dagster import AssetCheckKey, AssetKey, AssetRecordsFilter, DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus
 
-from game_events.orchestration.dagster_private import SqliteEventLogStorage
+from game_events.orchestration.dagster_private import AssetCheckExecutionsTable, SqlEventLogStorage, SqliteEventLogStorage
 from game_events.orchestration.runs.own_runs import OwnRuns
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ def drop_old_runs(
         if needed:
             instance.daemon_cursor_storage.set_cursor_values({SEARCHED_AT.format(own.lakehouse): str(clock())})
     del dropped[at_once:]
+    _delete_evaluations(instance, dropped)
     for run_id in dropped:
         instance.compute_log_manager.delete_logs(prefix=[run_id])
         instance.delete_run(run_id)
@@ -108,6 +109,21 @@ def _with_newest_events(instance: DagsterInstance, checks: Collection[AssetCheck
             wanted = AssetRecordsFilter(key, storage_ids=ids[start : start + IDS_AT_ONCE])
             found.update(r.run_id for r in instance.fetch_materializations(wanted, limit=IDS_AT_ONCE).records)
     return found
+
+
+def _delete_evaluations(instance: DagsterInstance, run_ids: Collection[str]) -> None:
+    """Delete the runs' evaluations of checks, but each check's newest; Dagster 1.13 deletes a run's events without them."""
+    storage, table = instance.event_log_storage, AssetCheckExecutionsTable
+    if not run_ids or not isinstance(storage, SqlEventLogStorage):
+        return
+    columns = table.c.id, table.c.asset_key, table.c.check_name
+    with storage.index_connection() as connection:
+        rows = connection.execute(table.select().with_only_columns(*columns).where(table.c.run_id.in_(run_ids))).all()
+    keys = {(asset, name) for _, asset, name in rows}
+    found = [AssetCheckKey(key, name) for asset, name in keys if (key := AssetKey.from_db_string(asset)) is not None]
+    newest = {record.id for record in storage.get_latest_asset_check_execution_by_key(found).values()}
+    with storage.index_connection() as connection:
+        connection.execute(table.delete().where(table.c.id.in_([number for number, _, _ in rows if number not in newest])))
 
 
 def _delete_file(instance: DagsterInstance, run_id: str) -> None:

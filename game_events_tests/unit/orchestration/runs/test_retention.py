@@ -78,6 +78,31 @@ def test_old_runs_go_but_for_those_with_the_newest_event_of_an_asset_or_a_partit
     assert instance.get_latest_materialization_event(bronze.key).run_id == kept[2]
 
 
+def test_evaluations_of_checks_go_with_their_runs_and_the_newest_of_each_check_stays(instance):
+    @dg.op
+    def evaluate(context):
+        for number in range(1 if context.has_tag("one") else 3):
+            yield dg.AssetCheckEvaluation(asset_key=bronze.key, check_name=f"check_{number}", passed=False)
+        yield dg.Output(None)
+
+    @dg.job(tags=TAGS)
+    def checked():
+        evaluate()
+
+    def evaluations(name):
+        storage, key = instance.event_log_storage, dg.AssetCheckKey(bronze.key, name)
+        return [record.run_id for record in storage.get_asset_check_execution_history(key, 100)]
+
+    runs = [
+        checked.execute_in_process(instance=instance, tags=tags).run_id for tags in ({}, {}, {"one": "yes"}, {"one": "yes"})
+    ]
+    assert evaluations("check_0") == runs[::-1]
+    # Of another location's checks this one knows nothing: their newest evaluations stay, their runs do not.
+    assert drop_old_runs(instance, OWN, keep_h=1e-9) == 3
+    assert evaluations("check_0") == runs[3:]
+    assert evaluations("check_1") == evaluations("check_2") == runs[1:2]
+
+
 def test_runs_that_are_still_needed_do_not_hide_those_behind_them(instance):
     needed = [dg.materialize([silver], instance=instance, partition_key=game, tags=TAGS).run_id for game in ("rummy", "spades")]
     runs = [refresh.execute_in_process(instance=instance).run_id for _ in range(2)]
