@@ -31,6 +31,8 @@ LONGEST_WAIT_S = 900.0
 GRACE_S = 60.0
 #: Events of the topic's asset are at least so far apart, unless the lag is gone.
 EVENT_EVERY_S = 60.0
+#: Partitions in one of them, those with most lag first: nothing deletes events without a run, and 1,000 partitions are 127 KB.
+PARTITIONS_SHOWN = 50
 
 
 class Memory(Cursor):
@@ -124,7 +126,8 @@ def lag_event(settings: Settings, lag: PipelineLag, memory: Memory, now: float) 
 
 def _event(lag: PipelineLag, key: dg.AssetKey, partitions: Sequence[Split]) -> dg.AssetObservation:
     """With a pattern one event is about several topics."""
-    numbers = {p: (lag.next[p], lag.seen.latest[p], lag.lag[p]) for p in partitions}
+    most = sorted(partitions, key=lambda p: (-lag.lag[p], p))[:PARTITIONS_SHOWN]
+    numbers = {p: (lag.next[p], lag.seen.latest[p], lag.lag[p]) for p in most}
     return dg.AssetObservation(
         key,
         metadata={

@@ -9,7 +9,7 @@ from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.orchestration.assets.external import source_assets
 from game_events.orchestration.graph import Graph
-from game_events.orchestration.sensors.kafka_lag import Memory, lag_event
+from game_events.orchestration.sensors.kafka_lag import PARTITIONS_SHOWN, Memory, lag_event
 from game_events.pipeline.observability.lag import PipelineLag
 from game_events.sources.core.source import SourceSnapshot
 from game_events_tests.support.keys import BRONZE_KEY
@@ -100,3 +100,13 @@ def test_a_place_or_subject_with_characters_that_dagster_does_not_take_loads_all
     definitions = build_defs(settings)
     dg.Definitions.validate_loadable(definitions)
     assert definitions.resolve_asset_graph().get(BRONZE_KEY).parent_keys == {dg.AssetKey(key) for key in keys}
+
+
+def test_of_very_many_partitions_the_event_has_those_with_most_lag_as_it_is_never_deleted():
+    latest = splits("events", "one", dict.fromkeys(range(1_000), 10))
+    lag = {split: 7 if split.partition == 900 else 1 for split in latest}
+    standing = PipelineLag("", SourceSnapshot(dict.fromkeys(latest, 0), latest), dict.fromkeys(latest, 3), lag)
+    ((event, *_), _) = lag_event(LIST, standing, Memory(), 100.0)
+    assert (event.metadata["partitions"].value, event.metadata["lag"].value) == (1_000, 1_006)
+    shown = [record.data["partition"] for record in event.metadata["offsets"].records]
+    assert shown == [900, *range(PARTITIONS_SHOWN - 1)]
