@@ -267,8 +267,9 @@ def _plain(value: object) -> str | int | bool | None:
     if isinstance(value, str):
         return value if len(value) <= STATISTICS_CHARS else None
     if isinstance(value, datetime):
-        # Not strftime: its %Y has no leading zeros.
-        return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+        # Not strftime: its %Y has no leading zeros. A time without a zone is none of this machine's.
+        utc = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+        return utc.isoformat(timespec="microseconds") + ("Z" if value.tzinfo is not None else "")
     return value.isoformat() if isinstance(value, date) else None
 
 

@@ -2,11 +2,13 @@
 
 import json
 import math
+import time
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -164,6 +166,24 @@ def test_delta_reads_the_statistics(table):
     assert (action["min.d"], action["min.b"], action["max.b"]) == (date(5, 1, 1), False, True)
     assert action["min.t"].replace(tzinfo=UTC) == day
     assert action["max.t"].replace(tzinfo=UTC) <= day + timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kolkata"])
+def test_a_time_without_a_zone_has_the_same_bounds_whatever_the_zone_of_the_machine(zone, table, monkeypatch):
+    """With bounds of another time Delta's readers leave out files that have the rows."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    at = datetime(2024, 3, 10, 2, 30)  # in New York the clock skips this time
+    rows = pa.table({"local": pa.array([at], pa.timestamp("us")), "utc": pa.array([at.replace(tzinfo=UTC)], TIME)})
+    try:
+        commit(Commit(table, rows.schema, staged(table, rows), {}, {}, None))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    (action,) = pa.table(table.open().get_add_actions(flatten=True)).to_pylist()
+    assert action["min.local"] == action["max.local"] == action["min.utc"].replace(tzinfo=None) == at
+    found = table.open().to_pyarrow_dataset().to_table(filter=pc.field("local") == pa.scalar(at, pa.timestamp("us")))
+    assert found.num_rows == 1
 
 
 # --- files
