@@ -19,7 +19,7 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Tra
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.delta_log import TableLog
-from game_events.lakehouse.commits.evolution import evolve, same_columns
+from game_events.lakehouse.commits.evolution import evolve, same_columns, with_features
 from game_events.lakehouse.commits.outcome import CommitOutcome, is_refusal, new_mark, outcome_of
 from game_events.lakehouse.commits.restores import restored_between
 from game_events.lakehouse.commits.transactions import txn
@@ -179,15 +179,18 @@ def _write(plan: Commit, attempt: _Attempt) -> DeltaTable | None:
         return None
     mode: Literal["overwrite", "append"]
     actions: list[AddAction | RemoveAction] = [f.add_action(same_rows=plan.same_rows) for f in plan.files]
-    if plan.replace and plan.reshape and not same_columns(handle, plan.schema):
+    reshaped = plan.replace and plan.reshape and not same_columns(handle, plan.schema)
+    evolved = with_features(plan.table, handle, wanted)
+    if not reshaped:
+        evolved = evolve(plan.table, evolved, wanted, owns_map=plan.owns_map)
+        evolved = describe(plan.table, evolved, wanted, plan.about)
+    if evolved is not handle:
+        handle = evolved
+        _require(plan, handle)
+    if reshaped:
         # delta-rs removes the old files itself, and writes the schema, in this mode.
         schema, mode = Schema.from_arrow(marked(wanted, partitioned=bool(plan.partition_by))), "overwrite"
     else:
-        evolved = evolve(plan.table, handle, wanted, owns_map=plan.owns_map)
-        evolved = describe(plan.table, evolved, wanted, plan.about)
-        if evolved is not handle:
-            handle = evolved
-            _require(plan, handle)
         if plan.replace or plan.rewritten:
             removed = paths(handle) if plan.replace else sorted(plan.rewritten)
             actions += removals(removed, same_rows=plan.same_rows)

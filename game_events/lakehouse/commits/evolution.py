@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
-from deltalake import DeltaTable, Field, Schema
+from deltalake import DeltaTable, Field, Schema, TableFeatures
 from deltalake.exceptions import CommitFailedError
 
 from game_events.decoding.core.column_map import METADATA_KEY, level_of
@@ -61,6 +61,30 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
             raise ConflictError(f"{table.name} was removed while its schema evolved")
         handle = reopened
     raise ConflictError(f"{table.name}: its schema keeps changing: concurrent writers changed it {EVOLVE_ATTEMPTS} times")
+
+
+def with_features(table: Table, handle: DeltaTable, wanted: pa.Schema) -> DeltaTable:
+    """Give a table that gets its first times without a zone Delta's feature for them, in a separate commit.
+
+    Delta-rs does so for an added column, but neither for one of maps nor for the columns of a replaced table: no reader would
+    open it again. Returns a handle on the version that has the feature.
+    """
+    if not any(_is_without_zone(f.type) for f in wanted) or "timestampNtz" in (handle.protocol().writer_features or ()):
+        return handle
+    table.require_writable()
+    feature = TableFeatures.TimestampWithoutTimezone
+    handle.alter.add_feature(feature, allow_protocol_versions_increase=True, post_commithook_properties=KEEP_LOG)
+    reopened = table.open()
+    if reopened is None:
+        raise ConflictError(f"{table.name} was removed while it was changed")
+    return reopened
+
+
+def _is_without_zone(kind: pa.DataType) -> bool:
+    """Whether a type is a time without a zone, or holds one."""
+    if pa.types.is_timestamp(kind):
+        return kind.tz is None
+    return any(map(_is_without_zone, _nested(kind)[1].values()))
 
 
 def _differences(

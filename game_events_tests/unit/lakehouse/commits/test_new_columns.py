@@ -218,3 +218,25 @@ def test_a_table_that_is_replaced_by_rows_with_fewer_columns_has_these_alone(tab
     commit(plan(table, None, 1, 2, schema=fewer, files=files, replace=True, reshape=True))
     assert pa.schema(table.open().schema()).names == ["n"]
     assert numbers(table) == [7]
+
+
+LOCAL = pa.timestamp("us")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [LOCAL, pa.struct([("at", LOCAL)]), pa.list_(LOCAL), pa.map_(pa.string(), pa.list_(pa.struct([("at", LOCAL)])))],
+    ids=str,
+)
+@pytest.mark.parametrize("replaced", [True, False], ids=["the rows are replaced", "the column is added"])
+def test_a_table_may_get_its_first_times_without_a_zone_later(kind, replaced, table):
+    """Delta has a feature for them, without which no reader opens the table."""
+    commit(plan(table, [1], None, 1))
+    schema = pa.schema([SCHEMA.field("n"), ("local", kind)])
+    files = staged_numbers(table, [2], schema, local=[None])
+    landed = commit(plan(table, None, 1, 2, schema=schema, files=files, replace=replaced, reshape=replaced))
+    assert numbers(table) == ([2] if replaced else [1, 2])
+    assert pa.schema(table.open().schema()).field("local").type == pa.schema(landed.handle.schema()).field("local").type
+    assert "timestampNtz" in table.open().protocol().reader_features
+    commit(plan(table, [3], 2, 3))
+    assert 3 in numbers(table)
