@@ -5,16 +5,14 @@ docs/decisions/0021-own-compaction-and-deletion.md.
 """
 
 import time
-from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.delta_log import Removed, TableLog
+from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.tables import UNIFIED, Table, paths
 
@@ -23,11 +21,12 @@ from game_events.lakehouse.tables import UNIFIED, Table, paths
 class ReplacedFiles:
     """Removals in one table's log; each log entry is read once.
 
-    `waiting`: removed files that are not deleted yet, oldest removal first. `entries`: number of log entries that were read.
+    `waiting`: path of a removed file that is not deleted yet -> time of its last removal, in milliseconds since 1970: a restore
+    may have brought it back before that. `entries`: number of log entries that were read.
     """
 
     table: Table
-    waiting: deque[Removed] = field(default_factory=deque)
+    waiting: dict[str, int] = field(default_factory=dict)
     entries: int = 0
     _read_until: int | None = None
 
@@ -43,14 +42,15 @@ class ReplacedFiles:
             found = []
         for version in versions:
             found += log.removed_by(version)
-        self.waiting.extend(sorted(set(found), key=lambda removed: removed.at_ms))
+        for removed in found:
+            self.waiting[removed.path] = max(removed.at_ms, self.waiting.get(removed.path, 0))
         self.entries += len(versions)
         self._read_until = newest
 
     def due(self, older_than_s: float) -> list[str]:
         """Paths of the waiting files that were removed so long ago."""
         before = time.time() * 1000 - older_than_s * 1000
-        return [removed.path for removed in takewhile(lambda removed: removed.at_ms <= before, self.waiting)]
+        return [path for path, at_ms in self.waiting.items() if at_ms <= before]
 
     def delete(self, older_than_s: float) -> int:
         """Delete files that were removed so long ago, but for those that a restore brought back; returns their number."""
@@ -60,8 +60,8 @@ class ReplacedFiles:
             return 0
         deleted = delete_files(self.table, sorted(set(due) - set(paths(newest))))
         # Not before: what could not be deleted is tried again.
-        for _ in due:
-            self.waiting.popleft()
+        for path in due:
+            del self.waiting[path]
         return deleted
 
 
@@ -94,7 +94,7 @@ def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Colle
     if handle is None:
         return {}
     known.read_log(handle)
-    live = set(paths(handle)) | {removed.path for removed in known.waiting} | set(keep)
+    live = {*paths(handle), *known.waiting, *keep}
     before = time.time() - older_than_s
     return {
         path: info.size

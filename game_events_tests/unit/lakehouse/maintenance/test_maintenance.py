@@ -226,6 +226,26 @@ def test_a_file_that_a_restore_has_brought_back_stays(table):
     assert numbers(table) == [1]
 
 
+@pytest.mark.parametrize("begun", [True, False], ids=["maintenance of a loop", "of its own"])
+def test_a_file_that_a_restore_has_brought_back_stays_as_long_as_others_when_it_is_replaced_again(begun, table):
+    """A reader may have opened the version between."""
+    replaced(table, 2)
+    known = ReplacedFiles(table)
+    if begun:
+        known.read_log(table.open())
+    time.sleep(0.2)
+    between = time.time()
+    time.sleep(0.2)
+    DeltaTable(table.uri).restore(0)
+    reader = DeltaTable(table.uri)
+    commit(plan(table, [7], 2, 3, replace=True))
+    known.read_log(table.open())
+    assert known.delete(older_than_s=time.time() - between) == 0
+    assert reader.to_pyarrow_table()["n"].to_pylist() == [0]
+    assert known.delete(older_than_s=-1) == 2
+    assert data_files(table) == committed_files(table)
+
+
 def test_staged_files_are_never_taken_for_replaced_ones(table):
     replaced(table, 2)
     waiting = staged_numbers(table, [7])
