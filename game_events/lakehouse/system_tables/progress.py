@@ -44,8 +44,8 @@ SCHEMA = schema_of(
 class Mark:
     """Metadata of a low watermark.
 
-    `definition`: declaration of the aggregate; with another one the low watermark is void. `committed_at`: time of the newest
-    commit to a table of the layer, in seconds since 1970.
+    `definition`: declaration of the aggregate; with another one the low watermark is void. Of silver the entity column; empty:
+    not known. `committed_at`: time of the newest commit to a table of the layer, in seconds since 1970.
     """
 
     definition: str = ""
@@ -96,7 +96,7 @@ class Progress:
         failed: (layer, game) -> why it failed last time.
         unrouted_batch: last batch with a valid name that was not admitted; 0: there was none.
         redecided: number of quarantine's repeated decisions that silver has carried out.
-        marks: layer -> metadata of its low watermark; of user-defined aggregates.
+        marks: layer -> metadata of its low watermark; of silver and of aggregates with a definition.
         searched: the last search of the games' tables for deleted and restored ones.
         counted: what the last check of silver's rows has counted.
     """

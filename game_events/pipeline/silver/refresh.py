@@ -10,14 +10,14 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
-from game_events.errors import ConflictError, ExtensionError
+from game_events.errors import ConfigurationError, ConflictError, ExtensionError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures, incarnation
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games, guarded
 from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.progress import Progress
+from game_events.lakehouse.system_tables.progress import CountedRows, Mark, Progress
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout.routing import INVALID, NO_NAME
 from game_events.pipeline.quality.decisions import Decisions
@@ -54,6 +54,7 @@ def refresh_silver(
     Raises:
         DataError: bronze or quarantine was restored by hand, or quarantine was deleted: a commit to quarantine would hide that
             from every later run.
+        ConfigurationError: the tables were made by another entity column: only a full refresh of all of them may change it.
     """
     began = time.monotonic()
     for attempt in range(GAME_ATTEMPTS):
@@ -79,6 +80,7 @@ def refresh_silver(
 def _refresh(run: SilverRun) -> None:
     """All passes, the report of failed games, and the new progress."""
     pipeline, state, redecided = run.pipeline, run.state, run.state.redecided
+    _refuse_another_column(run)
     if run.whole:
         result = run_pass(run) if run.source.batch > state.floor(Layer.SILVER) else PassResult()
         undone, redecided = _undone_replacements(run)
@@ -95,6 +97,16 @@ def _refresh(run: SilverRun) -> None:
         run.report.add_failed(Layer.SILVER, table, why, game)
     pipeline.progress.update(run.source.bronze.key, partial(_progress, run, result, owed, redecided))
     run.report.add(SilverResult(unrouted=result.unrouted))
+
+
+def _refuse_another_column(run: SilverRun) -> None:
+    """Refuse another entity column: older rows would be missing in its games' tables, and stay in those of the other one."""
+    made_by, now = run.state.marks.get(Layer.SILVER, Mark()).definition, run.pipeline.settings.entity_column
+    if made_by not in ("", now) and not (run.full and run.games is None):
+        raise ConfigurationError(
+            f"GAME_EVENTS_ENTITY_COLUMN is {now!r}, and silver's tables were made by {made_by!r}: nothing was added. Set "
+            "it back, or make all of them again with `game-events run --full-refresh silver`"
+        )
 
 
 def _requested(run: SilverRun) -> frozenset[str]:
@@ -152,9 +164,20 @@ def _progress(run: SilverRun, result: PassResult, owed: dict[str, str], redecide
         floor = run.source.batch
     after = now.done(Layer.SILVER, floor, result.done, owed | result.failed)
     after = replace(after, redecided=max(redecided, after.redecided))
+    if run.games is None:
+        after = _with_column(run, after, moved=floor > now.floor(Layer.SILVER))
     if result.replaced:
         # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
         after = after.pending_downstream(result.replaced, note(run.pipeline, REPLACED))
     if any(rows for why, rows in result.unrouted.items() if why not in (INVALID, NO_NAME)):
         after = replace(after, unrouted_batch=max(run.source.batch, after.unrouted_batch))
     return after
+
+
+def _with_column(run: SilverRun, state: Progress, *, moved: bool) -> Progress:
+    """The progress with the entity column by which all tables are made now; `moved`: the low watermark moves."""
+    mark, known = Mark(run.pipeline.settings.entity_column), state.marks.get(Layer.SILVER, Mark())
+    if mark != known and known.definition:
+        # Names that there was no room for have rows below the low watermark, too.
+        state = replace(state, unrouted_batch=run.source.batch, counted=CountedRows())
+    return replace(state, marks=state.marks | {Layer.SILVER: mark}) if moved or known.definition else state
