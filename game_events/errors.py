@@ -19,6 +19,10 @@ class ExtensionError(ConfigurationError):
     """A user-defined function (setting `extensions`) failed, or returned what cannot be stored."""
 
 
+class UserCodeError(ExtensionError):
+    """A Spark job with user-defined code, or SQL of the settings, failed at a row: perhaps of one game."""
+
+
 class TransientError(GameEventsError):
     """The broker, registry or storage did not answer in time: the same call may succeed later."""
 

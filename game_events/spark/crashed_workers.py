@@ -14,7 +14,7 @@ from typing import TypeVar
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from game_events.errors import TransientError
+from game_events.errors import GameEventsError, TransientError, UserCodeError
 
 T = TypeVar("T")
 #: Spark's message (4.0), also over Spark Connect.
@@ -24,6 +24,8 @@ WORKER_CRASHED = "a Python worker of Spark crashed"
 NOTHING_COMMITTED = ". Nothing of this job was committed, what was committed before stays"
 #: Crashes at most during a bisection: one game of 2,000 costs 13. The remaining games wait for the next run.
 MAX_CRASHES = 40
+#: As `MAX_CRASHES`, of failures of user code, which may concern every game: so many jobs fail in vain then.
+MAX_FAILURES = 6
 #: Crashes with only one game's rows until it is isolated: a single one may be a `kill`.
 DEATHS_ALONE = 2
 #: Games that a message names.
@@ -58,12 +60,13 @@ def crashes_explained(over: str) -> Iterator[None]:
 def run_with_bisection(
     games: Collection[str], job: Callable[[Collection[str]], T], over: str, warn: Callable[[str], None]
 ) -> tuple[list[T], dict[str, str]]:
-    """Run a job for some games; after a crash, `warn` and `bisect`."""
+    """Run a job for some games; after a crash, or a failure of user code, `warn` and `bisect`."""
     try:
         return [job(games)], {}
-    except WorkerCrashError as error:
+    except (WorkerCrashError, UserCodeError) as error:
         warn(f"{over}: {error}. It is retried for halves of the games")
-    return bisect(sorted(games), job, over)
+        most = MAX_FAILURES if isinstance(error, UserCodeError) else MAX_CRASHES
+    return bisect(sorted(games), job, over, most)
 
 
 def bisect(
@@ -77,20 +80,22 @@ def bisect(
     failed: dict[str, str] = {}
     waiting = deque(_halves(games))
     alone: dict[str, int] = {}
-    crashes = 0
+    crashes, reason = 0, GameEventsError()
     # Largest parts first: most games succeed even if `max_crashes` is reached.
     while waiting:
         part = waiting.popleft()
         if crashes >= max_crashes:
             why = f"not tried: workers crashed {crashes} times over {over}, and its rows may be why; the next run tries again"
-            failed |= dict.fromkeys(part, why)
+            failed |= dict.fromkeys(part, str(reason) if isinstance(reason, UserCodeError) else why)
             continue
         try:
             done.append(job(part))
-        except WorkerCrashError as error:
-            crashes += 1
+        except (WorkerCrashError, UserCodeError) as error:
+            crashes, reason = crashes + 1, error
             if len(part) > 1:
                 waiting.extend(_halves(part))
+            elif isinstance(error, UserCodeError):
+                failed[part[0]] = str(error)
             elif alone.setdefault(part[0], 1) < DEATHS_ALONE:
                 alone[part[0]] += 1
                 waiting.append(part)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Mapping
 from functools import partial
 
-from game_events.errors import ExtensionError
+from game_events.errors import ExtensionError, UserCodeError
 from game_events.extending import GoldAggregate
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Landed
@@ -126,17 +126,18 @@ def _refresh(run: GoldRun, report: RunReport, state: Progress, games: Collection
     if games is None:
         changed = {g for g, batch in state.games.items() if run.full or batch > state.floor(aggregate.layer)}
         games = changed | state.failed_in(aggregate.layer)
-    retry: Collection[str] = {game for game in games if aggregate.applies_to(game)}
+    retry = {game for game in games if aggregate.applies_to(game)}
+    # Games that failed have a job of their own: their rows may be why.
+    apart = state.failed_in(aggregate.layer)
     failed: dict[str, str] = {}
     for _ in range(GAME_ATTEMPTS):
-        if not retry:
-            break
-        job = partial(_pass, run, report)
-        results, crashed = run_with_bisection(retry, job, aggregate.asset, run.pipeline.on_progress)
-        retry = set[str]().union(*(result.again for result in results))
-        for result in results:
-            failed |= result.failed
-        failed |= crashed
+        parts, retry = [part for part in (retry - apart, retry & apart) if part], set()
+        for part in parts:
+            results, crashed = run_with_bisection(part, partial(_pass, run, report), aggregate.asset, run.pipeline.on_progress)
+            retry |= set[str]().union(*(result.again for result in results))
+            for result in results:
+                failed |= result.failed
+            failed |= crashed
     return failed | dict.fromkeys(retry, "commit conflict: every attempt lost to concurrent runs; run again")
 
 
@@ -151,6 +152,8 @@ def _pass(run: GoldRun, report: RunReport, games: Collection[str]) -> Committed:
     try:
         staged = execute(run, plans)
     except ExtensionError as error:
+        if isinstance(error, UserCodeError) and len(plans) > 1:
+            raise  # perhaps over the rows of one game
         return Committed(failed=failed | dict.fromkeys(plans, str(error)))
     failpoints.reach("gold_staged", run.aggregate.name)
     _fail_by_rules(run, report, staged)

@@ -80,6 +80,25 @@ def test_a_game_without_the_key_column_fails_alone(pipeline, make_pipeline):
     assert apart.progress.read(identity.key).failed_in(Layer.GOLD) == {"aaa"}
 
 
+def test_a_game_with_a_row_that_an_expression_cannot_take_fails_alone(pipeline, make_pipeline):
+    """Whoever may write one record could else end gold of all games."""
+    apart = pipeline(gold_columns={"points": "sum(points * 2)"})
+    identity = bronze(apart, game_name=["x"], points=[0], _batch=[9])
+    for game, points in {"aaa": 1, "bbb": 2**62, "ccc": 3}.items():
+        silver(apart, identity, game, 9, gamer_id=["u"], event_timestamp=pa.array([0], TIME), points=[points])
+    apart.progress.update(identity.key, lambda now: now.done(Layer.SILVER, 9, {"aaa": 9, "bbb": 9, "ccc": 9}))
+    whole = make_pipeline(apart.settings)
+    for _ in range(2):
+        report = RunReport()
+        refresh_gold(whole, report)
+        (error,) = [t for t in report.tables if t.error]
+        assert error.game == "bbb"
+        assert "overflow" in error.error
+        held = [rows(apart.settings, f"gold_{game}_player_agg", "SELECT points FROM t") for game in ("aaa", "ccc")]
+        assert held == [[(2,)], [(6,)]]
+        assert apart.progress.read(identity.key).failed_in(Layer.GOLD) == {"bbb"}
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["a game with new rows", "a game that bronze does not have any more"])
 def test_a_store_that_refuses_one_look_at_gold_makes_the_run_fail_and_the_game_is_looked_at_again(known, pipeline):
     apart = pipeline()

@@ -6,7 +6,15 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from game_events.spark.crashed_workers import WorkerCrashError, bisect, crashes_explained, is_crash, run_with_bisection
+from game_events.errors import UserCodeError
+from game_events.spark.crashed_workers import (
+    MAX_FAILURES,
+    WorkerCrashError,
+    bisect,
+    crashes_explained,
+    is_crash,
+    run_with_bisection,
+)
 
 SPARK_SAYS = (
     "Job aborted due to stage failure: ...: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
@@ -16,13 +24,13 @@ SPARK_SAYS = (
 class Job:
     """Dies if one of the guilty games is among those it is run for; `killed`: jobs that die of somebody's `kill` instead."""
 
-    def __init__(self, guilty=(), killed=()):
-        self.guilty, self.killed, self.parts = set(guilty), set(killed), []
+    def __init__(self, guilty=(), killed=(), error=WorkerCrashError):
+        self.guilty, self.killed, self.parts, self.error = set(guilty), set(killed), [], error
 
     def __call__(self, games):
         self.parts.append(sorted(games))
         if self.guilty & set(games) or len(self.parts) in self.killed:
-            raise WorkerCrashError("a worker crashed")
+            raise self.error("a worker crashed")
         return set(games)
 
 
@@ -69,6 +77,20 @@ def test_when_everything_dies_an_end_is_put_to_it_and_each_game_says_why_it_wait
     assert done == []
     assert set(failed) == set(games(100))
     assert failed["game_0050"].startswith("not tried: workers crashed 6 times over batches 3 to 5 of bronze_events")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 30])
+def test_the_one_game_over_whose_rows_user_code_fails_is_found(count):
+    job = Job(["game_0001"], error=UserCodeError)
+    done, failed = run_with_bisection(games(count), job, "gold", lambda _: None)
+    assert sorted(game for part in done for game in part) == [game for game in games(count) if game != "game_0001"]
+    assert failed == ({"game_0001": "a worker crashed"} if count > 1 else {})
+
+
+def test_user_code_that_fails_for_every_game_fails_few_jobs_and_says_why_for_each():
+    job = Job(games(2000), error=UserCodeError)
+    done, failed = run_with_bisection(games(2000), job, "gold", lambda _: None)
+    assert (done, failed, len(job.parts)) == ([], dict.fromkeys(games(2000), "a worker crashed"), 1 + MAX_FAILURES)
 
 
 class JobAbortedError(Py4JJavaError):
