@@ -3,9 +3,13 @@
 import gc
 import json
 import logging
+import os
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
+from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, cast
 
 import typer
@@ -15,12 +19,12 @@ from typer.core import TyperCommand, TyperGroup
 
 from game_events.cli.common.output import indented
 from game_events.config.logging import limit_library_loggers
-from game_events.errors import GameEventsError
+from game_events.errors import ConfigurationError, GameEventsError
 
 #: New objects before Python looks for garbage: its own 700 are a quarter of the time of all imports, which make none.
 OBJECTS_BEFORE_GC = 100_000
-#: Exit codes: 0 success, 1 the command failed, 2 wrong usage (typer's own).
-FAILED, WRONG_USAGE = 1, 2
+#: Exit codes: 0 success, 1 the command failed; typer's own: 2 wrong usage, 130 Ctrl-C.
+FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 #: Command -> its function or typer app, as `module:attribute` below `game_events.cli`, and its help.
 COMMANDS = {
@@ -130,6 +134,7 @@ def main() -> None:
 
     With ``--json`` the message is the result, too: the last line of stdout is a JSON object, however the command ends.
     """
+    _open_streams()
     gc.set_threshold(OBJECTS_BEFORE_GC, *gc.get_threshold()[1:])
     limit_library_loggers()
     handler = logging.StreamHandler()
@@ -137,6 +142,7 @@ def main() -> None:
     handler.setLevel(logging.WARNING)
     logging.basicConfig(handlers=[handler], format="%(levelname)s %(name)s %(message)s")
     try:
+        _refuse_other_encodings(sys.argv)
         app()
     except Exception as error:  # noqa: BLE001 - what Python would show has not been masked
         _print_error(error)
@@ -145,7 +151,28 @@ def main() -> None:
         if ended.code == WRONG_USAGE:  # typer has printed it for people
             said = getattr(ended.__context__, "format_message", None)
             _print_json_error(str(said()) if said is not None else "wrong usage")
+        elif ended.code == INTERRUPTED:
+            _print_json_error("interrupted")
         raise
+
+
+def _open_streams() -> None:
+    """Stdin is UTF-8, and stdout takes any text; where a stream is closed Python has none."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - for the whole process
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _refuse_other_encodings(arguments: list[str]) -> None:
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise ConfigurationError(f"the argument {argument!a} is not UTF-8") from None
 
 
 def _print_error(error: Exception) -> None:
@@ -164,4 +191,5 @@ def _print_error(error: Exception) -> None:
 
 def _print_json_error(error: str) -> None:
     if "--json" in sys.argv[1:]:
-        print(json.dumps({"success": False, "error": error}), flush=True)
+        with suppress(OSError):  # nobody reads it, or its file is on a full disk
+            print(json.dumps({"success": False, "error": error}), flush=True)

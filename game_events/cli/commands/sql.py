@@ -10,6 +10,7 @@ from game_events.cli.common.arguments import Json
 from game_events.cli.common.arguments import since as time_of
 from game_events.cli.common.output import Output, nested_as_json
 from game_events.config.settings import load_settings
+from game_events.errors import ConfigurationError
 from game_events.lakehouse.query import TablesSql, plain
 from game_events.lakehouse.tables import Lakehouse
 
@@ -32,7 +33,7 @@ def sql(
     if as_csv and as_json:
         raise typer.BadParameter("either --csv or --json", param_hint="--csv")
     output = Output(as_json=as_json)
-    text = sys.stdin.read() if query == "-" else query
+    text = _text(query)
     settings, then = load_settings(), time_of(as_of, option="--as-of")
     with TablesSql(Lakehouse.of(settings), then, settings.sql_memory_bytes) as tables:
         columns, rows = tables.query(text)
@@ -47,6 +48,13 @@ def sql(
     if more:
         output.say(f"only {wanted:,} rows are shown: --limit shows more, --csv all of them")
     output.result({"columns": columns, "rows": [plain(row) for row in found], "more": more})
+
+
+def _text(query: str) -> str:
+    try:
+        return sys.stdin.read() if query == "-" else query
+    except UnicodeDecodeError:
+        raise ConfigurationError("the query is not UTF-8") from None
 
 
 def _shown(value: object) -> object:

@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 
 import typer
 from rich.console import Console
@@ -96,10 +97,12 @@ class Output:
                 self._console.print(Text(f"  {name:<{longest}}  {cell}".rstrip()))
 
     def csv(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Rows for programs, as they come, with the columns' names first: RFC 4180, on stdout; nested values as JSON.
+        """Rows for programs, as they come, with the columns' names first: RFC 4180, on stdout, in UTF-8; nested values as JSON.
 
         Values are as they are. One that a spreadsheet takes for a formula stays so: a sign before it would be part of it.
         """
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8", errors="strict")
         writer = csv.writer(_UnixLines())
         writer.writerow(columns)
         writer.writerows([nested_as_json(value) for value in row] for row in rows)
