@@ -140,6 +140,7 @@ def main() -> None:
     handler = logging.StreamHandler()
     # On the handler, as a logger below the root may be louder than it: the pipeline's progress has a place of its own.
     handler.setLevel(logging.WARNING)
+    handler.addFilter(lambda record: not hasattr(record, "is_shown"))
     logging.basicConfig(handlers=[handler], format="%(levelname)s %(name)s %(message)s")
     try:
         _refuse_other_encodings(sys.argv)

@@ -166,15 +166,16 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
     try:
         return Settings(_secrets_dir=secrets, **overrides)
     except ValidationError as error:
-        lines = [
-            # An error of several settings together has no name.
-            f"  {ENV_PREFIX}{'.'.join(str(part) for part in e['loc']).upper() or '*'}: {e['msg']}"
-            for e in error.errors(include_input=False, include_url=False)
-        ]
+        lines = [f"  {_named(*map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False, include_url=False)]
         where = "environment, .env or game_events.yaml"
         raise ConfigurationError("\n".join([f"bad settings (from {where}):", *lines])) from None
     except (YAMLError, ValueError) as error:  # ValueError: also SettingsError, and a file that is not UTF-8
         raise _unreadable(error) from None
+
+
+def _named(setting: str = "*", *parts: str) -> str:
+    """A setting, and the part of it that is wrong; an error of several settings together has no name."""
+    return ": ".join([f"{ENV_PREFIX}{setting.upper()}", *([".".join(parts)] if parts else [])])
 
 
 def _unreadable(error: Exception) -> ConfigurationError:
@@ -183,6 +184,8 @@ def _unreadable(error: Exception) -> ConfigurationError:
     if isinstance(error, SettingsError) and field:
         return ConfigurationError(f"{ENV_PREFIX}{field[1].upper()} is not valid JSON")
     named = os.environ.get(ENV_PREFIX + "CONFIG", "game_events.yaml")
+    if isinstance(error, UnicodeDecodeError):
+        return ConfigurationError(f"a settings file (.env, {named} or one of {ENV_PREFIX}SECRETS_DIR) is not UTF-8")
     mark = getattr(error, "problem_mark", None)
     where = f", line {mark.line + 1}" if mark is not None else ""
     return ConfigurationError(f"settings file {named}{where} cannot be read: it must be YAML with one `name: value` a line")

@@ -271,8 +271,9 @@ class Lakehouse:
             root = root.removeprefix("file://")
         if "://" not in root:
             path = Path(root).expanduser().resolve()
-            if path.exists() and not path.is_dir():
-                raise ConfigurationError(f"GAME_EVENTS_LAKEHOUSE: {path} is not a folder")
+            nearest = next(place for place in (path, *path.parents) if place.exists())
+            if not nearest.is_dir():
+                raise ConfigurationError(f"GAME_EVENTS_LAKEHOUSE: {nearest} is not a folder")
             root = str(path)
         # delta-rs and Spark both know `s3://`; files are named in the log and in plans by one address.
         self.root = re.sub(r"^s3a://", "s3://", root).rstrip("/")
@@ -319,8 +320,8 @@ class Lakehouse:
         if "://" not in self.root:
             root = Path(self.root)
             return self.called.keys_of(f.name for f in root.iterdir() if (f / "_delta_log").is_dir()) if root.is_dir() else []
-        system = pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options))
         with store_errors_named(self.root):
+            system = pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options))
             found = system.get_file_info(pafs.FileSelector("", recursive=False))
         return self.called.keys_of(f.base_name for f in found if f.type == pafs.FileType.Directory)
 

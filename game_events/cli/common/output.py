@@ -129,6 +129,7 @@ class Output:
 
             class Show(logging.Handler):
                 def emit(inner, record: logging.LogRecord) -> None:  # noqa: N805
+                    record.is_shown = True  # the log on stderr leaves it out
                     if terminal:
                         status.update(Text(f"{what}: {harmless(record.getMessage())}"))
                     else:

@@ -53,7 +53,11 @@ def mock_api(  # noqa: PLR0913, PLR0917 - the command's options
     output = Output(as_json=as_json)
     faults = MockFaults(**{f.name: options[f.name] for f in fields(MockFaults)})
     with ExitStack() as closing, suppress(KeyboardInterrupt):
-        api = MockApi(faults, closing.enter_context(log.open("a")) if log is not None else None, bodies=bodies)
+        try:
+            lines = closing.enter_context(log.open("a")) if log is not None else None
+        except OSError as error:
+            raise ConfigurationError(f"--log: {log} cannot be written: {error.strerror}") from None
+        api = MockApi(faults, lines, bodies=bodies)
 
         def ready(found: int) -> None:
             output.say(f"taking rows on http://{HOST}:{found}/ until Ctrl-C")

@@ -24,6 +24,7 @@ _REFUSED = re.compile(
 #: The last place that clients try is the machine's own address for roles, which does not answer where there are none.
 _NO_CREDENTIALS = re.compile(r"NoAuthWithAWSException|Unable to load credentials|NoCredentials|latest/api/token|169\.254\.\d+")
 _NO_BUCKET = re.compile(r"NoSuchBucket|UnknownStoreException|ContainerNotFound")
+_INCOMPLETE = re.compile(r"must be specified")
 _AWAY = re.compile(
     r"error sending request|after \d+ retries|\b5\d\d [A-Z]|\b429 |SlowDown|Status Code: (5\d\d|429)|[Tt]imed? ?out|"
     r"Connect(ion)?[ A-Z]|UnknownHost|AWSClientIOException|Throttl|connection"
@@ -57,6 +58,12 @@ def explain(error: BaseException, root: str) -> GameEventsError | None:
             f"{what} refuses access ({_words(text)}): check the credentials of the environment (AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the machine's role) and what they may do (docs/object-store.md)"
         )
+    if _INCOMPLETE.search(text):
+        return ConfigurationError(f"{what} cannot be used ({_words(text)}): set what the address lacks (docs/object-store.md)")
+    return _unreachable(what, text)
+
+
+def _unreachable(what: str, text: str) -> TransientError | None:
     if _AWAY.search(text):
         return TransientError(
             f"{what} does not answer as it should ({_words(text)}): is it up, and is GAME_EVENTS_STORAGE_ENDPOINT right? What "

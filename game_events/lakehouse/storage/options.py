@@ -43,9 +43,11 @@ def is_s3(root: str) -> bool:
 def delta_options(settings: Settings) -> dict[str, str]:
     """delta-rs's options for the lakehouse; ConfigurationError if root, endpoint or environment are not safe or not known."""
     root = settings.lakehouse
+    scheme, colon, _ = root.partition(":")
     if not is_remote(root):
+        if colon and scheme in SCHEMES:
+            raise ConfigurationError(f"GAME_EVENTS_LAKEHOUSE: {root} is no address of a store: {scheme}://bucket/prefix")
         return {}
-    scheme = root.split("://", 1)[0]
     if scheme not in SCHEMES:
         raise ConfigurationError(f"GAME_EVENTS_LAKEHOUSE: {scheme}:// is not known; use a path or {', '.join(sorted(SCHEMES))}")
     if not urlsplit(root).netloc:

@@ -38,6 +38,28 @@ def test_a_lakehouse_that_is_a_file_is_named(cli, monkeypatch, tmp_path):
     assert cli("tables").out == ""
 
 
+def test_a_lakehouse_below_a_file_is_refused_by_every_command(cli, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GAME_EVENTS_LAKEHOUSE", str(tmp_path / "file" / "below"))
+    found = cli("tables", "--json")
+    assert (found.code, found.result["error"]) == (1, f"GAME_EVENTS_LAKEHOUSE: {tmp_path / 'file'} is not a folder")
+
+
+def test_an_object_store_that_the_address_does_not_name_fully_is_refused_in_words(cli, monkeypatch):
+    monkeypatch.setenv("GAME_EVENTS_LAKEHOUSE", "abfss://container/path")
+    found = cli("tables", "--json")
+    assert found.code == 1
+    assert found.result["error"].startswith("object store abfss://container/path cannot be used (Account must be specified)")
+    assert "Traceback" not in found.err
+
+
+def test_a_log_of_the_mock_api_that_cannot_be_written_is_named(cli, tmp_path):
+    path = tmp_path / "missing" / "log"
+    found = cli("mock-api", "--port", "0", "--log", str(path), "--json")
+    assert found.code == 1
+    assert found.result["error"] == f"--log: {path} cannot be written: No such file or directory"
+
+
 def test_up_names_a_busy_port_before_anything_starts(cli):
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))

@@ -239,6 +239,25 @@ def test_a_yaml_file_that_cannot_be_read_is_an_error_that_names_it_and_repeats_n
     assert SECRET not in str(caught.value)
 
 
+def test_a_file_of_settings_that_is_not_utf_8_is_no_fault_of_the_yaml_file(folder):
+    (folder / ".env").write_bytes(b"GAME_EVENTS_LAKEHOUSE=\xff")
+    with pytest.raises(ConfigurationError, match=r"^a settings file \(\.env, .*\) is not UTF-8$"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"kafka_options": {"sasl.password": 5}}, "GAME_EVENTS_KAFKA_OPTIONS: sasl.password: Input should be a valid string"),
+        ({"rules": [{"name": "x"}]}, "GAME_EVENTS_RULES: 0.sql: Field required"),
+    ],
+)
+def test_a_bad_part_of_a_setting_is_named_as_it_was_written(settings, named):
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(**settings)
+    assert named in str(caught.value)
+
+
 # --- secrets
 
 

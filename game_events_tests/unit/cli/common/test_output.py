@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import math
+import sys
 
 import pytest
 from rich.console import Console
 
 from game_events.cli.common.output import Output, harmless
+from game_events.config.logging import PROGRESS_LOGGER
 
 ODD = "leads to [/definitions/x], [red] and topic[0]@3 [user.name]"
 #: Clear the screen, the clipboard, a link, C1's own escape, a carriage return that overwrites, letters turned round.
@@ -84,3 +87,16 @@ def test_nested_values_are_json_in_csv(capfd):
     assert json.loads(row[2]) == [{"a": [1.5, "NaN"]}]
     assert row[3:] == ["1", "", "text"]
     assert "ключ" in row[1]
+
+
+def test_progress_that_a_command_shows_is_not_logged_as_well(cli, monkeypatch):
+    def retries():
+        with Output(as_json=False).working("at work"):
+            logging.getLogger(PROGRESS_LOGGER).warning("trying again")
+        logging.getLogger(PROGRESS_LOGGER).warning("nobody shows this")
+
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr("game_events.cli.main.app", lambda: (retries(), sys.exit(0)))
+    found = cli("run")
+    assert found.out == "  trying again\n"
+    assert found.err == f"WARNING {PROGRESS_LOGGER} nobody shows this\n"

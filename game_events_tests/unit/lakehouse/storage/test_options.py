@@ -118,3 +118,9 @@ def test_a_variable_by_which_any_certificate_would_do_is_refused(root, monkeypat
     monkeypatch.setenv("AWS_ALLOW_INVALID_CERTIFICATES", "true")
     with pytest.raises(ConfigurationError, match="AWS_ALLOW_INVALID_CERTIFICATES"):
         Lakehouse.of(load_settings(lakehouse=root))
+
+
+@pytest.mark.parametrize("root", ["s3:/bucket/a", "s3:bucket"])
+def test_an_address_with_a_slash_too_few_is_no_folder_of_this_machine(root):
+    with pytest.raises(ConfigurationError, match=r"is no address of a store: s3://bucket/prefix"):
+        delta_options(load_settings(lakehouse=root))
