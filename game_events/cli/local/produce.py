@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import typer
@@ -112,8 +113,16 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def _manifest(path: Path | None) -> Manifest | None:
-    """The manifest that this wave is added to; read before anything is sent."""
-    if path is None or not path.is_file():
+    """The manifest that this wave is added to; that it can be read and written is known before anything is sent."""
+    if path is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"--manifest: {path} cannot be written: {error.strerror}") from None
+    if not path.is_file():
         return None
     try:
         return Manifest.load(path)

@@ -60,6 +60,14 @@ def test_a_log_of_the_mock_api_that_cannot_be_written_is_named(cli, tmp_path):
     assert found.result["error"] == f"--log: {path} cannot be written: No such file or directory"
 
 
+def test_a_manifest_that_cannot_be_written_is_named_before_anything_is_sent(cli, tmp_path):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "manifest.json"
+    found = cli("produce", "--manifest", str(path), "--json")
+    assert found.code == 1
+    assert found.result["error"].startswith(f"--manifest: {path} cannot be written: ")
+
+
 def test_up_names_a_busy_port_before_anything_starts(cli):
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
