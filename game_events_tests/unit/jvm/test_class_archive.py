@@ -13,7 +13,7 @@ from game_events.jvm import class_archive
 from game_events.jvm.class_archive import SPARK_HOME, archive_of, archiving_options, is_usable, keep, sharing_options
 from game_events.jvm.jars import spark_jars
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, find_java, version_text
-from game_events.spark.config import CLASS_PATH_KEY, spark_config
+from game_events.spark.config import CLASS_PATH_KEY, SMALL_RUN, java_options, spark_config
 
 SAID = {"spark.authenticate": "true"}
 
@@ -136,10 +136,18 @@ def test_the_jars_are_on_the_class_path_of_a_local_jvm_and_sent_to_a_clusters_ma
     assert ":" not in cluster[CLASS_PATH_KEY]
 
 
-def test_only_a_small_run_goes_without_the_optimizing_compiler(monkeypatch):
-    monkeypatch.setattr("game_events.spark.config.sharing_options", lambda _archive: ("-Xshare:auto",))
+@pytest.mark.usefixtures("spark_home")
+def test_a_local_jvm_is_told_of_the_archive_that_is_there(tmp_path):
+    local, cluster = load_settings(spark_master="local[2]"), load_settings(spark_master="yarn")
+    assert java_options(local, [], small_run=False) == ()
+    archive = archive_of([])
+    keep(written(tmp_path), archive)
+    assert java_options(local, [], small_run=False) == sharing_options(archive) != ()
+    assert java_options(cluster, [], small_run=False) == ()
+
+
+def test_only_a_small_run_goes_without_the_optimizing_compiler():
     settings = load_settings(spark_master="local[2]")
     usual, small = (spark_config(settings, small_run=is_small)[DEFAULT_JAVA_OPTIONS] for is_small in (False, True))
-    assert usual.endswith(" -Xshare:auto")
-    assert small.startswith(usual)
-    assert "TieredStopAtLevel" in small.removeprefix(usual)
+    assert small == f"{usual} {' '.join(SMALL_RUN)}"
+    assert "TieredStopAtLevel" not in usual
