@@ -19,8 +19,7 @@ from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.orchestration.sensors.ticks import Cursor, own_runs, sensor
 from game_events.pipeline.observability.alerts import send
 
-#: Failed runs read in one tick, besides those already sent, and alerts sent in one: each may take 10 s, and Dagster ends
-#: a tick after 60 s.
+#: Failed runs read in one tick, and alerts sent in one: each may take 10 s, and Dagster ends a tick after 60 s.
 RUNS, ALERTS = 100, 4
 #: A run may be written later than one that ended after it: each tick reads so many seconds again.
 OVERLAP_S = 60.0
@@ -44,14 +43,17 @@ class AlertCursor(Cursor):
     checks: dict[str, CheckMemory] = Field(default_factory=dict)
 
 
-def send_run_alerts(instance: DagsterInstance, settings: Settings, own: OwnRuns, cursor: AlertCursor, left: int) -> int:
+def send_run_alerts(
+    instance: DagsterInstance, settings: Settings, own: OwnRuns, cursor: AlertCursor, left: int, *, at_once: int = RUNS
+) -> int:
     """Send an alert for each own run that failed since; returns how many more may be sent in this tick.
 
-    Not for one that another code location on the same lakehouse has started: that location's sensor sends it.
+    `at_once`: runs that are read, besides those already sent. No alert for a run that another code location on the same
+    lakehouse has started: that location's sensor sends it.
     """
     after = datetime.fromtimestamp(cursor.since - OVERLAP_S, UTC)
     # Those already sent are found again: as many failures within a minute must not hide the ones behind them.
-    limit = RUNS + len(cursor.runs)
+    limit = at_once + len(cursor.runs)
     records = own.records(instance, limit, by_update=True, statuses=[DagsterRunStatus.FAILURE], updated_after=after)
     for record in records:
         run, ended = record.dagster_run, record.end_time or record.update_timestamp.timestamp()

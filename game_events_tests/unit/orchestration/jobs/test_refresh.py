@@ -1,19 +1,23 @@
 """The steps of the job `refresh` on a real Dagster instance; what they do to tables is a stub: no Spark."""
 
-from contextlib import contextmanager
+import json
+from contextlib import nullcontext
 
 import dagster as dg
 import pytest
 
-from game_events.config.settings import load_settings
+from game_events.config.settings import SettingsSource, load_settings
 from game_events.definitions import build_defs
 from game_events.errors import TransientError
-from game_events.lakehouse.tables import Table
-from game_events.orchestration import resources
+from game_events.lakehouse.system_tables.event_log import read_events
+from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
+from game_events.orchestration.graph import LAKEHOUSE
 from game_events.orchestration.jobs import refresh as refresh_job
 from game_events.orchestration.keys import DEFAULT
+from game_events.orchestration.resources import LakehouseResource, SparkResource
 from game_events.pipeline.reporting.tables import TableReport
 from game_events.pipeline.runs.refresh import OWN_GOLD, TriggeredRun
+from game_events_tests.support.faults import unreadable
 
 pytestmark = pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
 LAYERS = ["bronze", "silver", "gold", "unified", OWN_GOLD]
@@ -24,37 +28,47 @@ class World:
 
     def __init__(self, instance, settings):
         self.instance, self.settings = instance, settings
-        self.work, self.called, self.entries = {}, [], []
+        self.work, self.called = {}, []
 
     def step(self, name, run):
         self.called.append(name)
         self.work.get(name, lambda _: None)(run.report)
 
-    @contextmanager
-    def recorded(self, _pipeline, report, job, attempt):
-        error = None
-        try:
-            yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self.entries.append((f"{job}#{attempt}", type(error).__name__ if error else "succeeded", len(report.tables)))
+    @property
+    def entries(self):
+        """Of each: the part of the run, how that ended, and the number of tables it names."""
+        rows = read_events(Lakehouse.of(self.settings)).to_pylist()
+        tables = [row["part"] for row in rows if row["kind"] == "table"]
+        runs = [(row["part"], row["status"], json.loads(row["detail"]).get("error")) for row in rows if row["kind"] == "run"]
+        return [(part, error["class"] if error else status, tables.count(part)) for part, status, error in runs]
 
-    def run(self, **more):
+    def lakehouse(self):
+        """The resource, with these steps."""
+        world = self
+
+        class Run(TriggeredRun):
+            @property
+            def steps(self):
+                return {name: lambda name=name: world.step(name, self) for name in LAYERS}
+
+        class StubbedLakehouse(LakehouseResource):
+            def shared(self, run_id, name, begin):
+                return super().shared(run_id, name, lambda *given: Run(**vars(begin(*given))))
+
+        source = SettingsSource(self.settings)
+        return StubbedLakehouse(spark=SparkResource(source=source), source=source)
+
+    def run(self, config=None, **more):
         job = build_defs(self.settings).resolve_job_def("refresh")
-        quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+        quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}} | (config or {})
+        more["resources"] = {LAKEHOUSE: self.lakehouse()}
         return job.execute_in_process(instance=self.instance, raise_on_error=False, run_config=quiet, **more)
 
 
 @pytest.fixture
-def world(instance, tmp_path, monkeypatch):
+def world(instance, tmp_path):
     settings = load_settings(lakehouse=str(tmp_path / "lakehouse"), mode="production", retry_delay_s=0.01)
-    world = World(instance, settings)
-    monkeypatch.setattr(TriggeredRun, "steps", property(lambda run: {n: (lambda n=n: world.step(n, run)) for n in LAYERS}))
-    monkeypatch.setattr(resources, "recorded", world.recorded)
-    monkeypatch.setattr(refresh_job, "check_after_run", lambda *_: None)
-    return world
+    return World(instance, settings)
 
 
 def landed(game):
@@ -110,25 +124,22 @@ def test_a_step_that_is_retried_forgets_no_table_that_failed_before_it(world):
 
 
 @pytest.mark.parametrize("where", ["gold", "checks"])
-def test_what_was_committed_before_an_error_is_logged_and_the_entry_says_that_the_run_failed(world, monkeypatch, where):
+def test_what_was_committed_before_an_error_is_logged_and_the_entry_says_that_the_run_failed(world, where):
     def broken(*_):
         raise ZeroDivisionError
 
     world.work["silver"] = landed("rummy")
     if where == "gold":
         world.work["gold"] = broken
-    else:
-        monkeypatch.setattr(refresh_job, "check_after_run", broken)
-    result = world.run()
+    with unreadable(BRONZE, ZeroDivisionError()) if where == "checks" else nullcontext():
+        result = world.run()
     assert not result.success
     assert materialized(result) == [("silver_events", "rummy")]
     assert world.entries == [("refresh#0", "ZeroDivisionError", 1)]
 
 
 def test_options_that_name_what_there_is_not_are_an_entry_of_the_event_log_too(world):
-    job = build_defs(world.settings).resolve_job_def("refresh")
-    config = {"ops": {"plan": {"config": {"select": ["nonsense"]}}}}
-    result = job.execute_in_process(instance=world.instance, raise_on_error=False, run_config=config)
+    result = world.run({"ops": {"plan": {"config": {"select": ["nonsense"]}}}})
     assert not result.success
     assert world.called == []
     assert [entry[:2] for entry in world.entries] == [("refresh#0", "ConfigurationError")]

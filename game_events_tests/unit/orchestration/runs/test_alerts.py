@@ -19,7 +19,7 @@ from game_events.orchestration.runs.alerts import send_own_alerts
 from game_events.orchestration.runs.dead_runs import PROCESS_TAG, end_dead_runs
 from game_events.orchestration.runs.own_runs import OwnRuns
 from game_events.orchestration.runs.tags import OWN_ALERTS
-from game_events.orchestration.sensors.alerts import build_alerts
+from game_events.orchestration.sensors.alerts import ALERTS, AlertCursor, build_alerts, send_run_alerts
 from game_events.orchestration.sensors.kafka_lag import Memory, alert_on_lag
 from game_events.pipeline.observability.alerts import VERSION, Alert, send
 from game_events.pipeline.observability.lag import PipelineLag
@@ -134,14 +134,13 @@ def test_a_failed_run_is_told_once_with_what_failed_and_a_link(world):
     assert world.tick()[0] == []
 
 
-def test_many_runs_that_fail_within_a_minute_are_all_told(receiver, monkeypatch):
-    monkeypatch.setattr("game_events.orchestration.sensors.alerts.RUNS", 1)
+def test_many_runs_that_fail_within_a_minute_are_all_told(receiver):
+    settings, cursor = load_settings(), AlertCursor()
     with dg.DagsterInstance.ephemeral() as instance:
-        world = World(instance, receiver)
-        assert world.tick()[0] == []
-        failed = [world.run("in words") for _ in range(3)]
-        told = [alert["run_id"] for _ in range(4) for alert in world.tick()[0]]
-    assert told == failed
+        failed = [World(instance, receiver).run("in words") for _ in range(3)]
+        for _ in range(4):
+            send_run_alerts(instance, settings, OwnRuns.of(settings), cursor, ALERTS, at_once=1)
+    assert [alert["run_id"] for alert in receiver.bodies] == failed
 
 
 @pytest.mark.parametrize(

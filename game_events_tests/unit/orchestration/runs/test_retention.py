@@ -1,8 +1,8 @@
 """Dagster's storage does not grow for ever: old runs go, what anybody still needs of them stays."""
 
+import socket
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import dagster as dg
 import pytest
@@ -12,6 +12,7 @@ from game_events.config.settings import load_settings
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.jobs.continuous import HANDED_OVER
 from game_events.orchestration.keys import JOB
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG
 from game_events.orchestration.runs.own_runs import OwnRuns, lakehouse_tag
 from game_events.orchestration.runs.retention import drop_old_runs
 from game_events.orchestration.runs.tags import ENDED_BY_ITSELF
@@ -169,14 +170,13 @@ def test_runs_of_another_team_and_of_another_lakehouse_stay(instance):
 
 def test_settings_that_are_broken_make_the_sensor_say_so_and_end_dead_runs_all_the_same(instance, monkeypatch):
     sensor = build_dead_runs(Graph.of())
+    gone = TAGS | {PROCESS_TAG: f"{socket.gethostname()}:4000000:1"}
+    dead = instance.create_run_for_job(refresh, status=DagsterRunStatus.STARTED, tags=gone)
     monkeypatch.setenv("GAME_EVENTS_RUN_HISTORY_H", "-1")
-    monkeypatch.setattr(
-        "game_events.orchestration.sensors.dead_runs.end_dead_runs", lambda *_: [SimpleNamespace(run_id="0123456789abcdef")]
-    )
     found = sensor(dg.build_sensor_context(instance=instance))
     assert isinstance(found, dg.SkipReason)
     assert "GAME_EVENTS_RUN_HISTORY_H: Input should be greater than or equal to 0" in found.skip_message
-    assert "ended 1 runs without a process: 01234567" in found.skip_message
+    assert f"ended 1 runs without a process: {dead.run_id[:8]}" in found.skip_message
 
 
 def past(status, *, handed_over, ended=NOW):

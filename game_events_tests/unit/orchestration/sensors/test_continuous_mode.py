@@ -128,11 +128,12 @@ def test_the_sensor_starts_a_vanished_run_again_and_not_one_that_was_terminated(
     assert instance.get_run_by_id(gone.run_id).status == DagsterRunStatus.FAILURE
     assert isinstance(first, dg.SkipReason)
     assert "failed (1 in a row)" in first.skip_message
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("game_events.orchestration.sensors.continuous_mode.FIRST_PAUSE_S", 0)
-        request = tick()
+
+    failed = started()
+    instance.handle_new_event(event(failed, dg.DagsterEventType.RUN_FAILURE, time.time() - LONGEST_PAUSE_S))
+    request = tick()
     assert isinstance(request, dg.RunRequest)
-    assert request.run_key == f"continuous-after-{gone.run_id}"
+    assert request.run_key == f"continuous-after-{failed.run_id}"
 
 
 def test_a_run_that_was_ended_with_a_failing_game_stays_off(instance, tick):
@@ -161,13 +162,13 @@ def test_row_changing_work_goes_first_and_other_runs_do_not(instance):
     assert row_changing_run(instance, OWN) is None
 
 
-def event(made, kind):
+def event(made, kind, at=None):
     return dg.EventLogEntry(
         error_info=None,
         level=20,
         user_message="",
         run_id=made.run_id,
-        timestamp=time.time(),
+        timestamp=at or time.time(),
         job_name=made.job_name,
         dagster_event=dg.DagsterEvent(kind.value, made.job_name),
     )
