@@ -29,6 +29,15 @@ def test_it_says_what_was_sent_and_adds_it_to_the_manifest(cli, environment, tmp
     assert "50 records to topic" in bulk.err
 
 
+@pytest.mark.parametrize("bulk", [(), ("--bulk", "50")])
+@pytest.mark.usefixtures("environment")
+def test_it_sends_what_the_settings_describe(cli, monkeypatch, tmp_path, bulk):
+    monkeypatch.setenv("GAME_EVENTS_PRODUCER", '{"entities": ["oslo", "lyon"], "keys_per_entity": 3}')
+    assert cli("produce", "--manifest", str(tmp_path / "sent.json"), *bulk).code == 0
+    sent = Manifest.load(tmp_path / "sent.json").truth
+    assert {game: len(gamers) for game, gamers in sent.items()} == {"oslo": 3, "lyon": 3}
+
+
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("what", ["broker", "registry"])
 def test_a_server_that_does_not_answer_is_named_with_the_setting(cli, environment, monkeypatch, what):

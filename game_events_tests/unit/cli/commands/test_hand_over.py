@@ -15,12 +15,12 @@ from game_events.orchestration.keys import JOB
 from game_events.orchestration.runs.own_runs import OwnRuns, lakehouse_tag
 from game_events.orchestration.runs.tags import HANDED_OVER
 from game_events.orchestration.sensors.continuous_mode import HAND_OVER_S, decide, past_runs
+from game_events.pipeline.continuous.loop import LoopReport
 
 
 @pytest.mark.parametrize("ctrl_c", [True, False])
 def test_ctrl_c_while_a_run_hands_over_leaves_continuous_mode_off(monkeypatch, tmp_path, ctrl_c):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    monkeypatch.setattr(continuous, "_show", lambda *_: None)
     begun = []
 
     def run_job(*_):
@@ -32,7 +32,7 @@ def test_ctrl_c_while_a_run_hands_over_leaves_continuous_mode_off(monkeypatch, t
         if ctrl_c:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(3 * continuous.LOOK_S)
-        return JobResult(begun[-1], True, {"continuous": {"handed_over": handed_over}})
+        return JobResult(begun[-1], True, LoopReport(handed_over=handed_over).to_dict())
 
     continuous.run_continuously(Output(as_json=True), load_settings(), None, run_job)
     assert len(begun) == (1 if ctrl_c else 2)

@@ -1,7 +1,12 @@
-"""What a run says of rules at its end."""
+"""What a run says at its end."""
+
+import json
+
+import pytest
+import typer
 
 from game_events.cli.common.output import Output
-from game_events.cli.common.summary import show_run
+from game_events.cli.common.summary import JobResult, finish, show_run
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult
 from game_events.pipeline.reporting.tables import RuleCounts, TableReport
@@ -39,3 +44,11 @@ def test_violated_rules_are_a_table_by_layer_rule_and_action(capsys):
 
 def test_rules_that_hold_are_one_line(capsys):
     assert "rules: all 2 hold" in shown(capsys, {})
+
+
+def test_the_json_of_a_run_that_broke_off_says_that_it_failed_and_why_although_no_table_of_it_failed(capsys):
+    with pytest.raises(typer.Exit) as ended:
+        finish(Output(as_json=True), JobResult("run-1", False, {"success": True, "errors": []}, "Spark's JVM ended"))
+    assert ended.value.exit_code == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said == {"success": False, "run_id": "run-1", "error": "Spark's JVM ended", "errors": []}

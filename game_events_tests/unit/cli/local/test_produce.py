@@ -2,23 +2,6 @@
 
 import pytest
 
-from game_events.cli.local import produce as cli_produce
-from game_events.producer.manifest import Manifest
-
-
-@pytest.mark.parametrize("bulk", [False, True])
-def test_it_sends_what_the_settings_describe(cli, monkeypatch, bulk):
-    monkeypatch.setenv("GAME_EVENTS_PRODUCER", '{"entities": ["oslo", "lyon"], "keys_per_entity": 3}')
-    sent = []
-
-    def note(_, simulation, **__):
-        sent.append(simulation)
-        return Manifest(topic="t", seeds=(0,), schema_ids={})
-
-    monkeypatch.setattr(cli_produce, "produce_bulk" if bulk else "produce", note)
-    assert cli("produce", *(("--bulk", "50") if bulk else ())).code == 0
-    assert (sent[0].games, sent[0].gamers_per_game) == (("oslo", "lyon"), 3)
-
 
 @pytest.mark.parametrize(
     ("options", "hint"),
