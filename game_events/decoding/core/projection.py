@@ -15,7 +15,7 @@ from game_events.decoding.core.column_types import inner_type
 from game_events.decoding.core.protocols import Decoded
 from game_events.decoding.core.reasons import DAMAGE, Reason, as_damage
 
-#: Payload bytes of one Arrow array: 2 GiB of text would not fit, and an escape in JSON takes up to six characters.
+#: Usual payload bytes of one Arrow array: 2 GiB of text would not fit, and an escape in JSON takes up to six characters.
 BATCH_BYTES = 2**28
 #: The column of a top-level value that has no fields of its own.
 VALUE = "value"
@@ -54,8 +54,8 @@ class RowDecoder(ABC):
         self.message, self.fields = message, fields
         self._projection = Projection(message, fields)
 
-    def decode(self, payloads: pa.BinaryArray, columns: ColumnMap) -> Decoded:
-        """Decode a batch."""
+    def decode(self, payloads: pa.BinaryArray, columns: ColumnMap, batch_bytes: int = BATCH_BYTES) -> Decoded:
+        """Decode a batch; `batch_bytes`: payload bytes of one Arrow array."""
         good: list[int] = []
         bad: dict[tuple[Reason, str], list[int]] = {}
         batches: list[pa.RecordBatch] = []
@@ -68,7 +68,7 @@ class RowDecoder(ABC):
                 damage = as_damage(error)
                 bad.setdefault((damage.reason, damage.detail(self.message)), []).append(row)
             size += len(payload)
-            if size > BATCH_BYTES:
+            if size > batch_bytes:
                 batches.append(self._finish())
                 size = 0
         batches.append(self._finish())

@@ -128,13 +128,12 @@ def test_a_folder_that_cannot_be_made_is_no_schemas_fault(own_child, monkeypatch
     assert compile_schema(GOOD).has((0,))
 
 
-def test_protoc_that_cannot_write_is_no_schemas_fault(monkeypatch, tmp_path):
-    read_only = tmp_path / "full"
-    monkeypatch.setattr(protobuf_files, "_protoc", lambda *_: "compiled.bin: No space left on device")
-    monkeypatch.setattr(protobuf_files, "require_room", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space")))
-    read_only.mkdir()
-    with pytest.raises(OSError, match="No space"):
-        protobuf_files.compile_files(GOOD, read_only)
+@pytest.mark.parametrize("full", [("compiled.bin", "room"), ("compiled.bin",)])
+def test_protoc_that_cannot_write_is_no_schemas_fault_where_there_is_no_room(tmp_path, full):
+    for name in full:
+        (tmp_path / name).symlink_to("/dev/full")
+    with pytest.raises(OSError if "room" in full else DataError, match="No space left on device"):
+        protobuf_files.compile_files(GOOD, tmp_path)
 
 
 def test_an_answer_to_another_request_is_never_taken(own_child):

@@ -24,9 +24,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from game_events.config.settings import Settings
 from game_events.decoding.batch_decoder import BatchDecoder
 from game_events.decoding.compiler import compile_schema
-from game_events.decoding.core import projection
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.formats import make_decoder
 from game_events.errors import DataError
 from game_events.schema_registry import SchemaRegistry
 from game_events_tests.support.decoding.format_helpers import framed, plan_of, registered
@@ -199,16 +199,24 @@ def test_a_format_that_nobody_knows_is_refused_by_name():
         compile_schema(RegistrySchema(1, "XML", "<a/>"))
 
 
+LISTS = {"type": "record", "name": "L", "fields": [{"name": "l", "type": {"type": "array", "items": "string"}}]}
+LISTED = {"type": "object", "properties": {"l": {"type": "array", "items": {"type": "string"}}}}
+
+
 @pytest.mark.parametrize("limit", [0, 8, 40])
-def test_many_arrow_arrays_of_one_batch_hold_the_same_rows_as_one(limit, monkeypatch):
-    monkeypatch.setattr(projection, "BATCH_BYTES", limit)
-    lists = {"type": "record", "name": "L", "fields": [{"name": "l", "type": {"type": "array", "items": "string"}}]}
-    listed = {"type": "object", "properties": {"l": {"type": "array", "items": {"type": "string"}}}}
-    plan = plan_of(registered("AVRO", lists, 1), registered("JSON", listed, 2))
-    good = [framed(b"\x04\x02a\x02b\x00", 1), framed(b'{"l":["a","b"]}', 2)]
-    bad = [framed(b"\x04\x02a\x02\xff\x00", 1), framed(b'{"l":["a",1]}', 2)]
-    decoded = BatchDecoder(plan).decode(pa.array((good + bad + good) * 5, pa.binary()))
-    assert {i % 6 for i in reasons_by_position(decoded)} == {2, 3}
-    rows = rows_by_position(decoded)
-    assert len(rows) == 20
-    assert all(row == {"l": ["a", "b"]} for row in rows.values())
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (registered("AVRO", LISTS), b"\x04\x02a\x02b\x00", b"\x04\x02a\x02\xff\x00"),
+        (registered("JSON", LISTED), b'{"l":["a","b"]}', b'{"l":["a",1]}'),
+    ],
+    ids=["AVRO", "JSON"],
+)
+def test_many_arrow_arrays_of_one_batch_hold_the_same_rows_as_one(schema, good, bad, limit):
+    plan = plan_of(schema)
+    decoder = make_decoder(plan.schemas[schema.schema_id], ())
+    decoded = decoder.decode(pa.array([good, bad, good] * 5, pa.binary()), plan.columns, batch_bytes=limit)
+    assert decoded.table.column("l").num_chunks > 1
+    assert decoded.table.to_pylist() == [{"l": ["a", "b"]}] * 10
+    assert [n for n in range(15) if n not in decoded.good] == list(range(1, 15, 3))
+    assert [rows.tolist() for _, _, rows in decoded.bad] == [list(range(1, 15, 3))]
