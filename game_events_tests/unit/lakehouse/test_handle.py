@@ -16,11 +16,11 @@ from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.data.snapshot import BATCH_INFO, row_count
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.handle import LONGEST_S, MOST_NOTED, MOST_VERSIONS, NOTED, KeptHandles
+from game_events.lakehouse.handle import LONGEST_S, MOST_FILES, MOST_NOTED, MOST_VERSIONS, NOTED, KeptHandles
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.tables import Lakehouse, paths
 from game_events_tests.support.faults import opened_tables
-from game_events_tests.support.tables import plan
+from game_events_tests.support.tables import plan, staged_numbers
 
 
 @pytest.fixture
@@ -313,11 +313,13 @@ def test_after_a_commit_of_a_handle_its_files_are_read_once_and_the_commit_is_kn
     assert log_reads == ["get_add_actions"]
 
 
-def test_statistics_of_many_files_are_not_kept(table, log_reads, monkeypatch):
-    monkeypatch.setattr("game_events.lakehouse.handle.MOST_FILES", 0)
-    handle = table.open()
-    assert [row_count(handle), row_count(handle)] == [1, 1]
-    assert log_reads == ["get_add_actions"] * 2
+def test_statistics_of_many_files_are_not_kept(table, log_reads):
+    for before, after, reads in ((1, MOST_FILES, 1), (MOST_FILES, MOST_FILES + 1, 2)):
+        commit(plan(table, [], before, after, files=[f for n in range(before, after) for f in staged_numbers(table, [n])]))
+        handle = table.open()
+        log_reads.clear()
+        assert [row_count(handle), row_count(handle)] == [after] * 2
+        assert log_reads == ["get_add_actions"] * reads
 
 
 def test_a_restore_is_found_on_a_handle_that_was_moved_over_it(table):
