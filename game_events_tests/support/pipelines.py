@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,17 @@ def without_spark(lakehouse: Path | str, **settings: object) -> Pipeline:
 
 def _no_spark() -> SparkSession:
     pytest.fail("Spark was started")
+
+
+def at_progress(pipeline: Pipeline, action: Callable[[str], object]) -> Pipeline:
+    """The pipeline, with an action at each of its messages about a step."""
+
+    class Watched(Pipeline):
+        def on_progress(self, message: str) -> None:
+            super().on_progress(message)
+            action(message)
+
+    return Watched(**{field.name: getattr(pipeline, field.name) for field in fields(pipeline)})
 
 
 def reading(pipeline: Pipeline, source: object, **catalog: object) -> Pipeline:

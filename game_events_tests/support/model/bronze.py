@@ -64,18 +64,22 @@ class Reader:
         schemas: ids of the schemas that the registry tells it.
         most: records of a slice.
         until: it sees the topic up to this offset only; None: up to its end.
+        epochs: split -> epoch of its leader, if that is known.
     """
 
     topic: Topic
     schemas: Collection[int]
     most: int = 1_000
     until: int | None = None
+    epochs: Offsets = field(default_factory=dict)
 
     def snapshot(self) -> SourceSnapshot:
         """As it is seen by this run."""
         now = self.topic.snapshot()
         return SourceSnapshot(
-            now.earliest, {p: end if self.until is None else min(end, self.until) for p, end in now.latest.items()}
+            now.earliest,
+            {p: end if self.until is None else min(end, self.until) for p, end in now.latest.items()},
+            epochs=self.epochs,
         )
 
     def subjects(self, _: Iterable[Split]) -> tuple[str, ...]:

@@ -172,7 +172,6 @@ def test_rows_that_a_run_rejects_while_they_are_erased_are_taken_off_the_count_o
         add(silver, schema, rows[:1], **{app: 1, Txn.ROWS_DROPPED: 1, Txn.ROWS_QUARANTINED: 1})
 
     at_point(monkeypatch, "forget_quarantine_committed", a_run_beside)
-    monkeypatch.setattr(erasure, "_refresh_gold", lambda _: None)
     erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
     handle = silver.open()
     counters = [handle.transaction_version(app) for app in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)]

@@ -18,19 +18,12 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.fanout.job import FanOutResult
-from game_events.pipeline.gold import refresh as refreshing
 from game_events.pipeline.gold.aggregates import COUNT, definition_app
-from game_events.pipeline.gold.execute import GAME, Staged
 from game_events.pipeline.gold.plan import commit_of, plan_games
-from game_events.pipeline.quality.expressions import RuleColumns
+from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.tables import committed_files, data_files, put, rows
 from game_events_tests.support.worlds.gold import TIME
-
-
-def nothing_staged(columns):
-    return Staged(FanOutResult(), pa.schema(columns), RuleColumns.of((), "gold", GAME))
 
 
 def committed(world, plans):
@@ -89,11 +82,11 @@ def test_a_plan_is_committed_although_the_log_has_lost_meanwhile_what_it_was_mad
     assert (set(outcome.landed), outcome.failed) == ({"uno"}, {})
 
 
-def test_a_gold_table_that_is_replaced_is_noted_for_the_unified_table(gold_world, monkeypatch):
+def test_a_gold_table_that_is_replaced_is_noted_for_the_unified_table_before_the_job_begins(gold_world):
     gold_world.silver("uno", 1)
     gold_world.gold("uno", 1)
-    monkeypatch.setattr(refreshing, "execute", lambda *_: nothing_staged([("gamer_id", pa.string())]))
-    refreshing.refresh_gold(gold_world.pipeline, RunReport(), frozenset({"uno"}), full=True)
+    with pytest.raises(pytest.fail.Exception, match="Spark was started"):
+        refresh_gold(gold_world.pipeline, RunReport(), frozenset({"uno"}), full=True)
     assert gold_world.pipeline.progress.read(gold_world.bronze.key).failed_in(Layer.UNIFIED) == {"uno"}
 
 

@@ -13,10 +13,10 @@ from game_events.lakehouse.tables import UNIFIED, paths
 from game_events.pipeline.erasure.old_files import remove_old_files
 from game_events.pipeline.erasure.scan import EraseTask, without
 from game_events.pipeline.erasure.subjects import DataSubjects
-from game_events.pipeline.gold import unified
 from game_events.pipeline.maintenance.run import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.steps import Erasure
+from game_events_tests.support.pipelines import at_progress
 from game_events_tests.support.tables import put
 from game_events_tests.support.worlds.unified import OWN_COMMIT
 from game_events_tests.support.worlds.waves import at_point, power_cut_at
@@ -51,22 +51,21 @@ def test_a_file_that_gold_has_lost_fails_its_game_alone(world):
     assert world.shown()["rummy"] == {"a": 8, "b": 8}
 
 
-def test_gold_that_is_replaced_and_vacuumed_before_it_is_copied_is_planned_again(world, monkeypatch):
+def test_gold_that_is_replaced_and_vacuumed_before_it_is_copied_is_planned_again(world):
     world.refresh()
     world.gold("rummy", {"a": 7, "b": 7})
-    gold, plan, plans = world.pipeline.lakehouse.gold("rummy"), unified.plan_unified, []
+    gold, plans = world.pipeline.lakehouse.gold("rummy"), []
 
-    def planned(*arguments, **options):
-        plans.append(plan(*arguments, **options))
+    def planned(message):
+        plans.append(message)
         if len(plans) == 1:
             (old,) = paths(gold.open())
             world.gold("rummy", {"a": 8, "b": 8})
             Path(gold.uri, old).unlink()
-        return plans[-1]
 
-    monkeypatch.setattr(unified, "plan_unified", planned)
+    world.pipeline = at_progress(world.pipeline, planned)
     assert world.refresh().errors == []
-    assert len(plans) == 2
+    assert plans == [f"{UNIFIED}: 1 games"] * 2
     assert world.shown()["rummy"] == {"a": 8, "b": 8}
 
 
