@@ -124,7 +124,11 @@ class StackStatus:
 
 
 def up(
-    state_dir: Path, kafka_port: int | None = None, registry_port: int | None = None, on_progress: jars.Progress | None = None
+    state_dir: Path,
+    kafka_port: int | None = None,
+    registry_port: int | None = None,
+    on_progress: jars.Progress | None = None,
+    start_timeout_s: float = START_TIMEOUT_S,
 ) -> StackState:
     """Make the stack of `state_dir` run; returns when broker and registry both answer.
 
@@ -134,7 +138,7 @@ def up(
 
     Raises:
         ConfigurationError: no Java, a given port is busy, or a server ended while starting (with the end of its log).
-        TransientError: a server did not answer in `START_TIMEOUT_S`, or the Java parts could not be fetched.
+        TransientError: a server did not answer in `start_timeout_s`, or the Java parts could not be fetched.
     """
     progress = on_progress or (lambda _line: None)
     files = StackFiles(state_dir)
@@ -151,7 +155,7 @@ def up(
         )
         try:
             state = _start_missing(state, files, progress)
-            _wait_until_healthy(state, files)
+            _wait_until_healthy(state, files, start_timeout_s)
         except BaseException:  # Ctrl-C as well: nothing stays behind that no file records
             _undo(files, before)
             raise
@@ -204,7 +208,7 @@ def _start_missing(state: StackState, files: StackFiles, progress: jars.Progress
     return state
 
 
-def _wait_until_healthy(state: StackState, files: StackFiles) -> None:
+def _wait_until_healthy(state: StackState, files: StackFiles, timeout_s: float) -> None:
     """Return when both answer; raise when one ends or time is up."""
     waiting = {
         "Kafka": (state.kafka, kafka_broker.is_healthy, files.kafka_log),
@@ -220,11 +224,11 @@ def _wait_until_healthy(state: StackState, files: StackFiles) -> None:
         return bool(waiting)
 
     try:
-        Retrying(retry=retry_if_result(bool), stop=stop_after_delay(START_TIMEOUT_S), wait=wait_fixed(POLL_S))(still_waiting)
+        Retrying(retry=retry_if_result(bool), stop=stop_after_delay(timeout_s), wait=wait_fixed(POLL_S))(still_waiting)
     except RetryError:
         ends = [f"{name}, last lines of {log}:\n{last_lines(log)}" for name, (_, _, log) in waiting.items()]
         raise TransientError(
-            f"no answer in {START_TIMEOUT_S} s: run `game-events stack down`, then try again\n" + "\n".join(ends)
+            f"no answer in {timeout_s:g} s: run `game-events stack down`, then try again\n" + "\n".join(ends)
         ) from None
 
 
