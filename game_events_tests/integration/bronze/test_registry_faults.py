@@ -49,15 +49,6 @@ def test_with_a_cold_cache_nothing_is_committed_and_the_error_says_what_to_do(se
     assert_books_balance(settings, sent)
 
 
-def test_a_registry_that_never_answers_stops_the_run_within_a_bound(settings, make_settings, make_pipeline, proxy, monkeypatch):
-    send(make_settings())
-    monkeypatch.setattr("game_events.schema_registry.TIMEOUT_S", 1)
-    proxy.always(200, after_s=5)
-    with pytest.raises(TransientError, match=r"no usable answer.*doctor"):
-        refresh(make_pipeline(settings))
-    assert count(settings, BRONZE) == 0
-
-
 def test_nobody_listening_stops_the_run_with_the_address(make_settings, make_pipeline):
     send(make_settings(), games=GAMES)
     with pytest.raises(TransientError, match=r"127\.0\.0\.1:9/"):
