@@ -12,7 +12,7 @@ import pytest
 from deltalake.fs import DeltaStorageHandler
 
 from game_events.config.settings import load_settings
-from game_events.lakehouse.storage.options import delta_options
+from game_events.lakehouse.storage.options import IDLE_TIMEOUT, delta_options
 
 
 @pytest.fixture
@@ -40,9 +40,10 @@ def test_a_client_that_waits_closes_its_connection(
     port, connections = server
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setattr("game_events.lakehouse.storage.options.IDLE_TIMEOUT", "1s")
     settings = load_settings(lakehouse="s3://bucket/root", storage_endpoint=f"http://127.0.0.1:{port}")
-    client = pafs.PyFileSystem(DeltaStorageHandler(settings.lakehouse, delta_options(settings)))
+    options = delta_options(settings)
+    assert options["pool_idle_timeout"] == IDLE_TIMEOUT
+    client = pafs.PyFileSystem(DeltaStorageHandler(settings.lakehouse, options | {"pool_idle_timeout": "1s"}))
     for _ in range(2):
         client.open_input_file("object").close()
         assert connections() == 1, "the next request uses the same one"

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from game_events.errors import ConfigurationError, ConflictError, TransientError
+from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http import run as export
 from game_events.sinks.http.changes import OnReplaced
 from game_events.sinks.http.failed_chunks import export_status, replay_failed_chunks
 from game_events.sinks.http.tables import ExportTables
+from game_events_tests.support.pipelines import at_progress
 from game_events_tests.support.servers.rest_receiver import receiving
 from game_events_tests.support.worlds.export import World, offsets_of, only_same_calls_were_repeated, texts_below
 
@@ -171,22 +173,17 @@ def test_of_gold_the_players_with_new_events_are_sent_as_they_are_now(world: Wor
         assert world.export(receiver, **gold).export.calls == 0
 
 
-def test_of_two_runs_at_once_the_later_one_goes_on_and_no_row_comes_under_two_keys(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_of_two_runs_at_once_the_later_one_goes_on_and_no_row_comes_under_two_keys(world: World, tmp_path: Path):
     world.events(chess=10)
     with receiving(tmp_path / "log") as receiver:
-        take_over = export._take_over
+        pipeline = world.pipeline(receiver)
 
-        def overtaken(tables: ExportTables, run_id: str) -> int:
-            number = take_over(tables, run_id)
-            take_over(tables, "a rival's")
-            return number
+        def overtake(message: str) -> None:
+            if " calls to " in message:
+                export._take_over(ExportTables.of(pipeline.lakehouse, "gamer_id"), "a rival's")
 
-        with monkeypatch.context() as patch:
-            patch.setattr(export, "_take_over", overtaken)
-            with pytest.raises(ConflictError, match="another run of the export has taken over"):
-                world.export(receiver)
+        with pytest.raises(ConflictError, match="another run of the export has taken over"):
+            export.export_rows(at_progress(pipeline, overtake), RunReport())
         assert world.export(receiver).export.delivered_rows == 10
         only_same_calls_were_repeated(receiver)
         assert offsets_of(receiver) == world.offsets()

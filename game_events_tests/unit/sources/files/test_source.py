@@ -16,7 +16,6 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze import full_refresh as bronze_reset
 from game_events.pipeline.bronze import load as bronze
 from game_events.pipeline.bronze.decode_job import StageResult
-from game_events.pipeline.bronze.full_refresh_guard import Expired
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import batch_info, bronze_commit
@@ -112,7 +111,6 @@ def test_a_full_refresh_goes_on_behind_an_archive_that_has_grown(
     bronze._create(pipeline, pipeline.source.snapshot(), RunReport())
     topic = Split("games", "5cB9Bc9QRbCeqUM/tZO+tg", 2)
     staged = StageResult([], [], set(), set(), Counter(), origins={topic: 7})
-    monkeypatch.setattr(bronze_reset, "count_expired", lambda *_: Expired())
     stage_by_hand(monkeypatch, lambda *_: staged)
     report = RunReport()
     bronze_reset.replace_bronze(pipeline, report)
