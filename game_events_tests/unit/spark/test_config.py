@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import dagster as dg
+import psutil
 import pytest
 from pyspark.errors import PySparkException, RetriesExceeded
 
@@ -229,15 +230,19 @@ def test_a_session_whose_settings_the_server_refuses_is_given_back(monkeypatch):
 
 
 def test_a_servers_settings_are_in_a_file_that_only_its_user_reads_and_its_token_in_none(tmp_path, monkeypatch):
-    started = {}
-    monkeypatch.setattr(connect_server, "spawn", lambda command, **options: started.update(options, command=command))
+    java = tmp_path / "jdk" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/command; env > {tmp_path}/environment\n')
+    java.chmod(0o700)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
     monkeypatch.setenv("SPARK_REMOTE", "sc://elsewhere")
     conf = {
         "spark.jars": "/with space/a.jar",
         "spark.driver.extraJavaOptions": "-Dx=y",
         "spark.sql.x": "back\\slash, \N{VIDEO GAME} and\nline",
     }
-    connect_server.start(conf, tmp_path / "server", port=1234, token="hush", log=tmp_path / "log")  # noqa: S106
+    server = connect_server.start(conf, tmp_path / "server", port=1234, token="hush", log=tmp_path / "log")  # noqa: S106
+    psutil.Process(server.pid).wait(60)
     file = tmp_path / "server" / "connect.properties"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     lines = file.read_text().splitlines()
@@ -246,10 +251,12 @@ def test_a_servers_settings_are_in_a_file_that_only_its_user_reads_and_its_token
     assert "spark.jars=/with space/a.jar" in lines
     assert "spark.driver.extraJavaOptions=-Dx=y -XX:+ExitOnOutOfMemoryError" in lines
     assert r"spark.sql.x=back\\slash, \ud83c\udfae and\nline" in lines
-    assert started["environment"]["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == "hush"
-    assert "SPARK_REMOTE" not in started["environment"]
+    environment = (tmp_path / "environment").read_text().splitlines()
+    assert "SPARK_CONNECT_AUTHENTICATE_TOKEN=hush" in environment
+    assert "SPARK_REMOTE=sc://elsewhere" not in environment
     assert any(line.startswith('spark.driver.defaultJavaOptions="-Djava.io.tmpdir=') for line in lines)
-    assert "hush" not in file.read_text() + " ".join(started["command"])
+    assert str(file) in (command := (tmp_path / "command").read_text())
+    assert "hush" not in file.read_text() + command
 
 
 def test_a_commit_names_no_file_that_only_another_machine_has(tmp_path):
