@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from pyspark.sql import DataFrame, SparkSession
 
 from game_events.config.settings import Settings
-from game_events.sources.core.source import MicroBatch
 from game_events.sources.kafka import admin as kafka_admin
 from game_events.sources.kafka import source as kafka
-from game_events.sources.kafka.source import KafkaSource
 from game_events.stack import local_stack
 from game_events.stack.local_stack import StackState
 from game_events_tests.support.fixtures.cli import Cli
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates
-from game_events_tests.support.worlds.waves import send
+from game_events_tests.support.worlds.waves import at_point, send
 
 pytestmark = [
     # Dagster 1.13 calls its own deprecated property for every nested resource.
@@ -62,20 +59,6 @@ def stack(broker: Broker) -> StackState:
     return broker.state
 
 
-def at_second_slice(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
-    """Do something, once, when one slice is committed and Spark is about to read the next one."""
-    slices: list[MicroBatch] = []
-    read = KafkaSource.read
-
-    def late(self: KafkaSource, spark: SparkSession, part: MicroBatch) -> DataFrame:
-        slices.append(part)
-        if len(slices) == 2:
-            action()
-        return read(self, spark, part)
-
-    monkeypatch.setattr(KafkaSource, "read", late)
-
-
 @pytest.mark.usefixtures("spark")
 def test_a_run_whose_broker_dies_ends_with_the_reason_or_goes_on_when_it_is_back_and_every_row_is_there_once(
     cli: Cli, environment: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
@@ -86,7 +69,7 @@ def test_a_run_whose_broker_dies_ends_with_the_reason_or_goes_on_when_it_is_back
     sent = send(environment)
 
     with monkeypatch.context() as patch:
-        at_second_slice(patch, broker.kill)
+        at_point(patch, "bronze_committed", broker.kill)
         failed = cli("run", "--json")
     assert failed.code == 1
     assert failed.result["success"] is False
@@ -116,7 +99,7 @@ def test_a_run_whose_broker_dies_ends_with_the_reason_or_goes_on_when_it_is_back
 
     monkeypatch.setattr("game_events.orchestration.runs.errors.delay_s", pause)
     sent = sent.merge(send(environment, version=3))
-    at_second_slice(monkeypatch, broker.kill)
+    at_point(monkeypatch, "bronze_committed", broker.kill)
     done = cli("run", "--json")
     assert (done.code, done.result["success"], paused) == (0, True, [0]), done.everything
     assert_books_balance(environment, sent)
