@@ -99,10 +99,8 @@ def pipeline_of(settings: Settings, reader: Reader) -> Pipeline:
 
 
 def without_services(patch: pytest.MonkeyPatch) -> None:
-    """Slices are decoded by `stage_micro_batch` of this module, columns have no comments."""
+    """Slices are decoded by `stage_micro_batch` of this module."""
     stage_by_hand(patch, stage_micro_batch)
-    patch.setattr(bronze, "documented", lambda _pipeline, schema, *_: schema)
-    patch.setattr(bronze, "about_bronze", lambda *_: None)
 
 
 def stage_micro_batch(
