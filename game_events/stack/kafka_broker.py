@@ -6,6 +6,7 @@ Delivery: it writes to the page cache as any Kafka does; records survive a kille
 import base64
 import subprocess
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 from confluent_kafka import KafkaException
@@ -62,10 +63,15 @@ def properties(ports: Ports) -> dict[str, str]:
     }
 
 
-def start(java: Path, jars: Path, folder: Path, *, ports: Ports, log: Path) -> ServerProcess:
-    """Start the broker with the jars of a folder; a new data folder is formatted, ConfigurationError if it cannot be."""
+def start(
+    java: Path, jars: Path, folder: Path, *, ports: Ports, log: Path, conf: Mapping[str, str] | None = None
+) -> ServerProcess:
+    """Start the broker with the jars of a folder; a new data folder is formatted, ConfigurationError if it cannot be.
+
+    `conf`: its settings; None: `properties`.
+    """
     (folder / DATA).mkdir(parents=True, exist_ok=True)
-    lines = [f"{key}={value}\n" for key, value in properties(ports).items()]
+    lines = [f"{key}={value}\n" for key, value in (conf or properties(ports)).items()]
     (folder / PROPERTIES).write_text("".join(lines))
     command = [str(java), *JVM_OPTIONS, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", "-cp", f"{jars}/*"]
     if not (folder / DATA / "meta.properties").exists():

@@ -23,7 +23,7 @@ WRONG = {"secret": "wr0ng-one"}
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch, secured_broker(tmp_path_factory.mktemp("secured"), patch) as running:
+    with secured_broker(tmp_path_factory.mktemp("secured")) as running:
         yield running
 
 

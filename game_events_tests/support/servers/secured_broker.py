@@ -157,7 +157,7 @@ def _secured(ports: Ports, sasl: int, tls: int, mutual: int, folder: Path) -> di
     # A properties file takes one level of backslashes away itself.
     login = f'{_PLAIN} required user_{USER}="{quoted}";'.replace("\\", "\\\\")
     listeners = {"SASL": (HOST, sasl), "TLS": ("localhost", tls), "MUTUAL": ("localhost", mutual)}
-    found = kafka_broker_properties(ports)
+    found = kafka_broker.properties(ports)
     more = "".join(f",{name}://{host}:{port}" for name, (host, port) in listeners.items())
     found["listeners"] += more
     found["advertised.listeners"] += more
@@ -181,18 +181,15 @@ def _secured(ports: Ports, sasl: int, tls: int, mutual: int, folder: Path) -> di
     return found
 
 
-kafka_broker_properties = kafka_broker.properties
-
-
 @contextlib.contextmanager
-def secured_broker(folder: Path, monkeypatch) -> Iterator[SecuredBroker]:
+def secured_broker(folder: Path) -> Iterator[SecuredBroker]:
     """Runs it; the login exists in every mechanism."""
     authority, stranger = make_certificates(folder)
     kafka, controller, sasl, tls, mutual, registry = free_ports(6)
     ports = Ports(kafka=kafka, controller=controller, registry=registry)
-    monkeypatch.setattr(kafka_broker, "properties", lambda given: _secured(given, sasl, tls, mutual, folder))
+    conf = _secured(ports, sasl, tls, mutual, folder)
     java, parts = find_java(), jars.stack_parts()
-    server = kafka_broker.start(java, parts.kafka, folder, ports=ports, log=folder / "kafka.log")
+    server = kafka_broker.start(java, parts.kafka, folder, ports=ports, log=folder / "kafka.log", conf=conf)
     try:
         until(lambda: kafka_broker.is_healthy(kafka), what="the secured broker")
         client = AdminClient({"bootstrap.servers": f"{HOST}:{kafka}"})
