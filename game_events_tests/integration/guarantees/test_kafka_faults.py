@@ -91,17 +91,16 @@ def test_expired_offsets_stop_a_run_or_are_a_gap_that_every_account_tells_of(mak
     assert refresh(make_pipeline(settings)).rows("bronze") == 1
 
 
-def test_offsets_that_expire_while_a_run_reads_them_stop_it_or_are_a_gap(make_settings, make_pipeline, monkeypatch):
+def test_offsets_that_expire_while_a_run_reads_them_stop_it_or_are_a_gap(make_settings, make_pipeline):
     settings, going_on = make_settings(), make_settings(on_data_loss="record_gap")
     make_topic(settings)
     put(settings, ANN * 6)
-    with pytest.MonkeyPatch.context() as patch:
-        happened = before_reading(patch, lambda: expire(settings, {0: 2}))
-        with pytest.raises(DataError, match=r"offsets 0 to 1.*ON_DATA_LOSS"):
-            refresh(make_pipeline(settings))
+    pipeline, happened = before_reading(make_pipeline(settings), lambda: expire(settings, {0: 2}))
+    with pytest.raises(DataError, match=r"offsets 0 to 1.*ON_DATA_LOSS"):
+        refresh(pipeline)
     assert happened
-    happened = before_reading(monkeypatch, lambda: expire(settings, {0: 4}))
-    report = refresh(make_pipeline(going_on))
+    pipeline, happened = before_reading(make_pipeline(going_on), lambda: expire(settings, {0: 4}))
+    report = refresh(pipeline)
     assert happened
     assert [(g.start, g.end) for g in report.gaps] == [(0, 4)]
     assert held(settings) == [[(0, 4), (0, 5)]]
@@ -156,7 +155,7 @@ def test_a_topic_that_was_deleted_and_made_again_stops_a_run_or_is_read_from_its
     assert offsets_continuous(make_pipeline(settings)).passed
 
 
-def test_a_topic_made_anew_while_it_is_read_gives_no_row_the_old_topics_coordinates(make_settings, make_pipeline, monkeypatch):
+def test_a_topic_made_anew_while_it_is_read_gives_no_row_the_old_topics_coordinates(make_settings, make_pipeline):
     settings = make_settings(on_data_loss="record_gap")
     make_topic(settings)
     put(settings, ANN * 3)
@@ -165,24 +164,23 @@ def test_a_topic_made_anew_while_it_is_read_gives_no_row_the_old_topics_coordina
         make_anew(settings)
         put(settings, [Event("chess", gamer="bob")] * 4)
 
-    happened = before_reading(monkeypatch, anew)
-    report = refresh(make_pipeline(settings))
+    pipeline, happened = before_reading(make_pipeline(settings), anew)
+    report = refresh(pipeline)
     assert happened
     assert [(g.start, g.end) for g in report.gaps] == [(0, None)]
     now = min(make_pipeline(settings).source.snapshot().latest).topic_id
     assert {r[0] for r in rows(settings, BRONZE, "SELECT DISTINCT _kafka_topic_id FROM t")} == {now}
     assert gold(settings, "chess")["bob"][0] == 4, "the run went on to the new topic's end"
     assert gold(settings, "uno") == {}
-    with pytest.MonkeyPatch.context() as patch:
-        before_reading(patch, lambda: make_anew(settings))
-        put(settings, ANN)
-        with pytest.raises(DataError, match="deleted"):
-            refresh(make_pipeline(make_settings()))
+    pipeline, _ = before_reading(make_pipeline(make_settings()), lambda: make_anew(settings))
+    put(settings, ANN)
+    with pytest.raises(DataError, match="deleted"):
+        refresh(pipeline)
     assert held(settings) == [[(0, 0), (0, 1), (0, 2), (0, 3)]]
 
 
 @pytest.mark.scenario
-def test_partitions_that_are_added_are_read_from_their_first_record_in_mid_run_too(make_settings, make_pipeline, monkeypatch):
+def test_partitions_that_are_added_are_read_from_their_first_record_in_mid_run_too(make_settings, make_pipeline):
     settings = make_settings(starting_offsets="latest", max_records_per_batch=2)
     make_topic(settings)
     put(settings, ANN * 5)
@@ -193,8 +191,8 @@ def test_partitions_that_are_added_are_read_from_their_first_record_in_mid_run_t
         add_partitions(settings, 2)
         put(settings, ANN, 1)
 
-    before_reading(monkeypatch, grow)
-    assert refresh(make_pipeline(settings)).success
+    pipeline, _ = before_reading(make_pipeline(settings), grow)
+    assert refresh(pipeline).success
     add_partitions(settings, 3)
     put(settings, ANN * 2, 2)
     assert refresh(make_pipeline(settings)).success

@@ -162,7 +162,6 @@ def test_partitions_and_offsets_that_are_named_are_where_a_new_bronze_starts(nam
 def test_a_rival_that_meets_a_new_topic_first_and_a_crash_between_two_tables_leave_every_record_once(
     named,
     make_pipeline,
-    monkeypatch,
     crash,  # noqa: F811 - the fixture
 ):
     one, other, both = named("a"), named("b"), named("ab")
@@ -181,8 +180,8 @@ def test_a_rival_that_meets_a_new_topic_first_and_a_crash_between_two_tables_lea
         put(one, EVENT)
         load(make_pipeline(pattern))
 
-    happened = before_reading(monkeypatch, rival)
-    load(make_pipeline(both))
+    pipeline, happened = before_reading(make_pipeline(both), rival)
+    load(pipeline)
     assert happened
     assert held(pattern, named.prefix) == {"a": first(4), "b": first(5), "c": first(2)}
     assert (count(pattern, BRONZE), count(pattern, QUARANTINE)) == (7, 4)

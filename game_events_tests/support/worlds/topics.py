@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from game_events.config.settings import Settings
-from game_events.sources.kafka.source import KafkaSource
+from game_events.pipeline.context import Pipeline
+from game_events_tests.support.pipelines import at_progress
 from game_events_tests.support.waiting import until
 from game_events_tests.support.worlds.quality import SCHEMA, Event, encoded
 from game_events_tests.support.worlds.topic import register
@@ -99,16 +99,13 @@ def transaction(settings: Settings, events: Iterable[Event], partition: int = 0)
     return producer
 
 
-def before_reading(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> list[str]:
-    """Do something once, when a slice is planned and Spark is about to read it; the list then is not empty."""
+def before_reading(pipeline: Pipeline, action: Callable[[], None]) -> tuple[Pipeline, list[str]]:
+    """The pipeline, with an action once a slice is planned and Spark is about to read it; the list then is not empty."""
     happened: list[str] = []
-    read = KafkaSource.read
 
-    def late(self, spark, part):
-        if not happened:
-            happened.append("read")
+    def told(message: str) -> None:
+        if message.startswith("bronze: ") and not happened:
+            happened.append(message)
             action()
-        return read(self, spark, part)
 
-    monkeypatch.setattr(KafkaSource, "read", late)
-    return happened
+    return at_progress(pipeline, told), happened
