@@ -27,7 +27,7 @@ STEPS = {
     ("data/file_copies.py", ""): "copy files",
     ("gold/unified", ""): "plan the unified table",
     ("gold/plan.py", ""): "plan gold",
-    ("silver/starts.py", ""): "plan silver",
+    ("silver/passes.py", "start"): "plan silver",
     ("gold/execute.py", ""): "plan Spark's job",
     ("spark_files.py", ""): "plan Spark's job",
     ("pipeline/reporting", ""): "report",

@@ -26,9 +26,8 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult
 from game_events.pipeline.reporting.tables import TableReport
 from game_events.pipeline.silver.admission import is_allowed, new_games
-from game_events.pipeline.silver.passes import PassResult, run_pass
+from game_events.pipeline.silver.passes import PassResult, SilverRun, run_pass
 from game_events.pipeline.silver.stage import SilverInput
-from game_events.pipeline.silver.starts import SilverRun
 
 #: Noted for a game with pending rows that is not in the allow list.
 LEFT_OUT = "GAME_EVENTS_GAMES left it out when its rows were due"
@@ -83,18 +82,35 @@ def _refresh(run: SilverRun) -> None:
     _refuse_another_column(run)
     if run.whole:
         result = run_pass(run) if run.source.batch > state.floor(Layer.SILVER) else PassResult()
-        undone, redecided = _undone_replacements(run)
-        result = replace(result, retry=result.retry | state.failed_in(Layer.SILVER) | undone)
+        result = replace(result, retry=result.retry | state.failed_in(Layer.SILVER))
+        decisions = Decisions.read(pipeline, run.source.bronze.key)
+        if decisions.redecisions != redecided:
+            # Games that quarantine has decided again, and whose tables a crash has kept from being replaced.
+            due = guarded(lambda game: decisions.incarnation(game) > incarnation(pipeline.lakehouse.silver(game).open()))
+            undone = {game for game, found in for_games(filter(decisions.incarnation, state.games), due).items() if found}
+            _note_replaced(run, undone)
+            result, redecided = replace(result, retry=result.retry | undone), decisions.redecisions
     else:
         result = PassResult(retry=_requested(run))
     # A later run may allow games that the allow list leaves out now: their rows are below the low watermark then.
     noted = result.retry & (state.games.keys() | state.failed_in(Layer.SILVER))
     owed = {g: state.failed.get((Layer.SILVER, g), LEFT_OUT) for g in noted if not is_allowed(pipeline, g)}
-    run, result = _retry(run, result)
+    for attempt in range(GAME_ATTEMPTS):
+        bronze = pipeline.open_bronze() if result.retry else None
+        bronze = refuse_restored(pipeline.bronze, bronze) if bronze is not None else None
+        if bronze is not None and run.full and attempt:
+            # A concurrent run has decided on rows that this run has not read.
+            run = replace(run, source=SilverInput.of(pipeline, bronze))
+        if bronze is None or BronzeIdentity.of(bronze) != run.source.bronze:
+            break  # bronze has other contents now: the next run reads them
+        if erasures(bronze) != erasures(run.source.handle):
+            raise _ErasedMeanwhileError(f"{bronze.table_uri}: data subjects are being erased from it; run again")
+        result = result.then(run_pass(run, result.retry))
+    lost = dict.fromkeys(result.retry, "commit conflict: every attempt lost to concurrent runs; run again")
+    result = replace(result, failed=result.failed | lost)
     failpoints.reach("silver_committed")
     for game, why in result.failed.items():
-        table = pipeline.lakehouse.silver(game)
-        run.report.add_failed(Layer.SILVER, table, why, game)
+        run.report.add_failed(Layer.SILVER, pipeline.lakehouse.silver(game), why, game)
     pipeline.progress.update(run.source.bronze.key, partial(_progress, run, result, owed, redecided))
     run.report.add(SilverResult(unrouted=result.unrouted))
 
@@ -120,39 +136,9 @@ def _requested(run: SilverRun) -> frozenset[str]:
     return requested
 
 
-def _undone_replacements(run: SilverRun) -> tuple[frozenset[str], int]:
-    """Games decided again by quarantine that a crash has kept from being replaced, and how often it decided again at all."""
-    decisions = Decisions.read(run.pipeline, run.source.bronze.key)
-    undone: frozenset[str] = frozenset()
-    if decisions.redecisions != run.state.redecided:
-        redecided = filter(decisions.incarnation, run.state.games)
-        silver = run.pipeline.lakehouse.silver
-        due = guarded(lambda game: decisions.incarnation(game) > incarnation(silver(game).open()))
-        undone = frozenset(game for game, found in for_games(redecided, due).items() if found)
-        _note_replaced(run, undone)
-    return undone, decisions.redecisions
-
-
 def _note_replaced(run: SilverRun, games: Collection[str]) -> None:
     why = note(run.pipeline, REPLACED)
     run.pipeline.progress.update(run.source.bronze.key, lambda now: now.pending_downstream(games, why))
-
-
-def _retry(run: SilverRun, result: PassResult) -> tuple[SilverRun, PassResult]:
-    """Passes over the games to retry until there is none, or attempts run out; and the run with the bronze of the last pass."""
-    for attempt in range(GAME_ATTEMPTS):
-        bronze = run.pipeline.open_bronze() if result.retry else None
-        bronze = refuse_restored(run.pipeline.bronze, bronze) if bronze is not None else None
-        if bronze is not None and run.full and attempt:
-            # A concurrent run has decided on rows that this run has not read.
-            run = replace(run, source=SilverInput.of(run.pipeline, bronze))
-        if bronze is None or BronzeIdentity.of(bronze) != run.source.bronze:
-            break  # bronze has other contents now: the next run reads them
-        if erasures(bronze) != erasures(run.source.handle):
-            raise _ErasedMeanwhileError(f"{bronze.table_uri}: data subjects are being erased from it; run again")
-        result = result.then(run_pass(run, result.retry))
-    lost = dict.fromkeys(result.retry, "commit conflict: every attempt lost to concurrent runs; run again")
-    return run, replace(result, failed=result.failed | lost)
 
 
 def _progress(run: SilverRun, result: PassResult, owed: dict[str, str], redecided: int, now: Progress) -> Progress:
