@@ -30,9 +30,9 @@ from game_events.lakehouse.commits.parallel import commit_games
 from game_events.lakehouse.system_tables.event_log import append_events, read_events
 from game_events.lakehouse.tables import Lakehouse, game_of_silver, gold_name, is_game, silver_name
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.routing import admit
 from game_events.pipeline.observability.alerts import Alert, send
 from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.silver.admission import admit
 from game_events.schema_registry import SchemaRegistry
 
 ROOT = Path(__file__).parents[2]

@@ -23,9 +23,8 @@ from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_
 from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.storage.errors import explain
 from game_events.lakehouse.tables import Lakehouse, Table
-from game_events.pipeline.fanout.column_choice import ColumnChoice
 from game_events.pipeline.fanout.old_rows import OldRows, parts_by_game
-from game_events.pipeline.fanout.routing import Routing
+from game_events.pipeline.fanout.routing import ColumnChoice, Routing
 from game_events.pipeline.quality.worker import RuleSplit, Splitter
 from game_events.pipeline.reporting.merging import Summed, add_counts, by_key, extend, merge, merged
 from game_events.pipeline.reporting.tables import RuleCounts
@@ -72,7 +71,7 @@ class FanOutResult(Summed):
 
     def rows(self, game: str) -> int:
         """Rows that a game had, rejected or not."""
-        return self.counts[game].rows if game in self.counts else rows_of(self.files.get(game, []))
+        return self.counts[game].rows if game in self.counts else sum(f.rows for f in self.files.get(game, []))
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,11 @@ class _Stage:
             for game, keys in self._keys.items():
                 self._try(game, partial(self._keep_others, game, pa.concat_tables(keys)))
         except _CrowdedError:
-            self._abort()
+            for writer in (*self._writers.values(), *self._rejected.values()):
+                with suppress(OSError):
+                    writer.abort()
+            for game in self._new & self._writers.keys():
+                remove_empty_folder(self._task.table(game))
             deque(batches, maxlen=0)  # the driver decides which names are admitted, and runs the job again
             return FanOutResult(crowded=True)
         self._result.files, self._result.rejected = self._closed(self._writers), self._closed(self._rejected)
@@ -211,15 +214,7 @@ class _Stage:
         rows = pa.Table.from_batches(self._buffer).combine_chunks()
         self._buffer, self._rows, self._bytes = [], 0, 0
         order, found = parts_by_game(rows, task.game_column)
-        parts: dict[str, tuple[int, int]] = {}
-        for name, part in found.items():
-            if routing.skips(name):
-                continue
-            why = routing.refusal(name)
-            if why is None:
-                parts[name] = part
-            else:
-                self._result.refused.setdefault(why, Counter())[routing.counted_as(name, why)] += part[1]
+        parts = {name: part for name, part in found.items() if routing.takes(name, part[1], self._result.refused)}
         self._new |= parts.keys() - routing.known
         if routing.room is not None and len(self._new) > routing.room:
             raise _CrowdedError
@@ -268,16 +263,3 @@ class _Stage:
                 self._writer(game, rows).write(rows)
             if game in self._writers:
                 self._writers[game].flush()  # else the ends of all games are in memory together
-
-    def _abort(self) -> None:
-        """Delete what was written."""
-        for writer in (*self._writers.values(), *self._rejected.values()):
-            with suppress(OSError):
-                writer.abort()
-        for game in self._new & self._writers.keys():
-            remove_empty_folder(self._task.table(game))
-
-
-def rows_of(files: Iterable[StagedFile]) -> int:
-    """Rows of staged files."""
-    return sum(f.rows for f in files)

@@ -1,8 +1,14 @@
-"""Routing of rows to games, and admission of new games."""
+"""What a worker decides by a row's game: whether its name may be a game's, and which columns the game's table gets."""
 
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from game_events.config.settings import Settings
+import pyarrow as pa
+
+from game_events.decoding.core.column_map import ColumnMap, level_of
 from game_events.lakehouse.tables import is_game
 
 #: Why a row is in no game's table.
@@ -37,36 +43,50 @@ class Routing:
             return INVALID
         return NOT_ALLOWED if self.allowed and name not in self.allowed else None
 
-    def counted_as(self, name: object, why: str) -> str:
-        """Name under which refused rows are counted: invalid names together, as their number has no bound."""
-        return "" if why in (INVALID, NO_NAME) else str(name)
-
-    def skips(self, name: object) -> bool:
-        """Whether rows of this name are left to another pass."""
-        return self.only is not None and name not in self.only
-
-
-def most_games(settings: Settings) -> int:
-    """Upper bound of the number of games."""
-    return max(settings.max_games, settings.max_games_ever)
+    def takes(self, name: object, rows: int, refused: dict[str, Counter[str]]) -> bool:
+        """Whether rows of this name are written; rows that belong to no game are counted: why -> name -> rows."""
+        if self.only is not None and name not in self.only:
+            return False  # another pass takes them
+        why = self.refusal(name)
+        if why is not None:
+            # Invalid names together, as their number has no bound.
+            refused.setdefault(why, Counter())["" if why in (INVALID, NO_NAME) else str(name)] += rows
+        return why is None
 
 
-def admit(settings: Settings, known: set[str], rows_by_new_game: dict[str, int]) -> tuple[set[str], dict[str, int]]:
-    """Admit new names: those of the allow list always, others up to `max_games`, after that those with enough rows.
+@dataclass(frozen=True)
+class ColumnChoice:
+    """Columns that a game's table lacks until the game has sent a value for them; picklable.
 
-    So a flood of invented names with few rows each cannot keep out a real game; a flood with many rows each ends at
-    `most_games`, after which only names of the allow list are admitted.
-
-    Returns:
-        the new games, and refused name -> rows.
+    Attributes:
+        together: such a column -> the columns that its first value brings: all those of its message type if no other type has
+            the column, else itself.
     """
-    admitted: set[str] = set()
-    refused: dict[str, int] = {}
-    for name, rows in sorted(rows_by_new_game.items(), key=lambda item: (-item[1], item[0])):
-        games = len(known) + len(admitted)
-        enough = rows >= settings.new_game_min_rows and games < most_games(settings)
-        if name in settings.games or games < settings.max_games or enough:
-            admitted.add(name)
-        else:
-            refused[name] = rows
-    return admitted, refused
+
+    together: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, schema: pa.Schema, columns: ColumnMap, always: Collection[str]) -> ColumnChoice | None:
+        """The choice among the columns of `schema`; `always`: columns of every table. None: one message type, no choice."""
+        of_type, types = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+        for key, column in columns.owners.items():
+            message, _ = level_of(key)
+            of_type[message].add(column)
+            types[column].add(message)
+        if len(of_type) < 2:
+            return None
+        optional = [name for name in schema.names if name in types and name not in always]
+        found = {name: of_type[next(iter(types[name]))] if len(types[name]) == 1 else {name} for name in optional}
+        return cls({name: frozenset(columns) & frozenset(optional) for name, columns in found.items()})
+
+    def sent(self, rows: pa.Table) -> frozenset[str]:
+        """The columns that the values in these rows bring."""
+        found = set[str]()
+        for name, columns in self.together.items():
+            if name not in found and rows.column(name).null_count < rows.num_rows:
+                found |= columns
+        return frozenset(found)
+
+    def chosen(self, schema: pa.Schema, sent: Collection[str]) -> pa.Schema:
+        """The columns of `schema`, in its order, without those that were not sent."""
+        return pa.schema([field for field in schema if field.name not in self.together or field.name in sent])

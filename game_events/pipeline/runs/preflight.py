@@ -28,10 +28,10 @@ from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.bronze.full_refresh_guard import ALLOW
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.routing import most_games
 from game_events.pipeline.runs.backlog import backlog
 from game_events.pipeline.runs.selection import Parts, Selection
 from game_events.pipeline.schemas.catalog import SchemaCatalog
+from game_events.pipeline.silver.admission import most_games
 from game_events.pipeline.suppression.driver import recognised
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.core.source import FILES

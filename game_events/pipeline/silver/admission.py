@@ -11,6 +11,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from game_events.config.naming import GAME_PATTERN, RESERVED_GAMES
+from game_events.config.settings import Settings
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.data.snapshot import files_with, row_count
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
@@ -18,8 +19,34 @@ from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import is_game
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.routing import INVALID, NO_NAME, OVER_LIMIT, Routing, admit, most_games
+from game_events.pipeline.fanout.routing import INVALID, NO_NAME, OVER_LIMIT, Routing
 from game_events.pipeline.silver.stage import SilverInput, Staging
+
+
+def most_games(settings: Settings) -> int:
+    """Upper bound of the number of games."""
+    return max(settings.max_games, settings.max_games_ever)
+
+
+def admit(settings: Settings, known: set[str], rows_by_new_game: dict[str, int]) -> tuple[set[str], dict[str, int]]:
+    """Admit new names: those of the allow list always, others up to `max_games`, after that those with enough rows.
+
+    So a flood of invented names with few rows each cannot keep out a real game; a flood with many rows each ends at
+    `most_games`, after which only names of the allow list are admitted.
+
+    Returns:
+        the new games, and refused name -> rows.
+    """
+    admitted: set[str] = set()
+    refused: dict[str, int] = {}
+    for name, rows in sorted(rows_by_new_game.items(), key=lambda item: (-item[1], item[0])):
+        games = len(known) + len(admitted)
+        enough = rows >= settings.new_game_min_rows and games < most_games(settings)
+        if name in settings.games or games < settings.max_games or enough:
+            admitted.add(name)
+        else:
+            refused[name] = rows
+    return admitted, refused
 
 
 def is_allowed(pipeline: Pipeline, game: str) -> bool:

@@ -20,10 +20,10 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOutResult
-from game_events.pipeline.fanout.routing import INVALID, NO_NAME, OVER_LIMIT, Routing, admit
+from game_events.pipeline.fanout.routing import INVALID, NO_NAME, OVER_LIMIT, Routing
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.silver.admission import counted_routing, is_allowed
+from game_events.pipeline.silver.admission import admit, counted_routing, is_allowed
 from game_events.pipeline.silver.commit import drop, settle
 from game_events.pipeline.silver.stage import SilverInput, Staging, Start, stage_games
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -24,9 +23,8 @@ from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.event_columns import BRONZE_ONLY, HEADERS, column_map
 from game_events.lakehouse.event_expressions import NO_HEADERS
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.column_choice import ColumnChoice
 from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, spread, stage
-from game_events.pipeline.fanout.routing import Routing
+from game_events.pipeline.fanout.routing import ColumnChoice, Routing
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.quality.expressions import APART, DECIDED, DISPOSITION, KEEP, READMIT, REJECT, RuleColumns
 from game_events.pipeline.quality.validation import require_valid
@@ -308,15 +306,8 @@ def stage_games(work: Staging) -> FanOutResult:
         rows = [(r["name"], int(r["rows"])) for r in work.names().limit(MAX_NAMES + 1).collect()]
         if len(rows) > MAX_NAMES:
             raise
-    result, games = FanOutResult(), []
-    for name, count in rows:
-        why = work.routing.refusal(name)
-        if work.routing.skips(name):
-            continue
-        if why is None:
-            games.append(name)
-        else:
-            result.refused.setdefault(why, Counter())[work.routing.counted_as(name, why)] += count
+    result = FanOutResult()
+    games = [name for name, count in rows if work.routing.takes(name, count, result.refused)]
     parts, failed = bisect(sorted(games), work.stage, work.batches)
     for part in parts:
         result.add(part)
