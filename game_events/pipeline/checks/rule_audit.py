@@ -16,7 +16,7 @@ from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.pipeline.checks.row_counts import last_batches
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import player_agg_columns
-from game_events.pipeline.quality.expressions import RuleColumns
+from game_events.pipeline.quality.judging import RuleColumns
 from game_events.pipeline.quality.validation import require_valid
 from game_events.pipeline.reporting.tables import RuleReport
 from game_events.pipeline.silver.stage import SilverInput

@@ -25,7 +25,7 @@ from game_events.lakehouse.storage.errors import explain
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.fanout.old_rows import OldRows, parts_by_game
 from game_events.pipeline.fanout.routing import ColumnChoice, Routing
-from game_events.pipeline.quality.worker import RuleSplit, Splitter
+from game_events.pipeline.quality.judging import RuleSplit, Splitter
 from game_events.pipeline.reporting.merging import Summed, add_counts, by_key, extend, merge, merged
 from game_events.pipeline.reporting.tables import RuleCounts
 

@@ -27,9 +27,8 @@ from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
 from game_events.pipeline.fanout.old_rows import OldRows
 from game_events.pipeline.gold.aggregates import commented, has_shipped_columns
 from game_events.pipeline.gold.plan import GamePlan, GoldRun, silver_columns
-from game_events.pipeline.quality.expressions import RuleColumns
+from game_events.pipeline.quality.judging import RuleColumns, RuleSplit
 from game_events.pipeline.quality.validation import require_valid
-from game_events.pipeline.quality.worker import RuleSplit
 from game_events.pipeline.silver.transformations import run_time_failure
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
@@ -67,7 +66,7 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
     rows, schema, kept = _aggregated(run, plans, tasks, few=new <= TASK_ROWS)
     # Custom aggregates have no rules.
     rules = RuleColumns.of(pipeline.rules if run.built_in else (), "gold", GAME)
-    split = RuleSplit(rules.rules, tuple(rules.names)) if rules.rules else None
+    split = RuleSplit(rules) if rules.rules else None
     require_valid(pipeline.spark, rules.rules, spark_schema(Schema.from_arrow(schema)))
     task = FanOut(pipeline.lakehouse, Layer.GOLD, GAME, schema, aggregate=aggregate.name, split=split, old=kept)
     # One file for each game, which needs no compaction.

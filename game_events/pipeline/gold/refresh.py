@@ -24,7 +24,7 @@ from game_events.pipeline.gold.aggregates import due, player_agg, scope
 from game_events.pipeline.gold.execute import Staged, execute
 from game_events.pipeline.gold.null_values import all_null, looked_at, null_notices
 from game_events.pipeline.gold.plan import GamePlan, GoldRun, commit_of, key_and_time, plan_games
-from game_events.pipeline.quality.worker import failed_rules
+from game_events.pipeline.quality.judging import failed_rules
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import GoldResult
 from game_events.spark.crashed_workers import run_with_bisection

@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import pyarrow.compute as pc
 from deltalake import DeltaTable
@@ -138,48 +138,40 @@ class Rewritten:
     paths: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class DecisionOutcome:
-    """The commit, if there was one, and the games that a concurrent run has decided on since they were planned."""
-
-    landed: Landed | None = None
-    moved: frozenset[str] = frozenset()
-
-
 def decide(
-    pipeline: Pipeline,
-    planned_from: Decisions,
-    planned: Mapping[str, RejectionDecision],
-    rewritten: Rewritten = Rewritten(),
-) -> DecisionOutcome:
-    """Commit the decisions on some games, all at once.
+    pipeline: Pipeline, before: Decisions, planned: Mapping[str, RejectionDecision], rewritten: Rewritten = Rewritten()
+) -> tuple[Landed | None, set[str]]:
+    """Commit the decisions on some games, all at once, planned from the decisions `before`.
 
-    The files of games that a concurrent run has decided on since `planned_from` was read are deleted. A game without rejected
-    rows is decided, too: a concurrent run with other rules could decide otherwise.
+    A game without rejected rows is decided, too: a concurrent run with other rules could decide otherwise.
+
+    Returns:
+        the commit, if there was one; and the games that a concurrent run has decided on meanwhile, whose files are deleted.
 
     Raises:
         TransientError: the outcome is not known: silver must not be committed; the next run reads the outcome.
     """
-    now = Decisions.read(pipeline, planned_from.bronze_id)
+    now = Decisions.read(pipeline, before.bronze_id)
     moved = set(planned)
-    if table_id(now.handle) == table_id(planned_from.handle):
-        moved -= {g for g, same in for_games(planned, partial(_unchanged, planned_from, now)).items() if same}
+    if table_id(now.handle) == table_id(before.handle):
+        both = for_games(planned, lambda g: [(found.batch(g), found.incarnation(g)) for found in (before, now)])
+        moved = {game for game, (old, new) in both.items() if old != new}
     if moved and rewritten.paths:  # these files have rows of all games
         moved = set(planned)
         discard(pipeline.quarantine, list(rewritten.files))
     for game in moved:
         discard(pipeline.quarantine, list(planned[game].files))
-    due = {g: d for g, d in planned.items() if g not in moved and d.is_new(planned_from.batch(g))}
+    due = {g: d for g, d in planned.items() if g not in moved and d.is_new(before.batch(g))}
     if not due:
-        return DecisionOutcome(None, frozenset(moved))
+        return None, moved
     try:
-        landed = commit(_commit_plan(pipeline, planned_from, now, due, rewritten))
+        landed = commit(_commit_plan(pipeline, before, now, due, rewritten))
     except ConflictError as error:
         log.info("rejections_conflict=%r planned_again=%d", str(error), len(planned))
-        return DecisionOutcome(None, frozenset(planned))
+        return None, set(planned)
     pipeline.handles.share(pipeline.quarantine, landed.handle)
     failpoints.reach("rejections_decided")
-    return DecisionOutcome(landed, frozenset(moved))
+    return landed, moved
 
 
 def _commit_plan(
@@ -215,7 +207,3 @@ def _commit_plan(
         info={"rejected_rows": str(sum(file.rows for file in files)), "run_id": pipeline.run_id},
         description=QUARANTINE_DESCRIPTION,
     )
-
-
-def _unchanged(before: Decisions, now: Decisions, game: str) -> bool:
-    return (before.batch(game), before.incarnation(game)) == (now.batch(game), now.incarnation(game))

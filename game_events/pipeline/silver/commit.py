@@ -22,8 +22,7 @@ from game_events.pipeline.column_comments import message_comment
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, Rewritten, decide
-from game_events.pipeline.quality.expressions import DISPOSITION, HELD_BACK, READMIT
-from game_events.pipeline.quality.worker import failed_rules
+from game_events.pipeline.quality.judging import DISPOSITION, HELD_BACK, READMIT, failed_rules
 from game_events.pipeline.quarantine.replay_marks import file_name, marked_files
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult
@@ -95,9 +94,9 @@ def decide_rejections(
     # Rows of quarantine that the rules of this run do not hold back are released.
     released = {game: start for game, start in redecided.items() if decisions.rejected_rows[game] > found[game].held}
     rewritten = noted(source, decisions, released) if released else Rewritten()
-    outcome = decide(pipeline, decisions, due, rewritten)
-    if outcome.landed is not None:
-        reasons = [found[game].reasons for game in due if game not in outcome.moved]
+    landed, moved = decide(pipeline, decisions, due, rewritten)
+    if landed is not None:
+        reasons = [found[game].reasons for game in due if game not in moved]
         rows = sum(of_game.total() for of_game in reasons)
         report.add(LayerResult(rejected=sum(reasons, Counter[str]())))
         readmitted = sum(found[game].readmitted for game in released)
@@ -109,9 +108,9 @@ def decide_rejections(
                 f"have, or not of that {pipeline.settings.names.entity}: they are history"
             )
         if rows or rewritten.paths:
-            landed = replace(outcome.landed, rows=rows)
-            report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, source.batch)
-    return set(outcome.moved)
+            with_rows = replace(landed, rows=rows)
+            report.add_landed(Layer.QUARANTINE, pipeline.quarantine, with_rows, QUARANTINE_COLUMNS, source.batch)
+    return moved
 
 
 def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:

@@ -26,9 +26,8 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, spread, stage
 from game_events.pipeline.fanout.routing import ColumnChoice, Routing
 from game_events.pipeline.quality.decisions import Decisions
-from game_events.pipeline.quality.expressions import APART, DECIDED, DISPOSITION, KEEP, READMIT, REJECT, RuleColumns
+from game_events.pipeline.quality.judging import APART, DECIDED, DISPOSITION, KEEP, READMIT, REJECT, RuleColumns, RuleSplit
 from game_events.pipeline.quality.validation import require_valid
-from game_events.pipeline.quality.worker import RuleSplit
 from game_events.pipeline.silver.transformations import run_time_failure, transformed
 from game_events.spark.config import ARROW_BYTES, ARROW_RECORDS, SMALL_RECORD_BYTES, arrow_batches, null_on_error
 from game_events.spark.connect import is_session_lost
@@ -270,8 +269,7 @@ def _split(source: SilverInput, *, held: bool) -> RuleSplit | None:
         return None
     rejects = rules.has("quarantine")
     return RuleSplit(
-        rules.rules,
-        tuple(rules.names),
+        rules,
         has_disposition=held or rejects or rules.has("drop"),
         quarantine=source.pipeline.quarantine if rejects else None,
         run_id=source.pipeline.run_id,

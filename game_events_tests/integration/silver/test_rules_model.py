@@ -14,8 +14,18 @@ from hypothesis import strategies as st
 from game_events.lakehouse.event_columns import BRONZE_ONLY, OWN_COLUMNS
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
 from game_events.pipeline.fanout.job import FanOut
-from game_events.pipeline.quality.expressions import APART, BITS, DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT
-from game_events.pipeline.quality.worker import RuleSplit
+from game_events.pipeline.quality.judging import (
+    APART,
+    BITS,
+    DISPOSITION,
+    DROP,
+    HELD_BACK,
+    KEEP,
+    READMIT,
+    REJECT,
+    RuleColumns,
+    RuleSplit,
+)
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.selection import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh, replay_and_refresh
@@ -138,14 +148,14 @@ def test_workers_count_every_violation_and_write_every_row_to_its_one_place(rows
     # A rejected row violates a rule that rejects.
     rows = [(game, bits | (1 << 66 if fate == REJECT else 0), fate) for game, bits, fate in rows]
     schema = pa.schema([("game", pa.string()), *((f.name, f.type) for f in OWN_COLUMNS if f.name not in BRONZE_ONLY)])
-    split = RuleSplit(rules, ("_m0", "_m1"), has_disposition=True, quarantine=lakehouse.table(QUARANTINE), run_id="me")
+    split = RuleSplit(RuleColumns(rules, "game"), has_disposition=True, quarantine=lakehouse.table(QUARANTINE), run_id="me")
     numbers = range(len(rows))
     columns = {
         "game": pa.array([r[0] for r in rows], pa.string()),
         "_kafka_offset": pa.array(numbers, pa.int64()),
         "_raw_value": pa.array([b"%d" % n if rows[n][2] == REJECT else None for n in numbers], pa.binary()),
-        "_m0": pa.array([r[1] % 2**BITS for r in rows], pa.int64()),
-        "_m1": pa.array([r[1] >> BITS for r in rows], pa.int64()),
+        "_violated_0": pa.array([r[1] % 2**BITS for r in rows], pa.int64()),
+        "_violated_1": pa.array([r[1] >> BITS for r in rows], pa.int64()),
         DISPOSITION: pa.array([r[2] for r in rows], pa.int32()),
         "_kafka_headers": pa.array([[]] * len(rows), OWN_COLUMNS.field("_kafka_headers").type),
     }
@@ -184,14 +194,14 @@ def test_workers_count_every_violation_and_write_every_row_to_its_one_place(rows
 def test_rows_that_only_tell_what_rules_say_are_counted_and_rejected_but_never_written(tmp_path):
     lakehouse = Lakehouse(str(tmp_path))
     rules = (Rule(name="positive", sql="x > 0", action="quarantine"), Rule(name="noted", sql="n IS NOT NULL"))
-    split = RuleSplit(rules, ("_m0",), has_disposition=True, quarantine=lakehouse.table(QUARANTINE), apart=True)
+    split = RuleSplit(RuleColumns(rules, "game"), has_disposition=True, quarantine=lakehouse.table(QUARANTINE), apart=True)
     schema = pa.schema([("game", pa.string()), ("_kafka_offset", pa.int64()), ("made", pa.int64())])
     # Offsets 0 to 2 are judged; a transformation made two rows of 0 and none of 2.
     columns = {
         "game": pa.array(["uno"] * 5),
         "_kafka_offset": pa.array([0, 1, 2, 0, 0]),
         "made": pa.array([None, None, None, 10, 20], pa.int64()),
-        "_m0": pa.array([0, 1, 2, None, None], pa.int64()),
+        "_violated_0": pa.array([0, 1, 2, None, None], pa.int64()),
         DISPOSITION: pa.array([KEEP, REJECT, KEEP, None, None], pa.int32()),
         APART: pa.array([True, True, True, False, False]),
         "_raw_value": pa.array([None, b"1", None, None, None], pa.binary()),

@@ -62,7 +62,7 @@ def test_a_game_without_rejected_rows_is_decided_too(tmp_path):
     decide(pipeline, Decisions.read(pipeline, "b"), {"uno": RejectionDecision(2)})
     now = Decisions.read(pipeline, "b")
     assert (now.in_force, now.batch("uno")) == (True, 2)
-    assert decide(pipeline, now, {"uno": RejectionDecision(2)}).landed is None, "nothing new"
+    assert decide(pipeline, now, {"uno": RejectionDecision(2)}) == (None, set()), "nothing new"
     decide(pipeline, now, {"uno": RejectionDecision(3)})
     assert Decisions.read(pipeline, "b").batch("uno") == 3
 

@@ -1,0 +1,244 @@
+"""Rules applied to rows: Spark's plan decides whether a row is kept, dropped or rejected, and workers do that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from functools import reduce
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.event_columns import (
+    BRONZE_ONLY,
+    COORDINATES,
+    HEADERS,
+    OWN_COLUMNS,
+    QUARANTINE_COLUMNS,
+    TIME,
+    none_if_empty,
+)
+from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.tables import Table
+from game_events.pipeline.reporting.tables import RuleCounts
+from game_events.rules import Action, Rule, RuleLayer
+
+#: Rules of one bigint of bits; the sign stays unused.
+BITS = 62
+DISPOSITION = "_disposition"
+#: Whether a row only has the results of rules, and is not written.
+APART = "_apart"
+#: Whether quarantine holds the row as rejected (NULL: it does not), and the batch up to which quarantine has decided.
+HELD, DECIDED = "_held", "_decided"
+#: Dispositions of a row: in the table; left out and counted; left out and written to quarantine; left out and in quarantine
+#: already; in the table although quarantine has it as rejected.
+KEEP, DROP, REJECT, HELD_BACK, READMIT = 0, 1, 2, 3, 4
+
+
+def holds(sql: str) -> Column:
+    """Whether a condition is TRUE; FALSE for NULL and for every error in its evaluation.
+
+    Spark shows its `TryEval` (any exception is NULL) only behind functions of its own: adding the condition as a number of
+    days to a date is the cheapest of them.
+    """
+    epoch, next_day = date(1970, 1, 1), date(1970, 1, 2)
+    computed = F.try_add(F.lit(epoch), F.expr(sql).cast("int"))
+    return F.coalesce(computed == F.lit(next_day), F.lit(False))
+
+
+@dataclass(frozen=True)
+class RuleColumns:
+    """The rules of one layer, in the order they were declared: rule n is bit n.
+
+    `game_column`: column of the rows that names the game.
+    """
+
+    rules: tuple[Rule, ...]
+    game_column: str
+
+    @classmethod
+    def of(cls, rules: Iterable[Rule], layer: RuleLayer, game_column: str) -> RuleColumns:
+        """Those of one layer."""
+        return cls(tuple(r for r in rules if r.layer == layer), game_column)
+
+    @property
+    def names(self) -> list[str]:
+        """Columns with the bits of violated rules."""
+        return [f"_violated_{n}" for n in range(-(-len(self.rules) // BITS))]
+
+    def violated(self) -> list[Column]:
+        """A bigint for each `BITS` rules: the bits of those that the row violates."""
+        parts = [self.rules[n : n + BITS] for n in range(0, len(self.rules), BITS)]
+        return [
+            reduce(Column.bitwiseOR, (self._bit(rule, bit) for bit, rule in enumerate(part))).alias(name)
+            for name, part in zip(self.names, parts, strict=True)
+        ]
+
+    def has(self, action: Action) -> bool:
+        """Whether a rule has this action."""
+        return any(r.action == action for r in self.rules)
+
+    def any_of(self, action: Action) -> Column:
+        """Whether the row violates a rule with this action; needs the columns of `violated`."""
+        masks = [
+            sum(1 << bit for bit, rule in enumerate(self.rules[n * BITS : (n + 1) * BITS]) if rule.action == action)
+            for n in range(len(self.names))
+        ]
+        asked = [(F.col(name), F.lit(mask).cast("bigint")) for name, mask in zip(self.names, masks, strict=True) if mask]
+        found = [column.bitwiseAND(mask) != 0 for column, mask in asked]
+        return reduce(Column.__or__, found, F.lit(False))
+
+    def breaks(self, number: int) -> Column:
+        """Whether the row violates one rule; needs the columns of `violated`."""
+        return F.col(self.names[number // BITS]).bitwiseAND(F.lit(1 << number % BITS).cast("bigint")) != 0
+
+    def judged(self, rows: DataFrame, held: DataFrame | None) -> DataFrame:
+        """Rows of silver with `DECIDED`, the columns of `violated` and the disposition; `held`: quarantine's rejected rows.
+
+        Up to the batch `DECIDED` a row is rejected if quarantine has it, whatever the rules are now. Later rows are decided by
+        the rules; a row that quarantine has already (it is decided again) stays there while the rules keep it out of silver.
+        """
+        if held is None:
+            rows = rows.withColumn(HELD, F.lit(None).cast("boolean"))
+        else:
+            # By the game, too: since a row was rejected, a redecode may have given it another one.
+            held = held.withColumnRenamed("game", self.game_column).withColumn(HELD, F.lit(True))
+            rows = rows.join(held, [*COORDINATES, self.game_column], "left")
+        is_held, rejected, dropped = F.col(HELD).isNotNull(), self.any_of("quarantine"), self.any_of("drop")
+        decided = F.col("_batch") <= F.col(DECIDED)
+        disposition = (
+            F.when(is_held & (decided | rejected | dropped), F.lit(HELD_BACK))
+            .when(rejected & ~decided, F.lit(REJECT))
+            .when(dropped, F.lit(DROP))
+            .when(is_held, F.lit(READMIT))
+            .otherwise(F.lit(KEEP))
+        )
+        return rows.select("*", *self.violated()).select("*", disposition.cast("int").alias(DISPOSITION))
+
+    def _bit(self, rule: Rule, bit: int) -> Column:
+        concerned = F.col(self.game_column).isin(*rule.games) if rule.games else F.lit(True)
+        return F.when(concerned & ~holds(rule.sql), F.lit(1 << bit).cast("bigint")).otherwise(F.lit(0).cast("bigint"))
+
+
+@dataclass(frozen=True)
+class RuleSplit:
+    """Configuration of a `Splitter`; picklable.
+
+    Attributes:
+        rules: those that were evaluated on the rows.
+        has_disposition: rows have a disposition (silver); else all are kept.
+        quarantine: the table of rejected rows, with bronze's own columns; None: no rule rejects.
+        run_id: the run that rejects them.
+        apart: rows with `APART` have the results of rules, the others are written.
+    """
+
+    rules: RuleColumns
+    has_disposition: bool = False
+    quarantine: Table | None = None
+    run_id: str = ""
+    apart: bool = False
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of the rows besides those of the table."""
+        heavy = BRONZE_ONLY if self.quarantine is not None else ()
+        return [*self.rules.names, *([DISPOSITION] if self.has_disposition else []), *heavy, *([APART] if self.apart else [])]
+
+
+class Splitter:
+    """One worker's pass."""
+
+    def __init__(self, task: RuleSplit) -> None:
+        self._task = task
+        self.counts: dict[str, RuleCounts] = {}
+        self.writers: dict[str, StagedWriter] = {}
+        self._now = datetime.now(UTC)
+
+    def keep(self, game: str, rows: pa.Table, more: pa.Table) -> pa.Table:
+        """Count one game's rows, write rejected ones to quarantine, return those of the table; `more`: `RuleSplit.columns`."""
+        if self._task.apart:
+            judged = more.column(APART)
+            self._judge(game, rows.filter(judged), more.filter(judged))
+            return rows.filter(pc.invert(judged))
+        return self._judge(game, rows, more)
+
+    def _judge(self, game: str, rows: pa.Table, more: pa.Table) -> pa.Table:
+        counts = self.counts.setdefault(game, RuleCounts())
+        counts.rows += rows.num_rows
+        rules, masks = self._task.rules.rules, self._task.rules.names
+        bits = [(more.column(masks[n // BITS]).to_numpy() >> (n % BITS)) & 1 for n in range(len(rules))]
+        # Row x rule.
+        violated = np.stack(bits, axis=1).astype(bool) if bits else np.zeros((more.num_rows, 0), dtype=bool)
+        for number, rule in enumerate(rules):
+            found = violated[:, number]
+            count = int(found.sum())
+            if count:
+                counts.violated[rule.name] += count
+                if rule.action == "fail":
+                    counts.examples.setdefault(rule.name, _coordinates(rows, int(found.argmax())))
+        if not self._task.has_disposition:
+            return rows
+        disposition = more.column(DISPOSITION).to_numpy()
+        counts.dropped += int((disposition == DROP).sum())
+        counts.held += int((disposition == HELD_BACK).sum())
+        counts.readmitted += int((disposition == READMIT).sum())
+        rejected = np.flatnonzero(disposition == REJECT)
+        if len(rejected):
+            self._reject(game, rows.take(pa.array(rejected)), more.take(pa.array(rejected)), violated[rejected])
+        kept = (disposition == KEEP) | (disposition == READMIT)
+        return rows if kept.all() else rows.filter(pa.array(kept))
+
+    def _reject(self, game: str, rows: pa.Table, more: pa.Table, violated: npt.NDArray[np.bool_]) -> None:
+        count = rows.num_rows
+        combinations, which = np.unique(violated, axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        reasons, details = [], []
+        for number, flags in enumerate(combinations):
+            broken = [rule for rule, flag in zip(self._task.rules.rules, flags, strict=True) if flag]
+            first = next(rule for rule in broken if rule.action == "quarantine")
+            reasons.append(first.name)
+            names = ", ".join(rule.name for rule in broken)
+            details.append(f"game {game}: not true: {first.sql}; violated rules: {names}")
+            self.counts[game].reasons[first.name] += int((which == number).sum())
+        own = {name: rows.column(name) for name in OWN_COLUMNS.names if name in rows.column_names}
+        own |= {name: more.column(name) for name in BRONZE_ONLY}
+        own[HEADERS] = none_if_empty(own[HEADERS])
+        own |= {
+            "layer": pa.repeat(pa.scalar(Layer.SILVER), count),
+            "reason": pa.array(reasons, pa.string()).take(pa.array(which)),
+            "detail": pa.array(details, pa.string()).take(pa.array(which)),
+            "quarantined_at": pa.repeat(pa.scalar(self._now, TIME), count),
+            "run_id": pa.repeat(pa.scalar(self._task.run_id), count),
+            "game": pa.repeat(pa.scalar(game), count),
+        }
+        if game not in self.writers and self._task.quarantine is not None:
+            # A file for each game: of two runs at once, each may lose some games and keep the others.
+            self.writers[game] = StagedWriter(self._task.quarantine, QUARANTINE_COLUMNS, game)
+        self.writers[game].write_columns(own, count)
+
+
+def _coordinates(rows: pa.Table, row: int) -> str:
+    """Coordinates of a row of silver; empty for gold: its rows have none, and its key is personal data."""
+    if "_kafka_offset" not in rows.column_names:
+        return ""
+    topic, partition, offset = (rows.column(c)[row].as_py() for c in ("_kafka_topic", "_kafka_partition", "_kafka_offset"))
+    return f"{topic}[{partition}]@{offset}"
+
+
+def failed_rules(rules: tuple[Rule, ...], counts: RuleCounts | None) -> str | None:
+    """The violated rules with the action fail, which prevent a game's commit; None if there are none."""
+    if counts is None or not counts.examples:
+        return None
+    broken = [
+        f"rule {rule.name} ({rule.sql}) is violated by {counts.violated[rule.name]} of {counts.rows} rows"
+        + (f", for example {counts.examples[rule.name]}" if counts.examples[rule.name] else "")
+        for rule in rules
+        if rule.name in counts.examples
+    ]
+    return f"{'; '.join(broken)}. Nothing is committed before the rule or its action changes, or the rows do"
