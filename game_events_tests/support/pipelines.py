@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from game_events.config.settings import load_settings
 from game_events.pipeline.bronze import full_refresh, load
-from game_events.pipeline.bronze.decode_job import StageResult
+from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
 
 

@@ -26,11 +26,11 @@ from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.event_columns import HEADERS, column_map
 from game_events.lakehouse.event_expressions import travelling
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.full_refresh_guard import Expired, count_expired, refuse_unless_allowed, source_to_read
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch
 from game_events.pipeline.bronze.offset_plan import epochs_noted, epochs_unknown
 from game_events.pipeline.bronze.staging import stage_micro_batch
+from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import ResetList, finish_reset, forget, is_finished, keep, sweep
 from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay

@@ -19,23 +19,24 @@ from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.retry import CONFLICT_ATTEMPTS
-from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.lakehouse.commits.transactions import Txn, counter, txns
 from game_events.lakehouse.event_columns import OWN_COLUMNS, bronze_schema, column_map
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.store_probe import refuse_unsafe_store
-from game_events.pipeline.bronze.data_loss import loss_messages, went_meanwhile
-from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.offset_plan import (
     OffsetPlan,
     all_there_is,
     epochs_noted,
     epochs_unknown,
     is_gone,
+    loss_messages,
     not_there_any_more,
     starting_point,
+    went_meanwhile,
 )
 from game_events.pipeline.bronze.quarantine import commit_undecodable, decided_on
 from game_events.pipeline.bronze.staging import stage_micro_batch
+from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.full_refresh import finish_reset
@@ -135,8 +136,20 @@ def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, pa
     # If they differ, an announced micro-batch is not in bronze: its run crashed, is at work, or lost to a concurrent run.
     if staged.quarantine or begun != done:
         begun = commit_undecodable(pipeline, bronze, quarantine, part, staged, report)
-    planned = _bronze_commit(pipeline, bronze, plan, part, staged, begun)
-    landed = commit(planned)
+    after = after_origins(bronze, staged.origins)
+    to = plan.ends | after
+    expected = txns(bronze, (split.app for split in to)) | erasure_fence(bronze)
+    expected |= {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun}
+    advance = {split.app: at for split, at in to.items()} | identity(to) | archive_noted(bronze, pipeline.source)
+    advance |= epochs_noted(plan.now, part.end) | epochs_unknown(after)
+    advance |= {Txn.BATCH: batch, Txn.QUARANTINE_BEGUN: begun or 0, Txn.QUARANTINE_DONE: begun or 0}
+    rows, quarantined = (sum(f.rows for f in files) for files in (staged.bronze, staged.quarantine))
+    if quarantined:
+        advance[Txn.RECORDS_QUARANTINED] = counter(bronze, Txn.RECORDS_QUARANTINED) + quarantined
+    read = {split: (part.start[split], end) for split, end in part.end.items()}
+    info = batch_info(batch, rows, quarantined, read, part.gaps, staged.suppressed, plan.now.latest)
+    planned = commit_of(pipeline, bronze, staged, expected, advance, info)
+    landed = commit(replace(planned, about=about_bronze(pipeline, bronze, staged.types)))
     pipeline.handles.share(pipeline.bronze, landed.handle)
     failpoints.reach("bronze_committed")
     if isinstance(pipeline.source, KafkaSource) and pipeline.source.small_records:
@@ -147,26 +160,6 @@ def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, pa
     report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
     report.add_rejected(staged.reasons)
     report.arrived(staged.arrivals)
-
-
-def _bronze_commit(
-    pipeline: Pipeline, bronze: DeltaTable, plan: OffsetPlan, part: MicroBatch, staged: StageResult, begun: int | None
-) -> Commit:
-    batch = counter(bronze, Txn.BATCH) + 1
-    after = after_origins(bronze, staged.origins)
-    rows, quarantined = (sum(f.rows for f in files) for files in (staged.bronze, staged.quarantine))
-    expected = {split.app: bronze.transaction_version(split.app) for split in (*plan.ends, *after)}
-    expected |= {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun} | erasure_fence(bronze)
-    advance = {split.app: at for split, at in plan.ends.items()} | identity(plan.ends) | epochs_noted(plan.now, part.end)
-    advance |= archive_noted(bronze, pipeline.source)
-    advance |= {split.app: at for split, at in after.items()} | identity(after) | epochs_unknown(after)
-    advance |= {Txn.BATCH: batch, Txn.QUARANTINE_BEGUN: begun or 0, Txn.QUARANTINE_DONE: begun or 0}
-    if quarantined:
-        advance[Txn.RECORDS_QUARANTINED] = counter(bronze, Txn.RECORDS_QUARANTINED) + quarantined
-    read = {split: (part.start[split], end) for split, end in part.end.items()}
-    info = batch_info(batch, rows, quarantined, read, part.gaps, staged.suppressed, plan.now.latest)
-    found = commit_of(pipeline, bronze, staged, expected, advance, info)
-    return replace(found, about=about_bronze(pipeline, bronze, staged.types))
 
 
 def archive_schemas(pipeline: Pipeline, report: RunReport, staged: StageResult) -> None:

@@ -22,7 +22,7 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table, table_id, version_of
-from game_events.pipeline.bronze.decode_job import StageResult
+from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.offsets import next_offsets

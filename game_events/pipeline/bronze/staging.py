@@ -1,11 +1,11 @@
-"""Staging of one micro-batch: its records are decoded by Spark's workers and written to files; nothing is committed.
+"""Staging: Spark's workers decode the records of a micro-batch (or stored rows) and write files; nothing is committed.
 
-Records that go to quarantine without being decoded are marked here: too large ones, and ones that crash a worker, which are
-searched. Large records are cut in the JVM: no worker, no Arrow batch and no file ever holds one whole.
+Records that go to quarantine without being decoded are marked here: too large ones, and ones that crash a worker. Large records
+are cut in the JVM: no worker, no Arrow batch and no file ever holds one whole.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from deltalake import DeltaTable
@@ -18,28 +18,26 @@ from game_events.decoding.core.reasons import KEPT_BYTES, Reason, too_large
 from game_events.errors import ConflictError
 from game_events.lakehouse.event_columns import FIRST_MESSAGE, RAW_COLUMNS
 from game_events.lakehouse.event_expressions import NO_HEADERS
-from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
+from game_events.pipeline.bronze.isolation import Deadly, deadly_records
 from game_events.pipeline.bronze.quarantine import Decided
-from game_events.pipeline.bronze.worker import BronzeTask
+from game_events.pipeline.bronze.worker import BronzeTask, DecodeJob, StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.suppression.driver import suppression
-from game_events.sources.core.source import MicroBatch, Offsets, Split
+from game_events.sources.core.source import MicroBatch
 from game_events.sources.files.offsets import FileGap
 from game_events.sources.files.source import FileSource
 from game_events.sources.kafka.source import KafkaSource
 from game_events.spark.config import HEADER_BYTES, KAFKA_ARROW_RECORDS, SMALL_RECORD_BYTES, arrow_batches
-from game_events.spark.crashed_workers import DEATHS_ALONE, NOTHING_COMMITTED, WorkerCrashError, crashes_explained, named
+from game_events.spark.crashed_workers import WorkerCrashError, crashes_explained, named
 from game_events.spark.schemas import quoted
+
+log = logging.getLogger(__name__)
 
 #: Records of one task: fewer tasks for small micro-batches, as each costs about 100 ms.
 TASK_RECORDS = 500_000
-#: Jobs that may crash for a micro-batch: one record of two million costs 25 of them, each some seconds.
-MAX_DEATHS = 60
 #: Columns with a record's reason and detail for quarantine; NULL: it is to be decoded.
 WHY = ("reason", "detail")
 _DEADLY = "_deadly"
-#: Split and offset of a record that crashes a worker -> detail for quarantine.
-Deadly = Mapping[tuple[Split, int], str]
 
 
 def stage_micro_batch(
@@ -112,10 +110,6 @@ class _Attempt:
             return self.run(part, deadly)
         return staged
 
-    def discard(self, part: MicroBatch) -> None:
-        """Decode a part and keep nothing."""
-        self.run(part).discard(self.job.bronze, self.job.quarantine)
-
 
 def _isolated(attempt: _Attempt, part: MicroBatch, error: WorkerCrashError) -> StageResult:
     """Decode a micro-batch over which a worker crashed; without the records that crash it if it crashes again."""
@@ -123,7 +117,9 @@ def _isolated(attempt: _Attempt, part: MicroBatch, error: WorkerCrashError) -> S
     try:
         return attempt.run(part)
     except WorkerCrashError as again:
-        return attempt.run(part, deadly_records(part, again, attempt.discard))
+        job = attempt.job
+        deadly = deadly_records(part, again, lambda some: attempt.run(some).discard(job.bronze, job.quarantine))
+        return attempt.run(part, deadly)
 
 
 def for_workers(
@@ -162,53 +158,41 @@ def _detail_of(deadly: Deadly) -> Column:
     return found
 
 
-def deadly_records(part: MicroBatch, error: WorkerCrashError, attempt: Callable[[MicroBatch], None]) -> Deadly:
-    """Find the records of a crashed micro-batch that each crash a worker by themselves, twice.
+def run_decode_job(
+    pipeline: Pipeline, job: DecodeJob, rows: DataFrame, columns: ColumnMap, wanted: Iterable[TypeKey]
+) -> StageResult:
+    """Run rows through the workers, again if types occurred that the plan did not know: only the driver asks the registry.
 
-    `error`: the crash; `attempt`: decodes a part of the micro-batch and keeps nothing.
+    Files of earlier attempts are deleted; so are files of a plan with types that did not occur and that changed columns, as the
+    commit gives the table the columns of the types that occurred. Not again if there are `large` records.
+
+    `wanted`: types to plan for at once; those that this process met are added.
 
     Raises:
-        WorkerCrashError: `error`: nothing of the micro-batch can be decoded, so its records are not the cause; or workers crash
-            over too many.
+        TransientError: a type's schema is not archived and the registry does not answer.
     """
-    found: dict[tuple[Split, int], str] = {}
-    waiting, alone = deque(_halves(part)), Counter[tuple[Split, int]]()
-    crashes, decoded = 1, 0
-    while waiting:
-        some = waiting.popleft()
-        try:
-            attempt(some)
-            decoded += some.records
-        except WorkerCrashError as died:
-            crashes += 1
-            if crashes >= MAX_DEATHS:
-                raise error from None
-            if some.records > 1:
-                waiting.extend(_halves(some))
-                continue
-            ((split, offset),) = some.start.items()
-            alone[split, offset] += 1
-            if alone[split, offset] < DEATHS_ALONE:
-                waiting.append(some)
-            else:
-                found[split, offset] = (
-                    f"{str(died).removesuffix(NOTHING_COMMITTED)}; it happened {DEATHS_ALONE} times with no other record"
-                )
-    if not decoded:
-        raise error
-    return found
+    catalog = pipeline.catalog
+    planned = set(wanted) | catalog.met_types() | {(schema_id, ()) for schema_id in catalog.unknown_ids()}
+    room, rest = catalog.max_unknown_ids, None
+    while True:
+        job = replace(job, plan=catalog.plan(columns, planned, rest))
+        staged = StageResult.sum(job.collect(rows))
+        catalog.offer(staged.schemas)
+        new = staged.unknown - planned
+        if staged.large or (not new and _same_columns(job.plan.columns, catalog.message_columns(columns, staged.types))):
+            return staged
+        staged.discard(job.bronze, job.quarantine)
+        asked, missed = catalog.look_up(new, room)
+        room -= missed
+        if asked < new:
+            log.warning("schema_ids_not_asked=%d limit=%d", len(new - asked), catalog.max_unknown_ids)
+            rest = f"the registry was not asked: it does not know more than {catalog.max_unknown_ids:,} ids of one micro-batch"
+            rest += " (GAME_EVENTS_MAX_UNKNOWN_IDS)"
+        planned = planned | asked if new else {*staged.types, *staged.undecoded}
 
 
-def _halves(part: MicroBatch) -> list[MicroBatch]:
-    """The first half of a micro-batch's offsets, split by split, and the second."""
-    room = (part.records + 1) // 2
-    middle: Offsets = {}
-    for split, start in part.start.items():
-        middle[split] = min(part.end[split], start + room)
-        room -= middle[split] - start
-    return [found for found in (_between(part, part.start, middle), _between(part, middle, part.end)) if found.start]
-
-
-def _between(part: MicroBatch, start: Offsets, end: Offsets) -> MicroBatch:
-    splits = [split for split in part.start if start[split] < end[split]]
-    return replace(part, start={p: start[p] for p in splits}, end={p: end[p] for p in splits}, gaps=())
+def _same_columns(planned: ColumnMap, occurred: ColumnMap) -> bool:
+    """Whether no column of the plan depends on a type that did not occur."""
+    return dict(planned.columns) == dict(occurred.columns) and all(
+        planned.names.get(key) == name for key, name in occurred.names.items()
+    )

@@ -18,7 +18,7 @@ from game_events.lakehouse.event_columns import (
     identity_columns,
     none_if_empty,
 )
-from game_events.pipeline.bronze.decode_job import DecodeJob, StageResult
+from game_events.pipeline.bronze.worker import DecodeJob, StageResult
 from game_events.pipeline.suppression.worker import Mask, Suppression, Suppressor
 
 

@@ -1,17 +1,23 @@
-"""Spark's workers for bronze: records -> Parquet files of bronze and of quarantine."""
+"""Spark's workers for bronze: records -> Parquet files of bronze and of quarantine; and what the driver gets of them."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
+from operator import add, or_
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.decoding.batch_decoder import BatchDecoder, DecodedBatch, Rejected
+from game_events.decoding.batch_decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
 from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import Rows, SchemaId
-from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter, discard
+from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.event_columns import (
     FILE_COLUMNS,
     QUARANTINE_COLUMNS,
@@ -22,11 +28,61 @@ from game_events.lakehouse.event_columns import (
 )
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
-from game_events.pipeline.bronze.decode_job import DecodeJob, StageResult
-from game_events.pipeline.reporting.latency import count_arrivals
+from game_events.pipeline.reporting.latency import Arrivals, count_arrivals
+from game_events.pipeline.reporting.merging import Summed, add_counts, by_key, extend, merged
 from game_events.pipeline.suppression.worker import Suppression, Suppressor
-from game_events.sources.core.source import Split
+from game_events.sources.core.source import Offsets, Split
 from game_events.sources.files.reader import FileReader, FileReading
+
+
+@dataclass
+class StageResult(Summed):
+    """What workers return of a micro-batch, or of stored rows.
+
+    Attributes:
+        bronze, quarantine: files.
+        types, unknown: pairs of schema id and index path that were decoded; that the plan does not know.
+        reasons: why rows are in quarantine.
+        arrivals: when the records were produced (only of records from Kafka).
+        suppressed: rows of erased data subjects, which are in no file.
+        suppressed_records: of stored rows: (topic id, partition, offset, batch) of these.
+        schemas: that files brought and the plan does not know.
+        origins: of records from files, an archive's too: split -> offset after the last one.
+        undecoded: rows of message types that are not selected; they are in bronze's files.
+        large: records that are not small, where the job takes small ones only: then it has written nothing.
+    """
+
+    bronze: list[StagedFile] = merged(extend, list)
+    quarantine: list[StagedFile] = merged(extend, list)
+    types: set[TypeKey] = merged(or_, set)
+    unknown: set[TypeKey] = merged(or_, set)
+    reasons: Counter[str] = merged(add_counts, Counter)
+    arrivals: Arrivals = merged(add_counts, Counter)
+    suppressed: int = merged(add, int)
+    suppressed_records: list[tuple[str, int, int, int]] = merged(extend, list)
+    schemas: list[RegistrySchema] = merged(extend, list)
+    origins: Offsets = merged(by_key(max), dict)
+    undecoded: Counter[TypeKey] = merged(add_counts, Counter)
+    large: int = merged(add, int)
+
+    def discard(self, bronze: Table, quarantine: Table | None) -> None:
+        """Delete the files; none of them is in a commit."""
+        discard(bronze, self.bronze)
+        if quarantine is not None:
+            discard(quarantine, self.quarantine)
+
+
+@dataclass(frozen=True)
+class DecodeJob(WorkerJob[StageResult]):
+    """A worker job that decodes rows and writes them to files.
+
+    `bronze`, `quarantine`: tables of the files; None: undecodable rows are not written to quarantine.
+    """
+
+    result: ClassVar[type] = StageResult
+    bronze: Table
+    quarantine: Table | None
+    plan: DecodePlan
 
 
 @dataclass(frozen=True)
@@ -136,12 +192,10 @@ class _Output:
         """Write a batch's rows without those of erased data subjects, which are only counted."""
         result = self.result
         if (suppressor := self._suppressor) is not None:
-            decoded = suppressor.without_erased(
-                decoded,
-                lambda: suppressor.undecodable(batch, self._task.source_column(batch, "topic_id")),
-                self._count_erased,
-                rejected=True,
-            )
+            erased: list[Rows] = []
+            undecodable = partial(suppressor.undecodable, batch, self._task.source_column(batch, "topic_id"))
+            decoded = suppressor.without_erased(decoded, undecodable, erased.append, rejected=True)
+            result.suppressed += sum(map(len, erased))
         for rows, schema_id, columns in decoded.good:
             own = self._own(batch, rows, schema_id, raw=self._task.keep_raw)
             self.good.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(rows))
@@ -150,15 +204,20 @@ class _Output:
             self.good.write_columns(self._own(batch, rows, key[0], raw=True), len(rows))
             result.undecoded[key] += len(rows)
         for rejected in decoded.rejected:
-            self.bad.write_columns(self._quarantined(batch, rejected), len(rejected.rows))
-            result.reasons[rejected.reason] += len(rejected.rows)
-
-    def _count_erased(self, rows: Rows) -> None:
-        self.result.suppressed += len(rows)
+            count = len(rejected.rows)
+            result.reasons[rejected.reason] += count
+            why = {
+                "layer": pa.repeat(pa.scalar(Layer.BRONZE), count),
+                "reason": pa.repeat(pa.scalar(str(rejected.reason)), count),
+                "detail": pa.repeat(pa.scalar(rejected.detail), count),
+                "quarantined_at": pa.repeat(pa.scalar(self._now, TIME), count),
+                "run_id": pa.repeat(pa.scalar(self._task.run_id), count),
+            }
+            self.bad.write_columns(self._own(batch, rejected.rows, rejected.schema_id, raw=True) | why, count)
 
     def _own(self, batch: pa.RecordBatch, rows: Rows, schema_id: SchemaId | None, *, raw: bool) -> dict[str, pa.Array]:
         count = len(rows)
-        taken = batch if count == len(batch) and _ascending(rows) else batch.take(pa.array(rows))
+        taken = batch if count == len(batch) and (np.diff(rows) > 0).all() else batch.take(pa.array(rows))
         own = {
             "_kafka_topic": self._task.source_column(taken, "topic"),
             "_kafka_topic_id": self._task.source_column(taken, "topic_id"),
@@ -172,17 +231,3 @@ class _Output:
         own |= {own_name: taken.column(name) for name, own_name in FILE_COLUMNS.items() if name in taken.schema.names}
         own |= identity_columns(schema_id, count)
         return own | {"_raw_value": taken.column("value")} if raw else own
-
-    def _quarantined(self, batch: pa.RecordBatch, rejected: Rejected) -> dict[str, pa.Array]:
-        count = len(rejected.rows)
-        return self._own(batch, rejected.rows, rejected.schema_id, raw=True) | {
-            "layer": pa.repeat(pa.scalar(Layer.BRONZE), count),
-            "reason": pa.repeat(pa.scalar(str(rejected.reason)), count),
-            "detail": pa.repeat(pa.scalar(rejected.detail), count),
-            "quarantined_at": pa.repeat(pa.scalar(self._now, TIME), count),
-            "run_id": pa.repeat(pa.scalar(self._task.run_id), count),
-        }
-
-
-def _ascending(rows: Rows) -> bool:
-    return bool((np.diff(rows) > 0).all())

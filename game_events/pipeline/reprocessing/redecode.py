@@ -25,9 +25,10 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import FIRST_MESSAGE, OWN_COLUMNS, column_map
 from game_events.lakehouse.event_expressions import schema_ids, travelling
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
 from game_events.pipeline.bronze.load import commit_of
+from game_events.pipeline.bronze.staging import run_decode_job
 from game_events.pipeline.bronze.stored_worker import StoredTask
+from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
 from game_events.pipeline.quarantine.intact import intact_tables

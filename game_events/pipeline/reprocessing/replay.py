@@ -31,9 +31,10 @@ from game_events.lakehouse.event_columns import COORDINATES, FIRST_MESSAGE, OWN_
 from game_events.lakehouse.event_expressions import of_schemas, travelling
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import add_actions
-from game_events.pipeline.bronze.decode_job import StageResult, run_decode_job
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch
+from game_events.pipeline.bronze.staging import run_decode_job
 from game_events.pipeline.bronze.stored_worker import StoredTask
+from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_from_quarantine
 from game_events.pipeline.quarantine.full_refresh import finish_reset, is_finished

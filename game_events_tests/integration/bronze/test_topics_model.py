@@ -14,8 +14,8 @@ import pytest
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, bronze_schema
-from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.checks.offsets import offsets_continuous
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.core.source import SourceSnapshot, Split

@@ -11,8 +11,8 @@ from game_events.config.settings import load_settings
 from game_events.errors import DataError
 from game_events.jvm import jars
 from game_events.jvm.java import find_java
-from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.reporting.report import RunReport
 from game_events.stack import kafka_broker

@@ -20,7 +20,7 @@ from game_events.lakehouse.data.staging import StagedFile, staged
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze import load as bronze
-from game_events.pipeline.bronze.decode_job import StageResult
+from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.sources.core.source import MicroBatch, Offsets, SourceSnapshot, Split
 from game_events_tests.support.pipelines import reading, stage_by_hand

@@ -16,9 +16,9 @@ from game_events.lakehouse.event_columns import COORDINATES, OWN_COLUMNS, QUARAN
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table, paths
 from game_events.pipeline.bronze import full_refresh as bronze_reset
-from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.full_refresh_guard import Expired
 from game_events.pipeline.bronze.load import bronze_schema
+from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine import full_refresh as quarantine_reset
 from game_events.pipeline.quarantine import replay_marks as replay_notes

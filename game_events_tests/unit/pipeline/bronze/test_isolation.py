@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from game_events.pipeline.bronze.staging import deadly_records
+from game_events.pipeline.bronze.isolation import deadly_records
 from game_events.sources.core.source import MicroBatch, Split
 from game_events.spark.crashed_workers import WorkerCrashError
 

@@ -16,8 +16,8 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
-from game_events.pipeline.bronze.decode_job import StageResult
 from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport

@@ -17,8 +17,7 @@ from game_events.decoding.core.reasons import Reason
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
 from game_events.lakehouse.system_tables.suppressed import entity_hash
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
-from game_events.pipeline.bronze.decode_job import StageResult
-from game_events.pipeline.bronze.worker import BronzeTask
+from game_events.pipeline.bronze.worker import BronzeTask, StageResult
 from game_events.pipeline.suppression.worker import Suppression
 from game_events_tests.support.decoding.helpers import compiled, frame, plan_for, python_class
 from game_events_tests.support.worker_jobs import run

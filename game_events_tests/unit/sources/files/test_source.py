@@ -15,7 +15,7 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze import full_refresh as bronze_reset
 from game_events.pipeline.bronze import load as bronze
-from game_events.pipeline.bronze.decode_job import StageResult
+from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.state.commit_info import batch_info, bronze_commit

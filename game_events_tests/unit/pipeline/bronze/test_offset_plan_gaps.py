@@ -11,7 +11,7 @@ from game_events.config.settings import load_settings
 from game_events.errors import DataError, TransientError
 from game_events.lakehouse.event_columns import OWN_COLUMNS
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.bronze.data_loss import refuse_unless_recorded, went_meanwhile
+from game_events.pipeline.bronze.offset_plan import refuse_unless_recorded, went_meanwhile
 from game_events.pipeline.checks.offsets import offsets_continuous
 from game_events.pipeline.checks.source import offsets_lost
 from game_events.pipeline.context import Pipeline
