@@ -101,15 +101,12 @@ def _aggregated(silver: DataFrame, keys: tuple[str, ...], columns: Mapping[str, 
     return silver.groupBy(*(F.col(quoted(k)) for k in keys)).agg(*(F.expr(sql).alias(c) for c, sql in columns.items()))
 
 
-def is_due(committed_at: float | None, interval_s: float | None, now: float) -> bool:
-    """Whether a layer that has its own interval may be refreshed; times in seconds since 1970."""
-    return interval_s is None or committed_at is None or not committed_at <= now < committed_at + interval_s
-
-
 def due(aggregate: GoldAggregate, state: Progress) -> bool:
     """Whether an aggregate's interval has passed since its last commit; a changed declaration is due at once."""
-    mark = state.marks.get(aggregate.layer, Mark())
-    return mark.definition != scope(aggregate) or is_due(mark.committed_at, aggregate.interval_s, time.time())
+    mark, every = state.marks.get(aggregate.layer, Mark()), aggregate.interval_s
+    if mark.definition != scope(aggregate) or every is None or mark.committed_at is None:
+        return True
+    return not mark.committed_at <= time.time() < mark.committed_at + every
 
 
 def scope(aggregate: GoldAggregate) -> str:

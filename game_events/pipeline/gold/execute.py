@@ -92,17 +92,34 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
 def _aggregated(
     run: GoldRun, plans: Mapping[str, GamePlan], tasks: int, *, few: bool
 ) -> tuple[DataFrame, pa.Schema, OldRows | None]:
-    """The aggregate's rows that change, with `_game`; its columns; the rows of gold to keep. `few`: one task reads new rows."""
+    """The aggregate's rows that change, with `_game`; its columns; the rows of gold to keep, unless their key has new rows.
+
+    `few`: one task reads new rows. New rows are merged with the rows of gold that have the same keys, or aggregated anew.
+    """
     pipeline, aggregate = run.pipeline, run.aggregate
     columns, clashes = _columns(plan.silver for plan in plans.values())
     columns = StructType(
         [*columns.fields, *(f for f in silver_columns(pipeline).fields if f.name not in {*columns.names, *clashes})]
     )
+    keys, measures = [F.col(quoted(k)) for k in aggregate.keys], aggregate.measures.items()
+    merge = aggregate.mode == "merge"
     try:
-        if aggregate.mode == "merge":
-            return _merged(pipeline, aggregate, plans, _new_rows(pipeline, plans, columns, few=few), tasks)
-        rows, schema = _recomputed(aggregate, _rows_of_changed_keys(run, plans, columns, few=few))
-        return rows, schema, _old_rows(pipeline, aggregate, plans, schema)
+        if merge:
+            silver = _new_rows(pipeline, plans, columns, few=few)
+            rows = silver.groupBy(GAME, *keys).agg(*(F.expr(m.sql).alias(column) for column, m in measures))
+        else:
+            rows = _recomputed(aggregate, _rows_of_changed_keys(run, plans, columns, few=few))
+        schema = arrow_schema(rows.drop(GAME), aggregate)
+        files = {game: plan.old.paths for game, plan in plans.items() if plan.old.files}
+        if not files:
+            return rows, schema, None
+        old = OldRows(pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files)
+        if merge:
+            types = {f.name: f.dataType for f in rows.schema.fields}
+            both = _by_game(rows, tasks).mapInArrow(old.with_old, rows.schema).groupBy(GAME, *keys)
+            # A sum of decimals would get more digits with every merge.
+            rows = both.agg(*(F.expr(m.merged(column)).cast(types[column]).alias(column) for column, m in measures))
+        return rows, schema, old
     except ExtensionError:
         raise
     except Exception as error:
@@ -146,30 +163,6 @@ def _rows_of_changed_keys(run: GoldRun, plans: Mapping[str, GamePlan], columns: 
     return rows.unionByName(_new_rows(run.pipeline, every, columns, few=few)) if every else rows
 
 
-def _merged(
-    pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, GamePlan], silver: DataFrame, tasks: int
-) -> tuple[DataFrame, pa.Schema, OldRows | None]:
-    """New rows aggregated, and merged with the rows of gold that have the same keys; all other rows of gold are kept."""
-    keys = [F.col(quoted(k)) for k in aggregate.keys]
-    measures = aggregate.measures.items()
-    new = silver.groupBy(GAME, *keys).agg(*(F.expr(m.sql).alias(column) for column, m in measures))
-    schema = arrow_schema(new.drop(GAME), aggregate)
-    old = _old_rows(pipeline, aggregate, plans, schema)
-    if old is None:
-        return new, schema, None
-    types = {f.name: f.dataType for f in new.schema.fields}
-    both = _by_game(new, tasks).mapInArrow(old.with_old, new.schema).groupBy(GAME, *keys)
-    # A sum of decimals would get more digits with every merge.
-    merged = both.agg(*(F.expr(m.merged(column)).cast(types[column]).alias(column) for column, m in measures))
-    return merged, schema, old
-
-
-def _old_rows(pipeline: Pipeline, aggregate: GoldAggregate, plans: Mapping[str, GamePlan], schema: pa.Schema) -> OldRows | None:
-    """The rows of gold that are kept unless their key has new rows; None: there are none."""
-    files = {game: plan.old.paths for game, plan in plans.items() if plan.old.files}
-    return OldRows(pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files) if files else None
-
-
 def _by_game(rows: DataFrame, tasks: int) -> DataFrame:
     """The rows with all those of a game in one of so many tasks."""
     return rows.repartition(tasks, GAME) if tasks > 1 else rows.coalesce(1)
@@ -185,7 +178,7 @@ def _columns(tables: Iterable[DeltaTable]) -> tuple[StructType, dict[str, list[s
     return merged_columns(map(StructType.fromJson, schemas.values()))
 
 
-def _recomputed(aggregate: GoldAggregate, silver: DataFrame) -> tuple[DataFrame, pa.Schema]:
+def _recomputed(aggregate: GoldAggregate, silver: DataFrame) -> DataFrame:
     """The result of the aggregate's function."""
     rows = aggregate.function(silver) if aggregate.function is not None else None
     if not isinstance(rows, DataFrame):
@@ -201,4 +194,4 @@ def _recomputed(aggregate: GoldAggregate, silver: DataFrame) -> tuple[DataFrame,
         raise ExtensionError(f"{aggregate} gives columns {', '.join(map(repr, bad))}: name them by {COLUMN_PATTERN}")
     if dict(rows.dtypes)[GAME] != "string":
         raise ExtensionError(f"{aggregate} gives `{GAME}` as {dict(rows.dtypes)[GAME]}: keep it as it is")
-    return rows, arrow_schema(rows.drop(GAME), aggregate)
+    return rows

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
 
 from game_events.config.settings import Settings
 from game_events.decoding.core.column_types import kind_of
@@ -20,7 +19,6 @@ from game_events.pipeline.gold.aggregates import FIRST, has_shipped_columns, pla
 from game_events.pipeline.reporting.steps import CheckResult
 
 KNOWN = "keys_and_times_known"
-_TYPES: dict[str, DataType] = {"string": StringType(), "timestamp": TimestampType()}
 #: Games that the check names.
 SHOWN = 20
 
@@ -52,23 +50,12 @@ def null_notices(settings: Settings, game: str, columns: Collection[str], silver
     return sentences
 
 
-def known_or_meant(settings: Settings, bronze: StructType) -> StructType:
-    """The key and time columns of bronze; one that has other types only in bronze has the type of the settings."""
-    found = []
-    for kept in _settings_of(settings).values():
-        if kept.column in bronze.names:
-            found.append(bronze[kept.column])
-        elif kept.kind in _TYPES and any(is_of_any_kind(name, kept.column) for name in bronze.names):
-            found.append(StructField(kept.column, _TYPES[kept.kind]))
-    return StructType(found)
-
-
 def of_another_kind(settings: Settings, columns: Mapping[str, pa.DataType]) -> list[str]:
     """Notices for key and time columns of another type in bronze, because records came before the settings kept the name."""
     return [
         f"bronze's column {kept.column} is {kind_of(columns[kept.column])}, as its first records had it; "
         f"{kept.kind} is in {other}: set {setting} to {other}, or begin a new lakehouse"
-        for setting, kept in _settings_of(settings).items()
+        for setting, kept in key_and_time_kept(settings).items()
         if kept.column in columns
         and kind_of(columns[kept.column]) != kept.kind
         and (other := f"{kept.field}__{kept.kind}") in columns
@@ -99,7 +86,8 @@ def _all_null(handle: DeltaTable, columns: Collection[str]) -> list[str]:
     return [c for c, name in nulls.items() if rows and pc.sum(actions.column(name)).as_py() == rows]
 
 
-def _settings_of(settings: Settings) -> dict[str, Kept]:
+def key_and_time_kept(settings: Settings) -> dict[str, Kept]:
+    """Setting -> the reserved column that it names."""
     kept = kept_columns(settings)
     names = {"GAME_EVENTS_KEY_COLUMN": settings.key_column, "GAME_EVENTS_TIME_COLUMN": settings.time_column}
     return {setting: kept[name.lower()] for setting, name in names.items()}

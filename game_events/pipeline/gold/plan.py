@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from deltalake.schema import PrimitiveType
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
 
+from game_events.decoding.core.kept_columns import is_of_any_kind
 from game_events.errors import DataError
 from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse.commits.commit import Commit
@@ -27,8 +28,10 @@ from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.tables import table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import declared_in, definition_app, definition_for, has_shipped_columns
-from game_events.pipeline.gold.null_values import known_or_meant
+from game_events.pipeline.gold.null_values import key_and_time_kept
 from game_events.pipeline.silver.stage import SilverInput
+
+_TYPES: dict[str, DataType] = {"string": StringType(), "timestamp": TimestampType()}
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,6 @@ class GamePlan:
         app: name of gold's `txn` with the last bronze batch of its silver rows.
         taken, batch: that batch now (None: gold has rows of other contents of silver), and after the commit.
         full: all rows of silver are aggregated; else new rows, which are merged with those of `old`.
-        commits: number of gold's commits now (None: there is no table).
-        declared, definition: the definition in the gold table now, and after the commit.
         above: silver rows of later bronze batches are new.
         new, old: the files of silver with new rows, and the files of gold with the rows to merge them with, or to keep.
         same_keys: the files of silver with all rows of the new rows' keys; None: the new rows are enough.
@@ -68,18 +69,15 @@ class GamePlan:
     taken: int | None
     batch: int
     full: bool
-    commits: int | None
-    declared: int | None
-    definition: int | None
     above: int
     new: FileSelection
     old: FileSelection
     same_keys: FileSelection | None = None
 
 
-def plan_games(run: GoldRun, games: Collection[str], known: StructType) -> tuple[dict[str, GamePlan], dict[str, str]]:
-    """The plans of games that have to change, and failed game -> reason; `known`: `key_and_time`."""
-    bronze = run.pipeline.open_bronze()
+def plan_games(run: GoldRun, games: Collection[str]) -> tuple[dict[str, GamePlan], dict[str, str]]:
+    """The plans of games that have to change, and failed game -> reason."""
+    bronze, known = run.pipeline.open_bronze(), key_and_time(run.pipeline).names
     # Arrow does not compare structs: the workers could not find such a key in the old files. Of bronze's columns, too: the rows
     # of a game's table that lacks a column are read with it.
     nested = _nested(bronze)
@@ -88,12 +86,12 @@ def plan_games(run: GoldRun, games: Collection[str], known: StructType) -> tuple
     return plans, {game: item for game, item in found.items() if isinstance(item, str)}
 
 
-def _plan(run: GoldRun, known: StructType, nested: frozenset[str], game: str) -> GamePlan | None:
-    """One game's plan; `nested`: names of bronze's nested columns.
+def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: str) -> GamePlan | None:
+    """One game's plan; `known`: names of `key_and_time`; `nested`: names of bronze's nested columns.
 
     None if gold has all rows of silver, or silver is missing or has rows of another bronze.
     """
-    aggregate, handles, lakehouse = run.aggregate, run.pipeline.handles, run.pipeline.lakehouse
+    aggregate, handles, lakehouse, settings = run.aggregate, run.pipeline.handles, run.pipeline.lakehouse, run.pipeline.settings
     # In this order: gold that followed a change of silver between the two reads has made a commit since.
     gold, silver = (handles.take(table) for table in (lakehouse.gold(game, aggregate.name), lakehouse.silver(game)))
     batch = run.bronze.taken(silver)
@@ -109,27 +107,22 @@ def _plan(run: GoldRun, known: StructType, nested: frozenset[str], game: str) ->
     again = run.full or taken is None or declared != definition or (gold is not None and restored(gold))
     if taken == batch and not again:
         return None
-    _require_columns(run, {f.name for f in silver.schema().fields} | set(known.names))
+    there = {f.name for f in silver.schema().fields}.union(known)
+    missing = ", ".join(repr(c) for c in (settings.key_column, settings.time_column) if c not in there)
+    if missing and has_shipped_columns(aggregate):  # Spark names those that custom aggregates lack
+        raise DataError(f"silver has no column {missing}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN")
     full = again or aggregate.mode == "recompute" or not (nested | _nested(silver)).isdisjoint(aggregate.keys)
     above = 0 if full else int(taken or 0)
     old = FileSelection([], [], 0, True) if gold is None or full else selection(gold)
     new = selection(silver, "_batch", above)
     same_keys = selection(silver) if aggregate.mode == "by_key" and not full else None
-    commits = txn(gold, Txn.COMMITS)
-    return GamePlan(game, silver, gold, app, taken, batch, full, commits, declared, definition, above, new, old, same_keys)
+    txn(gold, Txn.COMMITS)  # read now: during a long job the log may lose what the commit needs; the handle keeps it
+    return GamePlan(game, silver, gold, app, taken, batch, full, above, new, old, same_keys)
 
 
 def _nested(table: DeltaTable | None) -> frozenset[str]:
     fields = table.schema().fields if table is not None else ()
     return frozenset(f.name for f in fields if not isinstance(f.type, PrimitiveType))
-
-
-def _require_columns(run: GoldRun, columns: Collection[str]) -> None:
-    """Raise DataError if the built-in aggregate lacks a column; Spark names those that custom aggregates lack."""
-    settings = run.pipeline.settings
-    missing = ", ".join(repr(c) for c in (settings.key_column, settings.time_column) if c not in columns)
-    if missing and has_shipped_columns(run.aggregate):
-        raise DataError(f"silver has no column {missing}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN")
 
 
 def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[StagedFile]) -> Commit:
@@ -138,17 +131,26 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
     Raises:
         DataError: the aggregate gives other types than the table has; the files are deleted.
     """
-    _require_types(run, plan, schema, files)
-    aggregate, gold = run.aggregate, plan.gold
+    aggregate, gold, table = run.aggregate, plan.gold, run.pipeline.lakehouse.gold(plan.game, run.aggregate.name)
+    commits, declared, definition = txn(gold, Txn.COMMITS), declared_in(gold, aggregate), definition_for(gold, aggregate)
+    # A change of the setting asks for other columns, as a full refresh does; a declaration in code may change types unnoticed.
+    asked = run.full or (run.built_in and declared != definition)
+    other = changed_types(gold, schema) if gold is not None and definition is not None and not asked else []
+    if other:
+        discard(table, files)
+        raise DataError(
+            f"{table.name}: {aggregate} gives other types than the table has: {'; '.join(other)}. Whoever reads the table "
+            f"may not expect that: rename the columns, or refresh {aggregate.asset} fully"
+        )
     # Two runs may have planned from the same batch of a silver table with rows replaced in between: one of them commits.
-    expected: dict[str, int | None] = {plan.app: plan.taken, Txn.COMMITS: plan.commits}
-    advance = {plan.app: plan.batch, Txn.COMMITS: (plan.commits or 0) + 1}
-    if plan.definition is not None:
+    expected: dict[str, int | None] = {plan.app: plan.taken, Txn.COMMITS: commits}
+    advance = {plan.app: plan.batch, Txn.COMMITS: (commits or 0) + 1}
+    if definition is not None:
         # A run with another declaration must not be merged with.
         app = definition_app(aggregate.name)
-        expected[app], advance[app] = plan.declared, plan.definition
+        expected[app], advance[app] = declared, definition
     return Commit(
-        run.pipeline.lakehouse.gold(plan.game, aggregate.name),
+        table,
         schema,
         files,
         expected=expected,
@@ -167,25 +169,17 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
     )
 
 
-def _require_types(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[StagedFile]) -> None:
-    aggregate, gold, table = run.aggregate, plan.gold, run.pipeline.lakehouse.gold(plan.game, run.aggregate.name)
-    # A change of the setting asks for other columns; a declaration in code may change types unnoticed.
-    redefined = run.built_in and plan.declared != plan.definition
-    if gold is None or not (aggregate.definition or plan.definition is not None) or run.full or redefined:
-        return
-    other = changed_types(gold, schema)
-    if other:
-        discard(table, files)
-        raise DataError(
-            f"{table.name}: {aggregate} gives other types than the table has: {'; '.join(other)}. Whoever reads the table "
-            f"may not expect that: rename the columns, or refresh {aggregate.asset} fully"
-        )
-
-
 def key_and_time(pipeline: Pipeline) -> StructType:
     """Bronze's key and time columns: NULL for a game without rows since they exist, or with values of other types only."""
     bronze = pipeline.open_bronze()
-    return known_or_meant(pipeline.settings, spark_schema(bronze.schema()) if bronze is not None else StructType())
+    columns = spark_schema(bronze.schema()) if bronze is not None else StructType()
+    found = []
+    for kept in key_and_time_kept(pipeline.settings).values():
+        if kept.column in columns.names:
+            found.append(columns[kept.column])
+        elif kept.kind in _TYPES and any(is_of_any_kind(name, kept.column) for name in columns.names):
+            found.append(StructField(kept.column, _TYPES[kept.kind]))  # other types only in bronze
+    return StructType(found)
 
 
 def silver_columns(pipeline: Pipeline) -> StructType:

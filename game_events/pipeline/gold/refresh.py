@@ -13,7 +13,6 @@ from functools import partial
 from game_events.errors import ExtensionError, UserCodeError
 from game_events.extending import GoldAggregate
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, Committed, commit_games
 from game_events.lakehouse.data.staging import discard
@@ -23,7 +22,7 @@ from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.gold.aggregates import due, player_agg, scope
 from game_events.pipeline.gold.execute import Staged, execute
 from game_events.pipeline.gold.null_values import all_null, looked_at, null_notices
-from game_events.pipeline.gold.plan import GamePlan, GoldRun, commit_of, key_and_time, plan_games
+from game_events.pipeline.gold.plan import GoldRun, commit_of, plan_games
 from game_events.pipeline.quality.judging import failed_rules
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import GoldResult
@@ -143,12 +142,13 @@ def _refresh(run: GoldRun, report: RunReport, state: Progress, games: Collection
 
 def _pass(run: GoldRun, report: RunReport, games: Collection[str]) -> Committed:
     """Plan, execute and commit some games."""
-    plans, failed = plan_games(run, games, key_and_time(run.pipeline))
+    pipeline, lakehouse, settings = run.pipeline, run.pipeline.lakehouse, run.pipeline.settings
+    plans, failed = plan_games(run, games)
     if not plans:
         return Committed(failed=failed)
     replaced = {game for game, plan in plans.items() if plan.full and plan.gold is not None}
     _note_replaced(run, replaced)
-    run.pipeline.on_progress(f"{run.aggregate.asset}: {len(plans)} {run.pipeline.settings.names.entities}")
+    pipeline.on_progress(f"{run.aggregate.asset}: {len(plans)} {settings.names.entities}")
     try:
         staged = execute(run, plans)
     except ExtensionError as error:
@@ -163,13 +163,20 @@ def _pass(run: GoldRun, report: RunReport, games: Collection[str]) -> Committed:
         for game, plan in plans.items()
         if game not in staged.result.failed
     }
-    outcome = commit_games(commits, "gold_game_committed", run.pipeline.settings, of)
+    outcome = commit_games(commits, "gold_game_committed", settings, of)
     # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
     _note_replaced(run, replaced & outcome.landed.keys())
     for game, landed in sorted(outcome.landed.items()):
-        _report(run, report, plans[game], landed, staged)
-        run.pipeline.handles.keep(run.pipeline.lakehouse.gold(game, run.aggregate.name), landed.handle)
-        run.pipeline.handles.keep(run.pipeline.lakehouse.silver(game), plans[game].silver)
+        plan, counts, table = plans[game], staged.result.counts.get(game), lakehouse.gold(game, run.aggregate.name)
+        new = plan.gold is None
+        report.add_landed(run.aggregate.layer, table, landed, staged.schema, plan.batch, game, new=new, counts=counts)
+        if run.built_in:
+            unknown = all_null(files.get(game, []), looked_at(settings))
+            report.warn(*null_notices(settings, game, unknown, {f.name for f in plan.silver.schema().fields}))
+        if counts is not None:
+            report.add_rules(run.aggregate.layer, game, staged.rules.rules, counts)
+        pipeline.handles.keep(table, landed.handle)
+        pipeline.handles.keep(lakehouse.silver(game), plan.silver)
     outcome.failed |= failed | staged.result.failed
     return outcome
 
@@ -190,16 +197,3 @@ def _fail_by_rules(run: GoldRun, report: RunReport, staged: Staged) -> None:
             discard(run.pipeline.lakehouse.gold(game, run.aggregate.name), result.files.pop(game, []))
             result.failed[game] = broken
             report.add_rules(run.aggregate.layer, game, rules, counts)
-
-
-def _report(run: GoldRun, report: RunReport, plan: GamePlan, landed: Landed, staged: Staged) -> None:
-    """Add a commit to the report."""
-    settings, layer, result = run.pipeline.settings, run.aggregate.layer, staged.result
-    table = run.pipeline.lakehouse.gold(plan.game, run.aggregate.name)
-    counts, new = result.counts.get(plan.game), plan.gold is None
-    report.add_landed(layer, table, landed, staged.schema, plan.batch, plan.game, new=new, counts=counts)
-    if run.built_in:
-        unknown = all_null(result.files.get(plan.game, []), looked_at(settings))
-        report.warn(*null_notices(settings, plan.game, unknown, {f.name for f in plan.silver.schema().fields}))
-    if counts is not None:
-        report.add_rules(layer, plan.game, staged.rules.rules, counts)

@@ -185,6 +185,9 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     Returns:
         game with unreadable gold -> reason. Its old rows stay, unless the whole table is replaced: then they are missing until
         its gold can be read.
+
+    Raises:
+        ConflictError: another commit to the table, or to the gold of a game, came first.
     """
     plan = plan_unified(pipeline, state, full=full)
     table, batch = pipeline.lakehouse.table(UNIFIED), state.floor(Layer.GOLD)
@@ -194,7 +197,13 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     replaced_layout = plan.unified is not None and not is_partitioned(pipeline, plan.unified)
     pipeline.on_progress(f"{table.name}: {len(plan.games)} {pipeline.settings.names.entities}")
     schema = unified_columns(plan, pipeline.settings.entity_column)
-    files, failed = _copied(pipeline, plan.games, schema)
+    copied = for_games(plan.games, lambda name: _copied_game(pipeline, name, plan.games[name], schema))
+    files = [file for result in copied.values() if isinstance(result, list) for file in result]
+    for result in copied.values():
+        if isinstance(result, ConflictError):
+            discard(table, files)
+            raise result
+    failed = {name: str(error) for name, error in copied.items() if isinstance(error, GameEventsError)}
     failpoints.reach("unified_staged")
     plan = replace(plan, games={game: found for game, found in plan.games.items() if game not in failed})
     if not plan.is_empty:
@@ -206,23 +215,6 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     for game, found in plan.games.items():
         pipeline.handles.keep(pipeline.lakehouse.gold(game), found.gold)
     return plan.unread | failed
-
-
-def _copied(
-    pipeline: Pipeline, games: Mapping[str, ComparedGame], schema: pa.Schema
-) -> tuple[list[StagedFile], dict[str, str]]:
-    """Copies of the missing files of gold; game without copies -> reason.
-
-    Raises:
-        ConflictError: gold was replaced meanwhile.
-    """
-    results = for_games(games, lambda name: _copied_game(pipeline, name, games[name], schema))
-    files = [file for result in results.values() if isinstance(result, list) for file in result]
-    for result in results.values():
-        if isinstance(result, ConflictError):
-            discard(pipeline.lakehouse.table(UNIFIED), files)
-            raise result
-    return files, {name: str(error) for name, error in results.items() if isinstance(error, GameEventsError)}
 
 
 def _copied_game(pipeline: Pipeline, name: str, game: ComparedGame, schema: pa.Schema) -> list[StagedFile] | GameEventsError:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
 from game_events.lakehouse.commits.transactions import Txn
@@ -42,4 +41,4 @@ class GoldWorld:
 
     def plans(self, *games: str, full: bool = False) -> tuple[Mapping[str, GamePlan], Mapping[str, str]]:
         """Plans of games; game that cannot be planned -> reason."""
-        return plan_games(self.run(full=full), games, StructType())
+        return plan_games(self.run(full=full), games)

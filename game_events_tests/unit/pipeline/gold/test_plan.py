@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
 from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse.data.snapshot import BATCH_INFO
@@ -40,7 +39,7 @@ def test_columns_that_cannot_be_merged_are_made_of_all_rows_of_the_keys_with_new
         gold_world.silver("old", batch)
     by_key = GoldAggregate(PLAYER_AGG, "by_key", keys=("gamer_id",))
     gold_world.gold("old", 1)
-    found, _ = plan_games(replace(gold_world.run(), aggregate=by_key), ["new", "old"], StructType())
+    found, _ = plan_games(replace(gold_world.run(), aggregate=by_key), ["new", "old"])
     assert {game: (p.full, len(p.new.files), len(p.old.files)) for game, p in found.items()} == {
         "new": (True, 2, 0),
         "old": (False, 1, 1),

@@ -7,7 +7,6 @@ from functools import partial
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
 
 from game_events.extending import PLAYER_AGG, GoldAggregate
 from game_events.lakehouse.commits.delta_log import TableLog
@@ -98,7 +97,7 @@ def test_an_own_aggregate_that_gives_other_types_than_its_table_has_is_refused_a
 
     def refresh(batch, new):
         gold_world.silver("uno", batch)
-        plans, _ = plan_games(run, ["uno"], StructType())
+        plans, _ = plan_games(run, ["uno"])
         return commit_rows(run, plans, new, staged(table, new))
 
     assert set(refresh(1, numbers).landed) == {"uno"}
