@@ -116,14 +116,9 @@ def scope(aggregate: GoldAggregate) -> str:
     return f"{aggregate.definition[:16]}:{','.join(sorted(aggregate.games))}"
 
 
-def definition_app(aggregate: str) -> str:
-    """Name of the `txn` with the definition of an aggregate's table."""
-    return Txn.AGGREGATE.of(aggregate)
-
-
 def declared_in(table: DeltaTable | None, aggregate: GoldAggregate) -> int | None:
     """The definition in a table; None: the built-in default."""
-    return txn(table, definition_app(aggregate.name))
+    return txn(table, Txn.AGGREGATE.of(aggregate.name))
 
 
 def definition_for(table: DeltaTable | None, aggregate: GoldAggregate) -> int | None:

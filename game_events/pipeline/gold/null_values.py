@@ -1,7 +1,7 @@
 """Detection of games without any key, or without any time, in their gold rows: reported, never silently NULL."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,17 +29,13 @@ def looked_at(settings: Settings) -> dict[str, str]:
     return found | ({FIRST: "GAME_EVENTS_TIME_COLUMN"} if has_shipped_columns(player_agg(settings)) else {})
 
 
-def all_null(files: Iterable[StagedFile], columns: Collection[str]) -> list[str]:
-    """Those of these columns that are NULL in every row of some files; none if there are no rows."""
+def null_notices(settings: Settings, game: str, files: Collection[StagedFile], silver: Collection[str]) -> list[str]:
+    """Notices for a game without any key, or time, in its new gold files; `silver`: names of its silver table's columns."""
     stats = [json.loads(f.stats) for f in files if f.rows]
-    return [c for c in columns if stats and all(s["nullCount"].get(c) == s["numRecords"] for s in stats)]
-
-
-def null_notices(settings: Settings, game: str, columns: Collection[str], silver: Collection[str]) -> list[str]:
-    """Notices for a game with gold columns that are NULL in every row; `silver`: names of its silver table's columns."""
     sentences = []
-    for column in columns:
-        setting = looked_at(settings)[column]
+    for column, setting in looked_at(settings).items():
+        if not stats or any(s["nullCount"].get(column) != s["numRecords"] for s in stats):
+            continue
         wanted = settings.key_column if column == settings.key_column else settings.time_column
         others = ", ".join(sorted(c for c in silver if c != wanted and is_of_any_kind(c, wanted)))
         elsewhere = f" There are columns of other kinds: {others} (docs/decoding.md)." if others else ""

@@ -27,7 +27,7 @@ from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.tables import table_id
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.gold.aggregates import declared_in, definition_app, definition_for, has_shipped_columns
+from game_events.pipeline.gold.aggregates import declared_in, definition_for, has_shipped_columns
 from game_events.pipeline.gold.null_values import key_and_time_kept
 from game_events.pipeline.silver.stage import SilverInput
 
@@ -147,7 +147,7 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
     advance = {plan.app: plan.batch, Txn.COMMITS: (commits or 0) + 1}
     if definition is not None:
         # A run with another declaration must not be merged with.
-        app = definition_app(aggregate.name)
+        app = Txn.AGGREGATE.of(aggregate.name)
         expected[app], advance[app] = declared, definition
     return Commit(
         table,

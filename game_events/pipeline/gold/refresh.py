@@ -21,7 +21,7 @@ from game_events.lakehouse.system_tables.progress import Mark, Progress
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.gold.aggregates import due, player_agg, scope
 from game_events.pipeline.gold.execute import Staged, execute
-from game_events.pipeline.gold.null_values import all_null, looked_at, null_notices
+from game_events.pipeline.gold.null_values import null_notices
 from game_events.pipeline.gold.plan import GoldRun, commit_of, plan_games
 from game_events.pipeline.quality.judging import failed_rules
 from game_events.pipeline.reporting.report import RunReport
@@ -171,8 +171,7 @@ def _pass(run: GoldRun, report: RunReport, games: Collection[str]) -> Committed:
         new = plan.gold is None
         report.add_landed(run.aggregate.layer, table, landed, staged.schema, plan.batch, game, new=new, counts=counts)
         if run.built_in:
-            unknown = all_null(files.get(game, []), looked_at(settings))
-            report.warn(*null_notices(settings, game, unknown, {f.name for f in plan.silver.schema().fields}))
+            report.warn(*null_notices(settings, game, files.get(game, []), {f.name for f in plan.silver.schema().fields}))
         if counts is not None:
             report.add_rules(run.aggregate.layer, game, staged.rules.rules, counts)
         pipeline.handles.keep(table, landed.handle)

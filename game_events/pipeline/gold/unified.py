@@ -32,30 +32,23 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
 from game_events.lakehouse.tables import UNIFIED, game_of_gold, is_game, paths, table_id, version_of
 from game_events.pipeline.context import Pipeline, note
-from game_events.pipeline.gold.aggregates import definition_app, definition_for, is_current, player_agg
+from game_events.pipeline.gold.aggregates import definition_for, is_current, player_agg
 from game_events.pipeline.reporting.report import RunReport
 from game_events.spark.schemas import merged_columns
 
 
 @dataclass(frozen=True)
 class ComparedGame:
-    """A game's gold compared with its files in the unified table.
+    """A game's gold that differs from its files in the unified table.
 
     Attributes:
         missing: paths of gold's files without a copy.
         outdated: paths, in the unified table, of files that are no copy of one of gold's.
-        same_version: the unified table has this version of gold by its `txn`.
     """
 
     gold: DeltaTable
     missing: list[str]
     outdated: frozenset[str]
-    same_version: bool
-
-    @property
-    def differs(self) -> bool:
-        """Whether the unified table has to change."""
-        return bool(self.missing or self.outdated) or not self.same_version
 
 
 @dataclass(frozen=True)
@@ -110,9 +103,8 @@ def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedP
     # Without any gold the rows stay.
     lost = copies.keys() - golds.keys() - unread.keys() if whole and golds else ()
     gone = {path for game in lost for path in copies[game]}
-    return UnifiedPlan(
-        unified, replaced, whole, {g: found for g, found in games.items() if found.differs}, frozenset(gone), unread
-    )
+    differing = {game: found for game, found in games.items() if found is not None}
+    return UnifiedPlan(unified, replaced, whole, differing, frozenset(gone), unread)
 
 
 def is_partitioned(pipeline: Pipeline, unified: DeltaTable) -> bool:
@@ -120,13 +112,15 @@ def is_partitioned(pipeline: Pipeline, unified: DeltaTable) -> bool:
     return unified.metadata().partition_columns == [pipeline.settings.entity_column]
 
 
-def _compared(gold: DeltaTable, unified: DeltaTable | None, copies: Collection[str]) -> ComparedGame:
-    """Compare a game's gold with its copies."""
+def _compared(gold: DeltaTable, unified: DeltaTable | None, copies: Collection[str]) -> ComparedGame | None:
+    """Compare a game's gold with its copies; None: the unified table has all its files, and this version by its `txn`."""
     files = {PurePosixPath(path).name: path for path in paths(gold)}
     kept = {name: path for path in copies if (name := copied_name(path)) in files}
     missing = [path for name, path in files.items() if name not in kept]
-    same_version = txn(unified, gold_app(gold)) == gold.version()
-    return ComparedGame(gold, missing, frozenset(copies) - frozenset(kept.values()), same_version)
+    outdated = frozenset(copies) - frozenset(kept.values())
+    if not (missing or outdated) and txn(unified, gold_app(gold)) == gold.version():
+        return None
+    return ComparedGame(gold, missing, outdated)
 
 
 def unified_columns(plan: UnifiedPlan, entity: str) -> pa.Schema:
@@ -244,7 +238,7 @@ def _commit_plan(pipeline: Pipeline, plan: UnifiedPlan, schema: pa.Schema, files
     commits = txn(unified, Txn.COMMITS)
     versions = {gold_app(game.gold): game.gold.version() for game in plan.games.values()}
     if (definition := definition_for(unified, aggregate)) is not None:
-        versions[definition_app(aggregate.name)] = definition
+        versions[Txn.AGGREGATE.of(aggregate.name)] = definition
     info = {"run_id": pipeline.run_id}
     if unified is None or is_partitioned(pipeline, unified):
         # Without it the commit counts as unchecked: all games are compared again.

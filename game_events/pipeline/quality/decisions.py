@@ -125,10 +125,6 @@ class RejectionDecision:
     files: Sequence[StagedFile] = ()
     incarnation: int | None = None
 
-    def is_new(self, before: int | None) -> bool:
-        """Whether it decides on more than the rows up to the batch `before`."""
-        return bool(self.files) or self.incarnation is not None or (before or 0) < self.batch
-
 
 @dataclass(frozen=True)
 class Rewritten:
@@ -161,7 +157,12 @@ def decide(
         discard(pipeline.quarantine, list(rewritten.files))
     for game in moved:
         discard(pipeline.quarantine, list(planned[game].files))
-    due = {g: d for g, d in planned.items() if g not in moved and d.is_new(before.batch(g))}
+    due = {
+        game: decision
+        for game, decision in planned.items()
+        if game not in moved
+        and (decision.files or decision.incarnation is not None or decision.batch > (before.batch(game) or 0))
+    }
     if not due:
         return None, moved
     try:

@@ -56,7 +56,7 @@ class SchemaCatalog(SchemaStore):
 
         The others may be registered before the next micro-batch, which looks them up again.
         """
-        return {key for key in self._met if self.has(key[0])}
+        return {key for key in self._met if key[0] in self._known and self._known[key[0]].compiled is not None}
 
     def look_up(self, keys: Collection[TypeKey], room: int) -> tuple[set[TypeKey], int]:
         """Ask the registry about the ids of types, the smallest first, until `room` ids are found to be unknown.

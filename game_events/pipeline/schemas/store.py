@@ -171,10 +171,6 @@ class SchemaStore:
             raise found
         return found
 
-    def has(self, schema_id: SchemaId) -> bool:
-        """Whether a schema with this id was compiled in this process."""
-        return schema_id in self._known and self._known[schema_id].compiled is not None
-
     def knows(self, schema_id: SchemaId) -> bool:
         """Whether the registry or the archive has this id now: unknown ids are requested again."""
         self._unknown_since.pop(schema_id, None)

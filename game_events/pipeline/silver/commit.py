@@ -55,7 +55,8 @@ def settle(
             if game in result.counts:
                 report.add_rules(Layer.SILVER, game, rules, result.counts[game])
     ready = {game: start for game, start in starts.items() if game not in failed}
-    current = _is_current(source)
+    bronze = source.pipeline.open_bronze()
+    current = bronze is not None and BronzeIdentity.of(bronze) == source.bronze and erasures(bronze) == erasures(source.handle)
     retry = decide_rejections(source, decisions, ready, result, report) if current else set(ready)
     for game in {*retry, *failed}:  # `decide` has deleted the rejected rows of the games that it returned
         drop(source.pipeline, result, game, quarantine=game in failed or not current)
@@ -140,16 +141,15 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]
 
 
 def _columns(source: SilverInput, start: Start, result: FanOutResult, game: str) -> pa.Schema:
-    """Columns of a game's table after its commit; rows that replace all others bring their own."""
-    sent = result.columns.get(game, frozenset())
-    return source.columns_for(sent, None if start.replace and sent else start.handle)
+    """Columns of a game's table after its commit: those that every game has, that the game has sent, or that the table has.
 
-
-def _is_current(source: SilverInput) -> bool:
-    """Whether bronze has the same contents and erasures as the version that was read."""
-    bronze = source.pipeline.open_bronze()
-    same = bronze is not None and BronzeIdentity.of(bronze) == source.bronze
-    return same and erasures(bronze) == erasures(source.handle)
+    Rows that replace all others bring their own.
+    """
+    if source.choice is None:
+        return source.schema
+    sent, table = result.columns.get(game, frozenset()), start.handle
+    kept = {f.name for f in table.schema().fields} if table is not None and not (start.replace and sent) else set()
+    return source.choice.chosen(source.schema, sent | kept)
 
 
 def drop(pipeline: Pipeline, result: FanOutResult, game: str, *, quarantine: bool = True) -> None:

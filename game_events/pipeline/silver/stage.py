@@ -83,12 +83,6 @@ class SilverInput:
         always = (settings.entity_column, settings.key_column, settings.time_column)
         return ColumnChoice.of(self.schema, column_map(self.handle), always)
 
-    def columns_for(self, sent: frozenset[str], table: DeltaTable | None) -> pa.Schema:
-        """Columns of a game's table: those that every game has, that the game has sent, or that the table has already."""
-        if self.choice is None:
-            return self.schema
-        return self.choice.chosen(self.schema, sent | ({f.name for f in table.schema().fields} if table is not None else set()))
-
     def transformed(self, rows: DataFrame) -> tuple[DataFrame, pa.Schema]:
         """Rows with the columns of `base`, transformed, and the columns of the result."""
         entity = self.pipeline.settings.entity_column

@@ -13,7 +13,6 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.gold.aggregates import definition_app
 from game_events.pipeline.gold.unified import gold_app
 from game_events.pipeline.state.offsets import identity
 from game_events.sources.core.source import FILES, TABLE, Split
@@ -67,7 +66,7 @@ def test_ids_of_single_tables_and_partitions_are_as_they_were():
     assert set(identity([Split("s3://a/b", TABLE_ID, 0, TABLE)])) == {"table:s3://a/b:high", "table:s3://a/b:low"}
     assert (bronze.app, bronze.erased_app) == ("bronze:an-id", "erasures:an-id")
     gold = SimpleNamespace(metadata=lambda: SimpleNamespace(id="an-id"))
-    assert (gold_app(gold), definition_app("player_agg")) == ("gold:an-id", "aggregate:player_agg")
+    assert (gold_app(gold), Txn.AGGREGATE.of("player_agg")) == ("gold:an-id", "aggregate:player_agg")
     assert Txn.DECIDED_BATCH.of("an-id@3", "chess") == "silver_decided:an-id@3:chess"
 
 

@@ -17,7 +17,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.layers import Layer
-from game_events.pipeline.gold.aggregates import COUNT, definition_app
+from game_events.pipeline.gold.aggregates import COUNT
 from game_events.pipeline.gold.plan import commit_of, plan_games
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.reporting.report import RunReport
@@ -111,7 +111,7 @@ def test_an_own_aggregate_that_gives_other_types_than_its_table_has_is_refused_a
 def test_columns_that_the_settings_have_changed_may_have_other_types(gold_world):
     gold_world.silver("uno", 1)
     table = gold_world.pipeline.lakehouse.gold("uno")
-    before = {silver_app(gold_world.pipeline.lakehouse.silver("uno").open()): 1, definition_app(PLAYER_AGG): 5}
+    before = {silver_app(gold_world.pipeline.lakehouse.silver("uno").open()): 1, Txn.AGGREGATE.of(PLAYER_AGG): 5}
     put(table, {"gamer_id": ["a"], COUNT: ["one"]}, before, {BATCH_INFO: "1"})
     plans, _ = gold_world.plans("uno")
     new = pa.table({"gamer_id": ["a"], COUNT: [1]})
