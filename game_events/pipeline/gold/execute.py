@@ -94,13 +94,11 @@ def _aggregated(
 ) -> tuple[DataFrame, pa.Schema, OldRows | None]:
     """The aggregate's rows that change, with `_game`; its columns; the rows of gold to keep, unless their key has new rows.
 
-    `few`: one task reads new rows. New rows are merged with the rows of gold that have the same keys, or aggregated anew.
+    Measures of new rows are merged with gold's of the same keys; an aggregate's function gets all rows of the changed keys.
+    `few`: one task reads new rows.
     """
     pipeline, aggregate = run.pipeline, run.aggregate
-    columns, clashes = _columns(plan.silver for plan in plans.values())
-    columns = StructType(
-        [*columns.fields, *(f for f in silver_columns(pipeline).fields if f.name not in {*columns.names, *clashes})]
-    )
+    columns, clashes = _columns(pipeline, (plan.silver for plan in plans.values()))
     keys, measures = [F.col(quoted(k)) for k in aggregate.keys], aggregate.measures.items()
     merge = aggregate.mode == "merge"
     try:
@@ -168,14 +166,16 @@ def _by_game(rows: DataFrame, tasks: int) -> DataFrame:
     return rows.repartition(tasks, GAME) if tasks > 1 else rows.coalesce(1)
 
 
-def _columns(tables: Iterable[DeltaTable]) -> tuple[StructType, dict[str, list[str]]]:
-    """All columns of many tables, most of which have the same."""
+def _columns(pipeline: Pipeline, tables: Iterable[DeltaTable]) -> tuple[StructType, dict[str, list[str]]]:
+    """All columns of silver: of these tables, most of which have the same, then of other games; column -> types that differ."""
     schemas: dict[str, dict[str, Any]] = {}
     for table in tables:
         # delta-rs gives the keys of a column's metadata in any order.
         schema = json.loads(table.schema().to_json())
         schemas.setdefault(json.dumps(schema, sort_keys=True), schema)
-    return merged_columns(map(StructType.fromJson, schemas.values()))
+    columns, clashes = merged_columns(map(StructType.fromJson, schemas.values()))
+    others = [f for f in silver_columns(pipeline).fields if f.name not in {*columns.names, *clashes}]
+    return StructType([*columns.fields, *others]), clashes
 
 
 def _recomputed(aggregate: GoldAggregate, silver: DataFrame) -> DataFrame:
