@@ -99,12 +99,12 @@ def _aggregated(
     """
     pipeline, aggregate = run.pipeline, run.aggregate
     columns, clashes = _columns(pipeline, (plan.silver for plan in plans.values()))
-    keys, measures = [F.col(quoted(k)) for k in aggregate.keys], aggregate.measures.items()
+    keys, measures = [GAME, *map(quoted, aggregate.keys)], aggregate.measures.items()
     merge = aggregate.mode == "merge"
     try:
         if merge:
             silver = _new_rows(pipeline, plans, columns, few=few)
-            rows = silver.groupBy(GAME, *keys).agg(*(F.expr(m.sql).alias(column) for column, m in measures))
+            rows = silver.groupBy(*keys).agg(*(F.expr(m.sql).alias(column) for column, m in measures))
         else:
             rows = _recomputed(aggregate, _rows_of_changed_keys(run, plans, columns, few=few))
         schema = arrow_schema(rows.drop(GAME), aggregate)
@@ -114,7 +114,7 @@ def _aggregated(
         old = OldRows(pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files)
         if merge:
             types = {f.name: f.dataType for f in rows.schema.fields}
-            both = _by_game(rows, tasks).mapInArrow(old.with_old, rows.schema).groupBy(GAME, *keys)
+            both = _by_game(rows, tasks).mapInArrow(old.with_old, rows.schema).groupBy(*keys)
             # A sum of decimals would get more digits with every merge.
             rows = both.agg(*(F.expr(m.merged(column)).cast(types[column]).alias(column) for column, m in measures))
         return rows, schema, old
