@@ -42,10 +42,10 @@ def test_rules_come_from_the_environment_as_json(monkeypatch):
         ([{"name": "a", "sql": "x", "layer": "bronze"}], "bronze holds every record that can be decoded"),
         ([{"name": "a", "sql": "x", "layer": "gold", "action": "drop"}], "gold would not equal its recompute"),
         ([{"name": "a", "sql": "x", "layer": "gold", "action": "quarantine"}], "can warn or fail, not quarantine"),
-        ([{"name": "Big", "sql": "x"}], "RULES.0.NAME"),
-        ([{"name": "a", "sql": ""}], "RULES.0.SQL"),
+        ([{"name": "Big", "sql": "x"}], "RULES: 0.name"),
+        ([{"name": "a", "sql": ""}], "RULES: 0.sql"),
         ([{"name": "a", "sql": "x", "action": "delete"}], "'warn', 'drop', 'quarantine' or 'fail'"),
-        ([{"name": "a", "sql": "x", "severity": 1}], "RULES.0.SEVERITY"),
+        ([{"name": "a", "sql": "x", "severity": 1}], "RULES: 0.severity"),
         ([{"name": "a", "sql": "x"}, {"name": "a", "sql": "y"}], "same layer and name: silver.a"),
     ],
 )

@@ -59,7 +59,7 @@ def test_lag_is_told_of_each_topic_and_of_all_together_with_a_pattern():
     assert lag_event(LIST, standing, memory, 200.0)[0] == [], "nothing has changed"
     ((event,), _) = lag_event(PATTERN, standing, Memory(), 100.0)
     rows = [(r.data["topic"], r.data["partition"], r.data["lag"]) for r in event.metadata["offsets"].records]
-    assert rows == [("events", 0, 9), ("events", 1, 4), ("matches", 0, 6)]
+    assert rows == [("events", 0, 9), ("matches", 0, 6), ("events", 1, 4)], "most lag first"
 
 
 def test_what_is_left_of_files_is_told_of_their_folder():
