@@ -65,8 +65,13 @@ def run_with_bisection(
         return [job(games)], {}
     except (WorkerCrashError, UserCodeError) as error:
         warn(f"{over}: {error}. It is retried for halves of the games")
-        most = MAX_FAILURES if isinstance(error, UserCodeError) else MAX_CRASHES
+        most = most_failures(error)
     return bisect(sorted(games), job, over, most)
+
+
+def most_failures(first: Exception) -> int:
+    """Jobs that may fail in a bisection, after this failure."""
+    return MAX_FAILURES if isinstance(first, UserCodeError) else MAX_CRASHES
 
 
 def bisect(

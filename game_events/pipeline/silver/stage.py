@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from game_events.errors import ConfigurationError
+from game_events.errors import ConfigurationError, UserCodeError
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.data.snapshot import FileSelection, row_count, selection
@@ -31,7 +31,7 @@ from game_events.pipeline.quality.validation import require_valid
 from game_events.pipeline.silver.transformations import run_time_failure, transformed
 from game_events.spark.config import ARROW_BYTES, ARROW_RECORDS, SMALL_RECORD_BYTES, arrow_batches, null_on_error
 from game_events.spark.connect import is_session_lost
-from game_events.spark.crashed_workers import WorkerCrashError, bisect, crash, is_crash, named
+from game_events.spark.crashed_workers import WorkerCrashError, bisect, crash, is_crash, most_failures, named
 from game_events.spark.schemas import quoted
 
 
@@ -276,20 +276,21 @@ MAX_NAMES = 100_000
 
 
 def stage_games(work: Staging) -> FanOutResult:
-    """Stage the rows in one job; if a worker crashes, bisect: games that crash a worker alone are failed ones of the result.
+    """Stage the rows in one job; if a worker crashes or a transformation fails, bisect: single games fail in the result.
 
     Returns:
         the workers' results; `crowded` if new names have to be counted first.
 
     Raises:
         WorkerCrashError: a worker crashed, and there are more than `MAX_NAMES` names.
-        ExtensionError: a transformation failed.
+        ExtensionError: a transformation failed, for each game that was tried.
     """
     if not work.files.files:
         return FanOutResult()
     try:
         return work.stage()
-    except WorkerCrashError as error:
+    except (WorkerCrashError, UserCodeError) as error:
+        first = error
         if work.routing.room is not None:
             # Names are counted first, so that each half has room for exactly those that are admitted.
             return FanOutResult(crowded=True)
@@ -300,7 +301,9 @@ def stage_games(work: Staging) -> FanOutResult:
             raise
     result = FanOutResult()
     games = [name for name, count in rows if work.routing.takes(name, count, result.refused)]
-    parts, failed = bisect(sorted(games), work.stage, work.batches)
+    parts, failed = bisect(sorted(games), work.stage, work.batches, most_failures(first))
+    if isinstance(first, UserCodeError) and not parts:
+        raise first
     for part in parts:
         result.add(part)
     result.failed.update(failed)

@@ -118,3 +118,21 @@ def test_one_that_fails_fails_silver_by_name_commits_nothing_and_the_run_still_r
     assert books.passed
     assert column(settings, "uno", "count(*), min(typeof(hour)), count(hour)") == [(40, "VARCHAR", 40)]
     assert run(text)[0].tables == []
+
+
+def test_one_that_cannot_take_a_games_rows_fails_that_game_alone_until_it_is_corrected(settings, run):
+    games = (*GAMES, "chess")
+    sent = wave(settings, 0, games)
+    report, books = run(
+        HOUR.replace('F.hour("event_timestamp")', """F.udf(lambda name: 1 // (name != "uno"), "int")("game_name")""")
+    )
+    (error,) = (t for t in report.errors if t.layer == "silver")
+    assert error.game == "uno"
+    assert "silver transformation with_hour" in error.error
+    assert "ZeroDivisionError" in error.error
+    for game in ("rummy", "chess"):
+        assert count(settings, f"silver_{game}_events") == sum(sent.records[game].values())
+    report, books = run(HOUR)
+    assert report.success
+    assert books.passed
+    assert count(settings, "silver_uno_events") == sum(sent.records["uno"].values())
