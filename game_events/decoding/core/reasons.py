@@ -28,6 +28,7 @@ class Reason(StrEnum):
     BAD_UTF8 = "BAD_UTF8", "a text is not UTF-8"
     OUT_OF_RANGE = "OUT_OF_RANGE", "a value is outside the range of its type"
     MALFORMED = "MALFORMED", "the payload is not a message of its schema"
+    TOO_MANY_VALUES = "TOO_MANY_VALUES", "a record of more values, once decoded, than the bound of 8 million"
     UNREADABLE_FILE = "UNREADABLE_FILE", "a file of the source, or the rest of it, cannot be read"
     TOO_LARGE = "TOO_LARGE", "a record, or what is left of a file, is larger than the bounds of the settings"
 

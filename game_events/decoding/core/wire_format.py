@@ -34,6 +34,7 @@ SchemaId = int | str
 IndexPath = tuple[int, ...]
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+NO_ROWS: Rows = np.empty(0, dtype=np.int64)
 
 
 def ordered(schema_id: SchemaId) -> tuple[bool, SchemaId]:

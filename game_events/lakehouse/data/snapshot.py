@@ -5,6 +5,7 @@ The files are those of the Delta handle that a commit is compared with, so both 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -108,7 +109,9 @@ def read_parts(table: Table, schema: pa.Schema, files: Iterable[str], batch_rows
         with store_errors_named(table.uri), system.open_input_file(prefix + path) as source:
             file = pq.ParquetFile(source)
             held = [name for name in schema.names if name in file.schema_arrow.names]
-            for batch in file.iter_batches(batch_rows, columns=held):
+            # Not across row groups, whose sizes are bounded.
+            groups = (file.iter_batches(batch_rows, row_groups=[n], columns=held) for n in range(file.num_row_groups))
+            for batch in chain.from_iterable(groups):
                 own = {name: pa.repeat(value, batch.num_rows) for name, value in partition_of(path).items()}
                 own |= {name: batch.column(name) for name in held}
                 arrays = [own[f.name].cast(f.type) if f.name in own else pa.nulls(batch.num_rows, f.type) for f in schema]

@@ -10,19 +10,22 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction
 
+from game_events.decoding.core.expansion import Shape, cuts
+from game_events.decoding.core.wire_format import NO_ROWS, Rows
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.tables import Table, is_person
 
@@ -31,6 +34,8 @@ log = logging.getLogger(__name__)
 ROW_GROUP_ROWS = 131_072
 #: Bytes of a row group in memory: some records are megabytes, and readers hold a row group at a time.
 ROW_GROUP_BYTES = 128 * 1024 * 1024
+#: Values in lists of a row group: Spark holds those of up to 4,096 rows of one at a time, with their positions in the lists.
+ROW_GROUP_CELLS = 4 * 1024**2
 #: Rows that decide which columns of a file get a dictionary; smaller files have one for each.
 SAMPLE_ROWS = 10_000
 #: Files are closed past this size; readers split larger ones anyway.
@@ -121,7 +126,8 @@ class StagedWriter:
         self._table, self.schema, self._game, self._group_rows, self._folder = table, schema, game, group_rows, folder
         self._file_bytes = file_bytes
         self._buffer: list[pa.Table] = []
-        self._rows = self._bytes = 0
+        self._rows = self._bytes = self._cells = 0
+        self._shape = Shape.of(schema.types)
         self._writer: pq.ParquetWriter | None = None
         self._sink: pa.NativeFile | None = None
         self._name = ""
@@ -142,18 +148,25 @@ class StagedWriter:
 
         `size`: their bytes, if they are a part of larger arrays; None: they hold nothing else.
         """
-        self._buffer.append(rows)
-        self._rows += rows.num_rows
-        self._bytes += buffer_bytes(rows) if size is None else size
-        if self._rows >= ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
-            self.flush()
+        size = buffer_bytes(rows) if size is None else size
+        cells = np.concatenate([self._shape.in_lists(batch) for batch in rows.to_batches()] or [NO_ROWS])
+        for begin, end in _parts(cells, size):
+            share, held = size * (end - begin) // max(len(cells), 1), int(cells[begin:end].sum())
+            if self._cells + held > ROW_GROUP_CELLS:
+                self.flush()
+            self._buffer.append(rows.slice(begin, end - begin))
+            self._rows += end - begin
+            self._bytes += share
+            self._cells += held
+            if self._rows >= ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
+                self.flush()
 
     def flush(self) -> None:
         """Write what is buffered as a row group."""
         if not self._rows:
             return
         rows = pa.concat_tables(self._buffer)
-        self._buffer, self._rows, self._bytes = [], 0, 0
+        self._buffer, self._rows, self._bytes, self._cells = [], 0, 0, 0
         if self._writer is None:
             self._table.require_writable()
             system, prefix = file_system(self._table)
@@ -176,7 +189,7 @@ class StagedWriter:
 
     def abort(self) -> None:
         """Delete everything that was written; `close` then returns no file."""
-        self._buffer, self._rows, self._bytes = [], 0, 0
+        self._buffer, self._rows, self._bytes, self._cells = [], 0, 0, 0
         self._finish()
         discard(self._table, self.files)
         self.files = []
@@ -192,6 +205,13 @@ class StagedWriter:
         stats = json.dumps(delta_statistics(metadata, self._table.person))
         self.files.append(StagedFile(self._table.name, self._name, size, metadata.num_rows, stats, self._game))
         self._writer = self._sink = None
+
+
+def _parts(cells: Rows, size: int) -> Iterable[tuple[int, int]]:
+    """Bounds of rows that fit into a row group, or of a single one; `cells`: in lists of each row; `size`: bytes of all."""
+    if size <= ROW_GROUP_BYTES and cells.sum() <= ROW_GROUP_CELLS:
+        return ((0, len(cells)),)
+    return cuts(np.maximum(cells / ROW_GROUP_CELLS, size / len(cells) / ROW_GROUP_BYTES), 1)
 
 
 def staged(table: Table, rows: pa.Table) -> list[StagedFile]:

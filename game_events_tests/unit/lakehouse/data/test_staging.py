@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.snapshot import read_parts
 from game_events.lakehouse.data.staging import (
     ROW_GROUP_BYTES,
+    ROW_GROUP_CELLS,
     ROW_GROUP_ROWS,
     SAMPLE_ROWS,
     STATISTICS_CHARS,
@@ -51,6 +53,32 @@ def test_a_row_group_has_a_bounded_number_of_bytes(table):
     (file,) = writer.close()
     metadata = pq.ParquetFile(Path(table.uri) / file.path).metadata
     assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [3, 3, 3, 3]
+
+
+def groups(table, file):
+    """Rows of each row group."""
+    metadata = pq.ParquetFile(Path(table.uri) / file.path).metadata
+    return [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+
+
+def test_rows_that_come_as_one_large_table_are_several_row_groups(table):
+    (file,) = staged(table, pa.table({"n": range(10), "s": ["x" * (ROW_GROUP_BYTES // 4)] * 10}, schema=SCHEMA))
+    assert groups(table, file) == [6, 4]  # parts of three rows
+
+
+def test_a_row_group_has_a_bounded_number_of_values_in_lists(table):
+    """Bits here, but Spark holds some ten bytes for each."""
+    kind = pa.struct([(f"b{n}", pa.bool_()) for n in range(1_000)])
+    lists = pa.array([[None] * (ROW_GROUP_CELLS // 4_020)] * 10, pa.list_(kind))
+    rows = pa.table({"n": pa.array(range(10)), "l": lists})
+    writer = StagedWriter(table, rows.schema)
+    for begin in range(0, 10, 5):
+        writer.write(rows.slice(begin, 5))
+    (file,) = writer.close()
+    assert groups(table, file) == [4, 1, 4, 1]
+    assert pq.read_table(Path(table.uri) / file.path).column("n").to_pylist() == list(range(10))
+    # Compaction reads no more than a row group at a time.
+    assert [part.num_rows for part in read_parts(table, rows.schema, [file.path])] == [4, 1, 4, 1]
 
 
 @pytest.mark.parametrize("kind", NESTED, ids=str)
