@@ -5,14 +5,16 @@ reported, and the driver plans again before anything is committed.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from game_events.decoding.core import wire_format as frames
 from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.expansion import Shape, pieces
 from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.wire_format import IndexPath, Rows, SchemaId, ordered
@@ -82,7 +84,17 @@ class BatchDecoder:
     def __init__(self, plan: DecodePlan) -> None:
         self._plan = plan
         self._decoders: dict[TypeKey, PayloadDecoder] = {}
+        self._shape = Shape.of(plan.columns.columns.values())
         self._indexless = frozenset(i for i, schema in plan.schemas.items() if not schema.indexed)
+
+    def parts(self, rows: pa.RecordBatch, values: str) -> Iterator[pa.RecordBatch]:
+        """Rows, cut where they could become too many cells (see `pieces`); `values`: name of the column with the values."""
+        held = rows.column(values)
+        lengths = pc.fill_null(pc.binary_length(held), 0).to_numpy(zero_copy_only=False) if len(held) else np.zeros(0, np.int64)
+        # An element of protobuf has a tag and a length; one of Avro may have the index of a branch only.
+        for begin, end in pieces(self._shape, lengths, octets=1 if self._indexless else 2):
+            # Copies: slices would count as the whole batch.
+            yield rows if end - begin == len(rows) else rows.take(pa.array(np.arange(begin, end)))
 
     def decode(self, values: pa.BinaryArray, headers: pa.ListArray | None = None) -> DecodedBatch:
         """Decode values, NULL for tombstones, and headers (list of struct<key, value>), both of shape (n,).
@@ -150,7 +162,8 @@ class BatchDecoder:
         elif key in self._plan.types:
             result.types.add(key)
             decoded = self._decoder(key).decode(rows, self._plan.columns)
-            result.good.append((every, schema_id, decoded.table))
+            result.good.append((decoded.good, schema_id, decoded.table))
+            result.rejected += [Rejected(reason, detail, at, schema_id) for reason, detail, at in decoded.bad]
         else:
             result.unknown.add(key)
         return result

@@ -51,9 +51,9 @@ class ColumnsDecoder:
         self._projection = Projection(self.message, self.fields)
 
     def decode(self, payloads: pa.StructArray, columns: ColumnMap) -> Decoded:
-        """All rows are good: they have the types of the schema."""
+        """Rows have the types of the schema: none is malformed."""
         batch = pa.RecordBatch.from_struct_array(payloads)
-        return Decoded(self._projection.table([batch], columns), np.arange(len(payloads), dtype=np.int64))
+        return self._projection.decoded([(np.arange(len(payloads), dtype=np.int64), batch)], columns, ())
 
 
 def _fields(items: Iterable[pa.Field]) -> tuple[Field, ...]:

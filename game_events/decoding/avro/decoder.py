@@ -25,18 +25,16 @@ class AvroDecoder(RowDecoder):
         """Raises DataError for a schema that is too large."""
         root = compiled.root
         builder = ColumnBuilder()
-        self._budget = builder.budget
         if root.kind == "union":
             self._column, fields = builder.union(root, (), always_struct=True)
         else:
             self._column, fields = builder.build(root)
             if not isinstance(self._column, RecordColumn):
                 fields = (Field(VALUE, VALUE, self._column.type, fields),)
-        super().__init__(root.name, fields)
+        super().__init__(root.name, fields, builder.budget)
         self._rows = 0
 
     def _read(self, payload: bytes) -> None:
-        self._budget.reset()
         try:
             end = self._column.read(payload, 0)
             if end != len(payload):

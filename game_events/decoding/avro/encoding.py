@@ -6,9 +6,11 @@ and the position after it. A truncated payload raises IndexError (see `reasons.a
 
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from game_events.decoding.avro.types import AvroType
+from game_events.decoding.core.expansion import CellBudget
 from game_events.decoding.core.reasons import DamageError, Reason
 
 #: Items without bytes (null, empty records) of one payload: a few bytes can announce 2^62 of them.
@@ -123,21 +125,24 @@ class ByType(Generic[T]):
         return self._made[key]
 
 
-class Budget:
-    """Remaining items without bytes of the current payload."""
+@dataclass
+class Budget(CellBudget):
+    """What the current payload may still have; `empty`: items without bytes."""
 
-    def __init__(self) -> None:
-        self.left = MAX_EMPTY_ITEMS
+    empty: int = field(default=MAX_EMPTY_ITEMS, init=False)
 
     def reset(self) -> None:
         """Start the next payload."""
-        self.left = MAX_EMPTY_ITEMS
+        super().reset()
+        self.empty = MAX_EMPTY_ITEMS
 
 
-def read_blocks(buf: bytes, at: int, min_bytes: int, budget: Budget, item: Callable[[bytes, int], int]) -> tuple[int, int]:
+def read_blocks(
+    buf: bytes, at: int, min_bytes: int, budget: Budget, item: Callable[[bytes, int], int], cells: int = 0
+) -> tuple[int, int]:
     """Read the blocks of an array or map: number of items, and position after the last block.
 
-    `min_bytes`: of one item; `budget`: for items without bytes; `item`: reads one item, returns the position after it.
+    `min_bytes`, `cells` (in a list): of one item; `item`: reads one item, returns the position after it.
     """
     total = 0
     while True:
@@ -153,9 +158,10 @@ def read_blocks(buf: bytes, at: int, min_bytes: int, budget: Budget, item: Calla
         if count * min_bytes > len(buf) - at:
             raise DamageError(Reason.TRUNCATED, f"more items announced than fit into the {len(buf) - at} bytes that are left")
         if not min_bytes:
-            budget.left -= count
-            if budget.left < 0:
+            budget.empty -= count
+            if budget.empty < 0:
                 raise DamageError(Reason.MALFORMED, f"more than {MAX_EMPTY_ITEMS} items without bytes")
+        budget.spend(count * cells)
         for _ in range(count):
             at = item(buf, at)
         if end is not None and at != end:

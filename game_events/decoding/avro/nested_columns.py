@@ -11,6 +11,7 @@ from game_events.decoding.avro.json_text import text_reader
 from game_events.decoding.avro.scalar_columns import DURATION, Column, Leaf, leaf
 from game_events.decoding.avro.types import AvroType
 from game_events.decoding.core.column_map import Field
+from game_events.decoding.core.expansion import cells_of
 from game_events.decoding.core.reasons import DAMAGE, as_damage
 from game_events.errors import DataError
 
@@ -67,10 +68,11 @@ class _ArrayColumn:
         self.is_text = items.is_text
         self._items, self._least, self._budget = items, least, budget
         self._read_item = items.read
+        self._cells = cells_of(items.type)
         self._offsets = [0]
 
     def read(self, buf: bytes, at: int) -> int:
-        count, at = read_blocks(buf, at, self._least, self._budget, self._read_item)
+        count, at = read_blocks(buf, at, self._least, self._budget, self._read_item, self._cells)
         self._offsets.append(self._offsets[-1] + count)
         return at
 
@@ -90,7 +92,7 @@ class _MapColumn(_ArrayColumn):
         super().__init__(items, least + 1, budget)
         self.type = pa.map_(pa.string(), items.type)
         self._keys: list[str] = []
-        self._read_item = self._entry
+        self._read_item, self._cells = self._entry, self._cells + 1
 
     def _entry(self, buf: bytes, at: int) -> int:
         key, at = read_bytes(buf, at)

@@ -127,8 +127,8 @@ def pieces(shape: Shape, lengths: npt.NDArray[np.integer], octets: int) -> Itera
 
     `shape`: of the columns; `lengths`: bytes of the payloads, shape (n,); `octets`: the least that an element has.
     """
-    # A packed number has one byte.
-    widest = max(shape.widest, octets) if shape.lists else 0
+    # A packed number has one byte, and up to three cells.
+    widest = max(shape.widest, 3 * octets) if shape.lists else 0
     if shape.cells * len(lengths) + int(lengths.sum()) * widest // octets <= MAX_BATCH_CELLS:
         yield 0, len(lengths)
     else:

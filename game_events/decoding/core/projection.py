@@ -4,7 +4,7 @@ Also the base class of decoders that read payload by payload.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +12,10 @@ import pyarrow.compute as pc
 
 from game_events.decoding.core.column_map import ColumnMap, Field, FieldId, field_key, path_inside
 from game_events.decoding.core.column_types import inner_type
+from game_events.decoding.core.expansion import MAX_RECORD_CELLS, TOO_MANY, CellBudget, Shape, cells_of_element, is_many
 from game_events.decoding.core.protocols import Decoded
 from game_events.decoding.core.reasons import DAMAGE, Reason, as_damage
+from game_events.decoding.core.wire_format import NO_ROWS, Rows
 
 #: Usual payload bytes of one Arrow array: 2 GiB of text would not fit, and an escape in JSON takes up to six characters.
 BATCH_BYTES = 2**28
@@ -29,51 +31,68 @@ class Projection:
         self._message, self._fields = message, fields
         self._columns: ColumnMap | None = None
         self._targets: list[pa.Field] = []
+        self._shape = Shape(0)
 
-    def table(self, batches: Sequence[pa.RecordBatch], columns: ColumnMap) -> pa.Table:
-        """Rows of all batches, with one column per field."""
+    def decoded(
+        self, parts: Iterable[tuple[Rows, pa.RecordBatch]], columns: ColumnMap, bad: Iterable[tuple[Reason, str, Rows]]
+    ) -> Decoded:
+        """Decoded parts (positions, rows) with one column per field; those with too many cells become bad."""
         if columns is not self._columns:
             names = [columns.names[field_key(self._message, (item.id,), item.kind)] for item in self._fields]
             self._columns, self._targets = columns, [pa.field(name, columns.columns[name]) for name in names]
+            self._shape = Shape(0, tuple(self._lists(columns)))
         schema = pa.schema(self._targets)
-        projected = []
-        for batch in batches:
+        projected, good, rejected = [], [NO_ROWS], list(bad)
+        for rows, batch in parts:
+            # Of the columns' types: an element of this version may lack what others have, and has NULLs there.
+            over = self._shape.in_lists(batch) > MAX_RECORD_CELLS if self._shape.lists else NO_ROWS
+            if over.any():
+                rejected.append((Reason.TOO_MANY_VALUES, f"{self._message}: {TOO_MANY}", rows[over]))
+                rows, batch = rows[~over], batch.filter(pa.array(~over))  # noqa: PLW2901
             arrays = [
                 _conform(batch.column(index), item, target.type, self._message, (item.id,), columns)
                 for index, (item, target) in enumerate(zip(self._fields, self._targets, strict=True))
             ]
             # Of a message without fields, only its rows are known.
             projected.append(pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else batch)
-        return pa.Table.from_batches(projected, schema)
+            good.append(rows)
+        return Decoded(pa.Table.from_batches(projected, schema), np.concatenate(good), rejected)
+
+    def _lists(self, columns: ColumnMap) -> Iterator[tuple[tuple[int | str, ...], Shape]]:
+        for index, (item, target) in enumerate(zip(self._fields, self._targets, strict=True)):
+            found = _lists(item, item.type, target.type, self._message, (item.id,), columns)
+            yield from (((index, *steps), inner) for steps, inner in found)
 
 
 class RowDecoder(ABC):
     """Decodes payload by payload (see `protocols.PayloadDecoder`); a bad row affects no other one."""
 
-    def __init__(self, message: str, fields: tuple[Field, ...]) -> None:
-        self.message, self.fields = message, fields
+    def __init__(self, message: str, fields: tuple[Field, ...], budget: CellBudget) -> None:
+        """`budget`: of the payload that is read, for the elements of its lists."""
+        self.message, self.fields, self.budget = message, fields, budget
         self._projection = Projection(message, fields)
 
     def decode(self, payloads: pa.BinaryArray, columns: ColumnMap, batch_bytes: int = BATCH_BYTES) -> Decoded:
         """Decode a batch; `batch_bytes`: payload bytes of one Arrow array."""
-        good: list[int] = []
+        rows: list[int] = []
         bad: dict[tuple[Reason, str], list[int]] = {}
-        batches: list[pa.RecordBatch] = []
+        parts: list[tuple[Rows, pa.RecordBatch]] = []
         size, read = 0, self._read
         for row, payload in enumerate(payloads.to_pylist()):
+            self.budget.reset()
             try:
                 read(payload)
-                good.append(row)
+                rows.append(row)
             except DAMAGE as error:
                 damage = as_damage(error)
                 bad.setdefault((damage.reason, damage.detail(self.message)), []).append(row)
             size += len(payload)
             if size > batch_bytes:
-                batches.append(self._finish())
-                size = 0
-        batches.append(self._finish())
+                parts.append((np.array(rows, np.int64), self._finish()))
+                rows, size = [], 0
+        parts.append((np.array(rows, np.int64), self._finish()))
         rejected = [(*why, np.array(rows, np.int64)) for why, rows in bad.items()]
-        return Decoded(self._projection.table(batches, columns), np.array(good, np.int64), rejected)
+        return self._projection.decoded(parts, columns, rejected)
 
     @abstractmethod
     def _read(self, payload: bytes) -> None:
@@ -82,6 +101,21 @@ class RowDecoder(ABC):
     @abstractmethod
     def _finish(self) -> pa.RecordBatch:
         """The rows so far, one column per field; there are none left then."""
+
+
+def _lists(
+    item: Field, kind: pa.DataType, target: pa.DataType, message: str, path: tuple[FieldId, ...], columns: ColumnMap
+) -> Iterator[tuple[tuple[int | str, ...], Shape]]:
+    """Lists in arrays of this version's type, with the cells of the column's elements (see `Shape`)."""
+    if is_many(kind):
+        own, wide = (t.item_type if pa.types.is_map(t) else t.value_type for t in (kind, target))
+        yield (), Shape(cells_of_element(target), tuple(_lists(item, own, wide, message, path, columns)))
+    elif pa.types.is_struct(kind):
+        for child in item.children:
+            child_path = (*path_inside(path, item), child.id)
+            wide = target.field(columns.names[field_key(message, child_path, child.kind)]).type
+            found = _lists(child, child.type, wide, message, child_path, columns)
+            yield from (((child.name, *steps), inner) for steps, inner in found)
 
 
 def _conform(

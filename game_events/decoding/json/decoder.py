@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
+from game_events.decoding.core.expansion import CellBudget, cells_of_element
 from game_events.decoding.core.projection import VALUE, RowDecoder
 from game_events.decoding.core.reasons import DamageError, Reason
 from game_events.decoding.json.schema import JsonSchema
@@ -46,9 +47,9 @@ class JsonDecoder(RowDecoder):
         found = json_type(compiled)
         self._is_object = found.kind == "struct"
         root = found if self._is_object else JsonType("struct", ((VALUE, found),))
-        super().__init__(compiled.message, root.children)
+        super().__init__(compiled.message, root.children, CellBudget())
         self._type: pa.DataType = root.arrow
-        self._convert = converter(root)
+        self._convert = converter(root, self.budget)
         self._rows: list[dict[str, Any]] = []
 
     def _read(self, payload: bytes) -> None:
@@ -127,12 +128,13 @@ def json_text(value: object) -> str:
             return json.dumps(value)
 
 
-def converter(type_: JsonType) -> Convert:
+def converter(type_: JsonType, budget: CellBudget) -> Convert:
     """A function from a value, not null, to the value of a column of this type; DamageError for other types."""
     if type_.item is not None:
-        return (_list if type_.kind == "list" else _map)(converter(type_.item))
+        make, cells = _list if type_.kind == "list" else _map, cells_of_element(type_.arrow)
+        return make(converter(type_.item, budget), lambda values: budget.spend(len(values) * cells))
     if type_.kind == "struct":
-        return _struct([(name, converter(inner)) for name, inner in type_.fields])
+        return _struct([(name, converter(inner, budget)) for name, inner in type_.fields])
     return _SCALARS[type_.kind]
 
 
@@ -161,12 +163,20 @@ def _struct(members: list[tuple[str, Convert]]) -> Convert:
     return _of_type(dict, "object", convert)
 
 
-def _list(item: Convert) -> Convert:
-    return _of_type(list, "array", lambda values: [None if v is None else item(v) for v in values])
+def _list(item: Convert, spend: Convert) -> Convert:
+    def convert(values: list[Any]) -> list[Any]:
+        spend(values)
+        return [None if v is None else item(v) for v in values]
+
+    return _of_type(list, "array", convert)
 
 
-def _map(item: Convert) -> Convert:
-    return _of_type(dict, "object", lambda value: [(k, None if v is None else item(v)) for k, v in value.items()])
+def _map(item: Convert, spend: Convert) -> Convert:
+    def convert(value: dict[str, Any]) -> list[tuple[str, Any]]:
+        spend(value)
+        return [(k, None if v is None else item(v)) for k, v in value.items()]
+
+    return _of_type(dict, "object", convert)
 
 
 def _integer(value: object) -> int:

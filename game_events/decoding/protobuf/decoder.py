@@ -12,10 +12,12 @@ from google.protobuf import message_factory
 from google.protobuf.message import DecodeError, Message
 
 from game_events.decoding.core.column_map import ColumnMap, Field
+from game_events.decoding.core.expansion import TOO_MANY
 from game_events.decoding.core.projection import Projection
 from game_events.decoding.core.protocols import Decoded
 from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.wire_format import IndexPath, Rows
+from game_events.decoding.core.wire_format import NO_ROWS, IndexPath, Rows
+from game_events.decoding.protobuf.cell_count import CellCounter
 from game_events.decoding.protobuf.diagnosis import FaultFinder
 from game_events.decoding.protobuf.fields import tree_of
 from game_events.decoding.protobuf.foreign_fields import ForeignFields
@@ -31,7 +33,6 @@ log = logging.getLogger(__name__)
 GUARDED_BYTES = 32_768
 
 Bad = tuple[Reason, str, Rows]
-_NONE: Rows = np.empty(0, dtype=np.int64)
 
 
 class ProtobufDecoder:
@@ -52,6 +53,7 @@ class ProtobufDecoder:
             raise DataError(f"schema id {compiled.schema_id}: {self.message} is not supported: {error}") from None
         self.fields: tuple[Field, ...] = tuple(node.as_field() for node in self._nodes)
         self._projection = Projection(self.message, self.fields)
+        self._cells = CellCounter(self._nodes, compiled.pool)
         moved = [n.name for n in self._nodes if n.is_foreign]
         is_slow = bool(moved) or bool(descriptor.GetOptions().message_set_wire_format)
         self._foreign = ForeignFields(self._nodes, descriptor) if is_slow else None
@@ -66,9 +68,9 @@ class ProtobufDecoder:
         bad: list[Bad] = []
         lengths = np.diff(np.frombuffer(payloads.buffers()[1], dtype=np.int32)[payloads.offset :][: len(payloads) + 1])
         parts: list[Part] = []
-        again = np.arange(len(payloads), dtype=np.int64)
+        again = self._countable(payloads, lengths, bad)
         if self._foreign is None:
-            long = np.flatnonzero(lengths >= GUARDED_BYTES)
+            long = again[lengths[again] >= GUARDED_BYTES]
             rows = self._readable(payloads, again, bad, among=long) if len(long) else again
             decoded, left, failed = self._native.decode(payloads, rows)
             if len(left):
@@ -82,9 +84,17 @@ class ProtobufDecoder:
                 again = np.concatenate([again, doubted])
         if len(again):
             parts += self._reencoded(payloads, again, bad)
-        good = np.concatenate([part for part, _ in parts]) if parts else _NONE
-        table = self._projection.table([batch for _, batch in parts], columns)
-        return Decoded(table, good, bad)
+        return self._projection.decoded(parts, columns, bad)
+
+    def _countable(self, payloads: pa.BinaryArray, lengths: Rows, bad: list[Bad]) -> Rows:
+        """The rows without those with too many values, which become bad before a parser allocates them."""
+        rows = np.arange(len(payloads), dtype=np.int64)
+        large = np.flatnonzero(lengths > self._cells.safe_bytes)
+        over = [at for at in large.tolist() if self._cells.is_too_large(payloads[at].as_py())]
+        if not over:
+            return rows
+        bad.append((Reason.TOO_MANY_VALUES, f"{self.message}: {TOO_MANY}", np.asarray(over, dtype=np.int64)))
+        return np.delete(rows, over)
 
     def _verified(
         self, payloads: pa.BinaryArray, part: Rows, batch: pa.RecordBatch, lengths: Rows, bad: list[Bad]
@@ -160,7 +170,7 @@ class ProtobufDecoder:
 
 
 def _distinct(rows: list[Rows]) -> Rows:
-    return np.unique(np.concatenate(rows)) if rows else _NONE
+    return np.unique(np.concatenate(rows)) if rows else NO_ROWS
 
 
 def _without(part: Part, dropped: Rows) -> Part:

@@ -27,11 +27,11 @@ _NAMED = 10
 _F = FieldDescriptor
 #: A varint has ten bytes at most (bits beyond 64 are ignored).
 _LONG_VARINT = re.compile(rb"[\x80-\xff]{10}")
-_LENGTH, _GROUP, _END_OF_GROUP, _FIXED_WIRES = 2, 3, 4, {1: 8, 5: 4}
+LENGTH, GROUP, END_OF_GROUP, FIXED_WIRES = 2, 3, 4, {1: 8, 5: 4}
 _TAG_BYTES, _MAX_TAG, _MAX_LENGTH, _ALL_BITS = 5, 2**32, 2**31, 2**64 - 1
 
 
-class _FaultError(Exception):
+class FaultError(Exception):
     """A fault: reason, what, and the position."""
 
 
@@ -61,7 +61,7 @@ class FaultFinder:
         walk = _Walk(payload, self._message, self._of)
         try:
             walk.run()
-        except _FaultError as fault:
+        except FaultError as fault:
             reason, what, at = fault.args
             name = ".".join(walk.path if len(walk.path) <= _NAMED else [*walk.path[:_NAMED], "..."])
             where = f"{self._message.full_name}: field {name}: " if name else f"{self._message.full_name}: "
@@ -86,7 +86,7 @@ class _Walk:
         self._levels: list[tuple[int, Descriptor | None, int]] = [(len(payload), message, 0)]
 
     def run(self) -> None:
-        """Raises _FaultError for the first fault."""
+        """Raises FaultError for the first fault."""
         at = 0
         for _ in range(MAX_STEPS):
             end, message, group = self._levels[-1]
@@ -94,7 +94,7 @@ class _Walk:
                 at = self._field(at, end, message, group)
                 continue
             if group:
-                raise _FaultError(Reason.MALFORMED, "the group is never closed", at)
+                raise FaultError(Reason.MALFORMED, "the group is never closed", at)
             self._levels.pop()
             if not self._levels:
                 return
@@ -102,42 +102,42 @@ class _Walk:
 
     def _field(self, begin: int, end: int, message: Descriptor | None, group: int) -> int:
         """One field, or the tag that opens or closes a level; returns the next position."""
-        tag, at = _varint(self._payload, begin, end)
+        tag, at = varint(self._payload, begin, end)
         number, wire = tag >> 3, tag & 7
         if not number:
-            raise _FaultError(Reason.MALFORMED, "field number 0", begin)
+            raise FaultError(Reason.MALFORMED, "field number 0", begin)
         if at - begin > _TAG_BYTES or tag >= _MAX_TAG:
-            raise _FaultError(Reason.MALFORMED, "the field number is too great", begin)
-        if wire == _END_OF_GROUP and group == number:
+            raise FaultError(Reason.MALFORMED, "the field number is too great", begin)
+        if wire == END_OF_GROUP and group == number:
             self._levels.pop()
             self.path.pop()
             return at
         known = self._known_of(message).get(number) if message is not None else None
         self.path.append(known.name if known is not None else str(number))
-        if wire == _LENGTH:
+        if wire == LENGTH:
             return self._delimited(begin, at, end, known)
-        if wire == _GROUP:
+        if wire == GROUP:
             self._open(end, known.message if known is not None and known.is_group else None, number, begin)
             return at
         if wire == 0:
-            _, at = _varint(self._payload, at, end)
-        elif wire in _FIXED_WIRES:
-            at += _FIXED_WIRES[wire]
+            _, at = varint(self._payload, at, end)
+        elif wire in FIXED_WIRES:
+            at += FIXED_WIRES[wire]
             if at > end:
-                raise _FaultError(Reason.TRUNCATED, "the value runs past the end", begin)
+                raise FaultError(Reason.TRUNCATED, "the value runs past the end", begin)
         else:
-            what = "the end of a group that was not opened" if wire == _END_OF_GROUP else f"wire type {wire}"
-            raise _FaultError(Reason.MALFORMED, what, begin)
+            what = "the end of a group that was not opened" if wire == END_OF_GROUP else f"wire type {wire}"
+            raise FaultError(Reason.MALFORMED, what, begin)
         self.path.pop()
         return at
 
     def _delimited(self, begin: int, at: int, end: int, known: _Known | None) -> int:
         """A delimited value."""
-        length, at = _varint(self._payload, at, end)
+        length, at = varint(self._payload, at, end)
         if length >= _MAX_LENGTH:
-            raise _FaultError(Reason.MALFORMED, "the length is impossible", begin)
+            raise FaultError(Reason.MALFORMED, "the length is impossible", begin)
         if length > end - at:
-            raise _FaultError(Reason.TRUNCATED, "the length runs past the end", begin)
+            raise FaultError(Reason.TRUNCATED, "the length runs past the end", begin)
         if known is not None and known.message is not None and not known.is_group:
             if known.time is not None:
                 _check_time(self._payload[at : at + length], known, begin)
@@ -152,7 +152,7 @@ class _Walk:
         self._levels.append((end, message, group))
         # The outermost message does not count.
         if len(self._levels) > MAX_LEVELS + 1:
-            raise _FaultError(Reason.TOO_DEEP, f"more than {MAX_LEVELS} levels", at)
+            raise FaultError(Reason.TOO_DEEP, f"more than {MAX_LEVELS} levels", at)
 
 
 def _known(field: FieldDescriptor) -> _Known:
@@ -170,16 +170,16 @@ def _check(payload: bytes, begin: int, end: int, known: _Known) -> None:
         try:
             payload[begin:end].decode()
         except UnicodeDecodeError as error:
-            raise _FaultError(Reason.BAD_UTF8, "not UTF-8", begin + error.start) from None
+            raise FaultError(Reason.BAD_UTF8, "not UTF-8", begin + error.start) from None
     elif known.packed == 0 and end > begin:
         content = payload[begin:end]
         long = _LONG_VARINT.search(content)
         if long is not None:
-            raise _FaultError(Reason.MALFORMED, "a varint of more than ten bytes", begin + long.start())
+            raise FaultError(Reason.MALFORMED, "a varint of more than ten bytes", begin + long.start())
         if content[-1] > 0x7F:
-            raise _FaultError(Reason.TRUNCATED, "the last varint of a packed list runs past its end", end - 1)
+            raise FaultError(Reason.TRUNCATED, "the last varint of a packed list runs past its end", end - 1)
     elif known.packed and (end - begin) % known.packed:
-        raise _FaultError(Reason.TRUNCATED, "the last value of a packed list runs past its end", end - 1)
+        raise FaultError(Reason.TRUNCATED, "the last value of a packed list runs past its end", end - 1)
 
 
 def _check_time(content: bytes, known: _Known, at: int) -> None:
@@ -190,10 +190,10 @@ def _check_time(content: bytes, known: _Known, at: int) -> None:
     is_time = known.time is Role.TIME
     if not is_in_range(time.seconds, time.nanos, is_time=is_time):  # type: ignore[attr-defined]
         what = "outside protobuf's range of a " + ("time" if is_time else "duration")
-        raise _FaultError(Reason.OUT_OF_RANGE, what, at)
+        raise FaultError(Reason.OUT_OF_RANGE, what, at)
 
 
-def _varint(payload: bytes, at: int, end: int) -> tuple[int, int]:
+def varint(payload: bytes, at: int, end: int) -> tuple[int, int]:
     """A varint, and the position after it."""
     begin, value, shift = at, 0, 0
     while at < end:
@@ -204,5 +204,5 @@ def _varint(payload: bytes, at: int, end: int) -> tuple[int, int]:
         if octet < 0x80:
             return value & _ALL_BITS, at
         if shift == 70:
-            raise _FaultError(Reason.MALFORMED, "a varint of more than ten bytes", begin)
-    raise _FaultError(Reason.TRUNCATED, "the varint runs past the end", begin)
+            raise FaultError(Reason.MALFORMED, "a varint of more than ten bytes", begin)
+    raise FaultError(Reason.TRUNCATED, "the varint runs past the end", begin)

@@ -44,7 +44,7 @@ class StoredTask(DecodeJob):
         writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
         result = StageResult()
         suppressor = Suppressor(self.suppression) if self.suppression is not None else None
-        for batch in batches:
+        for batch in (part for rows in batches for part in decoder.parts(rows, "_raw_value")):
             rows = pa.Table.from_batches([batch])
             at = rows.schema.get_field_index(HEADERS)
             rows = rows.set_column(at, HEADERS, none_if_empty(rows.column(at)))

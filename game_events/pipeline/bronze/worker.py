@@ -120,16 +120,17 @@ class BronzeTask(DecodeJob):
             rows = self._undecided(batch) if self.decided else batch
             if "reason" in rows.schema.names and rows.column("reason").null_count < len(rows):
                 rows = output.readable(rows)
-            if "columns" in rows.schema.names and len(rows):
-                decoded = decoder.decode_columns(rows.column("schema_guid")[0].as_py(), rows.column("columns"))
-            else:
-                decoded = decoder.decode(rows.column("value"), rows.column("headers"))
-            result.types |= decoded.types
-            result.unknown |= decoded.unknown
-            # With an unknown type or large records the driver plans again: continue only to find all of them.
-            if not result.unknown and not result.large:
-                output.write(rows, decoded)
-                result.arrivals.update(count_arrivals(rows.column("timestamp")))
+            for part in decoder.parts(rows, "value"):
+                if "columns" in part.schema.names and len(part):
+                    decoded = decoder.decode_columns(part.column("schema_guid")[0].as_py(), part.column("columns"))
+                else:
+                    decoded = decoder.decode(part.column("value"), part.column("headers"))
+                result.types |= decoded.types
+                result.unknown |= decoded.unknown
+                # With an unknown type or large records the driver plans again: continue only to find all of them.
+                if not result.unknown and not result.large:
+                    output.write(part, decoded)
+                    result.arrivals.update(count_arrivals(part.column("timestamp")))
         if result.unknown or result.large:
             output.good.abort()
             output.bad.abort()

@@ -3,6 +3,7 @@
 import itertools
 import random
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from google.protobuf.message import DecodeError
@@ -11,9 +12,13 @@ from hypothesis import strategies as st
 
 from game_events.decoding.compiler import compile_schema
 from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.expansion import Shape
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.protobuf import cell_count
+from game_events.decoding.protobuf.cell_count import CellCounter
 from game_events.decoding.protobuf.decoder import ProtobufDecoder
+from game_events.decoding.protobuf.fields import tree_of
 from game_events.errors import DataError
 from game_events_tests.support.decoding.helpers import python_class
 from game_events_tests.support.decoding.protobuf_worlds import Writer, schema_text, spoilt
@@ -149,3 +154,19 @@ def native_reading(decoder, payloads):
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_seed_is_the_same_world(seed):
     assert World(seed).text == World(seed).text
+
+
+@examples(80)
+@given(st.integers(0, 2**32), st.sampled_from([0, 0.1, 0.3]))
+def test_no_row_has_more_values_in_lists_than_were_counted_before_it_was_decoded(seed, oddity):
+    world = World(seed)
+    payloads = world.payloads(oddity, damage=0)
+    decoded = world.decoder.decode(pa.array(payloads, pa.binary()), world.columns)
+    counter = CellCounter(tree_of(world.message, world.schema.pool), world.schema.pool)
+    shape = Shape.of(decoded.table.schema.types)
+    counts = np.concatenate([shape.in_lists(batch) for batch in decoded.table.to_batches()] or [[]])
+    for position, count in zip(decoded.good.tolist(), counts.tolist(), strict=len(counts) > 0):
+        if count:
+            with pytest.MonkeyPatch.context() as bound:
+                bound.setattr(cell_count, "MAX_RECORD_CELLS", count - 1)
+                assert counter.is_too_large(payloads[position]), (count, payloads[position], world.text)

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.decoding.batch_decoder import DecodePlan
+from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
+from game_events.decoding.core import expansion
 from game_events.decoding.core.reasons import Reason
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
 from game_events.lakehouse.system_tables.suppressed import entity_hash
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
+from game_events.pipeline.bronze.stored_worker import StoredTask
 from game_events.pipeline.bronze.worker import BronzeTask, StageResult
 from game_events.pipeline.suppression.worker import Suppression
 from game_events_tests.support.decoding.helpers import compiled, frame, plan_for, python_class
@@ -317,3 +319,35 @@ def test_a_task_for_small_records_counts_larger_ones_and_writes_nothing(tmp_path
 def with_why(batch):
     nothing = pa.nulls(len(batch), pa.string())
     return [batch.append_column("reason", nothing).append_column("detail", nothing)]
+
+
+def test_a_batch_that_could_become_too_much_is_decoded_part_by_part(tmp_path, monkeypatch):
+    """Two bytes of an element can be a thousand values."""
+    inner = " ".join(f"int64 f{n} = {n};" for n in range(1, 101))
+    wide = compiled(f'syntax = "proto3"; package s; message Wide {{ repeated I i = 1; }} message I {{ {inner} }}', 73)
+    value = b"\0\0\0\0\x49\0" + b"\x0a\0" * 100
+    sizes, decode = [], BatchDecoder.decode
+
+    def noted(self, values, headers=None):
+        sizes.append(len(values))
+        return decode(self, values, headers)
+
+    monkeypatch.setattr(BatchDecoder, "decode", noted)
+    monkeypatch.setattr(expansion, "MAX_BATCH_CELLS", 100_000)
+    plan, values = plan_for((wide, (0,))), [value, None] * 20 + [b"no frame"]
+    staged = Staged(tmp_path / "cut", [records(values)], plan=plan)
+    assert (max(sizes), sum(sizes)) == (18, 41)
+    monkeypatch.undo()
+    whole = Staged(tmp_path / "whole", [records(values)], plan=plan)
+    assert (staged.bronze, staged.bad) == (whole.bronze, whole.bad)
+    assert (staged.result.arrivals, staged.result.types) == (whole.result.arrivals, whole.result.types)
+
+
+def test_stored_raw_values_are_decoded_part_by_part_too(tmp_path, monkeypatch):
+    made = Staged(tmp_path, [records([good(n, game_name="uno") for n in range(50)])])
+    rows = pa.RecordBatch.from_pylist(made.bronze, schema=bronze_schema(PLAN.columns))
+    task = StoredTask(made.task.bronze, None, PLAN, 10, keep_raw=True, keep_undecodable=False)
+    whole = [row for f in run(task, [rows]).bronze for row in pq.read_table(Path(task.bronze.uri) / f.path).to_pylist()]
+    monkeypatch.setattr(expansion, "MAX_BATCH_CELLS", 10)
+    parted = [row for f in run(task, [rows]).bronze for row in pq.read_table(Path(task.bronze.uri) / f.path).to_pylist()]
+    assert (len(parted), parted) == (50, whole)
