@@ -44,8 +44,9 @@ SCHEMA = schema_of(
 class Mark:
     """Metadata of a low watermark.
 
-    `definition`: declaration of the aggregate; with another one the low watermark is void. Of silver the entity column; empty:
-    not known. `committed_at`: time of the newest commit to a table of the layer, in seconds since 1970.
+    `definition`: declaration of the aggregate; with another one the low watermark is void. Of silver the entity column, or
+    all that tables are made by, with slashes between; empty: not known. `committed_at`: time of the newest commit to a table of
+    the layer, in seconds since 1970.
     """
 
     definition: str = ""

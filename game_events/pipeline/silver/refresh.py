@@ -116,13 +116,29 @@ def _refresh(run: SilverRun) -> None:
 
 
 def _refuse_another_column(run: SilverRun) -> None:
-    """Refuse another entity column: older rows would be missing in its games' tables, and stay in those of the other one."""
-    made_by, now = run.state.marks.get(Layer.SILVER, Mark()).definition, run.pipeline.settings.entity_column
-    if made_by not in ("", now) and not (run.full and run.games is None):
+    """Refuse another entity column: older rows would be missing in its games' tables, and stay in those of the other one.
+
+    A full refresh of all tables notes it before any commit: until its end, tables are of either column.
+    """
+    made_by, now = _columns_of(run.state), run.pipeline.settings.entity_column
+    if made_by <= {now}:
+        return
+    if not run.full or run.games is not None:
+        columns = " and ".join(map(repr, sorted(made_by)))
         raise ConfigurationError(
-            f"GAME_EVENTS_ENTITY_COLUMN is {now!r}, and silver's tables were made by {made_by!r}: nothing was added. Set "
-            "it back, or make all of them again with `game-events run --full-refresh silver`"
+            f"GAME_EVENTS_ENTITY_COLUMN is {now!r}, and silver's tables were made by {columns}: nothing was added. Make all "
+            "of them again with `game-events run --full-refresh silver`" + (", or set it back" if len(made_by) == 1 else "")
         )
+    run.pipeline.progress.update(run.source.bronze.key, lambda state: _made_by(state, {*_columns_of(state), now}))
+
+
+def _columns_of(state: Progress) -> set[str]:
+    """The entity columns by which silver's tables were made (none has a slash); none: not known."""
+    return set(filter(None, state.marks.get(Layer.SILVER, Mark()).definition.split("/")))
+
+
+def _made_by(state: Progress, columns: Collection[str]) -> Progress:
+    return replace(state, marks=state.marks | {Layer.SILVER: Mark("/".join(sorted(columns)))})
 
 
 def _requested(run: SilverRun) -> frozenset[str]:
@@ -151,7 +167,7 @@ def _progress(run: SilverRun, result: PassResult, owed: dict[str, str], redecide
     after = now.done(Layer.SILVER, floor, result.done, owed | result.failed)
     after = replace(after, redecided=max(redecided, after.redecided))
     if run.games is None:
-        after = _with_column(run, after, moved=floor > now.floor(Layer.SILVER))
+        after = _with_column(run, after, result.failed, moved=floor > now.floor(Layer.SILVER))
     if result.replaced:
         # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
         after = after.pending_downstream(result.replaced, note(run.pipeline, REPLACED))
@@ -160,10 +176,17 @@ def _progress(run: SilverRun, result: PassResult, owed: dict[str, str], redecide
     return after
 
 
-def _with_column(run: SilverRun, state: Progress, *, moved: bool) -> Progress:
-    """The progress with the entity column by which all tables are made now; `moved`: the low watermark moves."""
-    mark, known = Mark(run.pipeline.settings.entity_column), state.marks.get(Layer.SILVER, Mark())
-    if mark != known and known.definition:
-        # Names that there was no room for have rows below the low watermark, too.
-        state = replace(state, unrouted_batch=run.source.batch, counted=CountedRows())
-    return replace(state, marks=state.marks | {Layer.SILVER: mark}) if moved or known.definition else state
+def _with_column(run: SilverRun, state: Progress, failed: Collection[str], *, moved: bool) -> Progress:
+    """The progress with the entity columns by which the tables are made now; `moved`: the low watermark moves.
+
+    `failed`: games that may still have rows by another column, if they have a table.
+    """
+    known, now = _columns_of(state), run.pipeline.settings.entity_column
+    if known <= {now}:
+        return _made_by(state, {now}) if moved or known else state
+    tables = run.pipeline.lakehouse.silver
+    # Batches that a run with another column has added meanwhile are missing, too.
+    if not run.full or state.floor(Layer.SILVER) > run.source.batch or any(tables(game).exists() for game in failed):
+        return _made_by(state, {*known, now})
+    # Names that there was no room for have rows below the low watermark, too.
+    return _made_by(replace(state, unrouted_batch=run.source.batch, counted=CountedRows()), {now})
