@@ -19,14 +19,15 @@ from game_events.orchestration.runs.tags import REASON, unused_run_key
 from game_events.orchestration.sensors.ticks import SHOWN, Jobs, sensor, some
 from game_events.pipeline.observability.lag import digest
 from game_events.pipeline.schemas.history import SchemaHistory, as_line, as_markdown
-from game_events.schema_registry import SchemaRegistry, SubjectVersion
+from game_events.schema_registry import SchemaLimits, SchemaRegistry, SubjectVersion
 from game_events.sources.factory import subjects
 
 #: Versions with their changes in one event: a tick has to stay short.
 MAX_DIFFS = 10
 #: Longest wait for one answer of the broker, which is asked if a pattern names the topics.
 TIMEOUT_S = 5.0
-#: Seconds after which a tick begins with no further subject: Dagster ends it after 60 s, and one answer may take 30 s.
+#: Seconds after which a tick begins with no further subject, and for the versions of one: Dagster ends a tick after 60 s, and
+#: its cursor is lost then.
 LOOK_S = 20.0
 
 #: Subject -> version number -> schema id.
@@ -86,7 +87,8 @@ class Look:
 
         One that cannot be read waits as long as the others. An outage ends the look: the registry is left in peace then.
         """
-        registry, until, wanted = SchemaRegistry(settings), clock() + LOOK_S, set(names)
+        registry = SchemaRegistry(settings, limits=SchemaLimits(schema_s=LOOK_S))
+        until, wanted = clock() + LOOK_S, set(names)
         order = [*(name for name in names if name not in seen), *(name for name in seen if name in wanted)]
         waiting = {name: seen.get(name, {}) for name in order}
         for subject, known in list(waiting.items()):

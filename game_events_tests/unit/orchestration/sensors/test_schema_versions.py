@@ -24,6 +24,11 @@ class Registry:
     def __init__(self):
         self.subjects, self.asked, self.answer_s, self.now = {}, [], 0.0, 0.0
 
+    def __call__(self, _settings, *, limits):
+        """As the class: a registry with these limits."""
+        self.limits = limits
+        return self
+
     def _ids(self, subject):
         self.asked.append(subject)
         self.now += self.answer_s
@@ -37,13 +42,17 @@ class Registry:
         return (len(ids), ids[-1]) if ids else None
 
     def versions(self, subject):
-        return [SubjectVersion(subject, number, i) for number, i in enumerate(self._ids(subject), 1)]
+        ids = self._ids(subject)
+        if len(ids) * self.answer_s > self.limits.schema_s:
+            self.now += self.limits.schema_s
+            raise TransientError(f"{subject!r} has more versions than it names in time")
+        return [SubjectVersion(subject, number, i) for number, i in enumerate(ids, 1)]
 
 
 @pytest.fixture
 def registry(monkeypatch):
     found = Registry()
-    monkeypatch.setattr(schema_versions, "SchemaRegistry", lambda _: found)
+    monkeypatch.setattr(schema_versions, "SchemaRegistry", found)
     monkeypatch.setattr(schema_versions, "changes_by_version", lambda *_: {})
     return found
 
@@ -129,3 +138,17 @@ def test_the_run_key_of_very_many_new_versions_is_a_tag_that_every_storage_takes
     registry.subjects = {f"{topic}-value": list(range(1, 30)) for topic in topics}
     (request,) = look(topics)[0].run_requests
     assert len(request.run_key) < LONGEST_TAG
+
+
+def test_a_subject_with_very_many_versions_does_not_take_the_minute_after_which_a_tick_is_ended_and_its_cursor_lost(
+    look, registry
+):
+    registry.subjects = {"a-value": list(range(10_000)), "b-value": [2]}
+    registry.answer_s = 0.05
+    events, cursor = [], None
+    for _ in range(2):
+        began = registry.now
+        found, cursor = look(["a", "b"], cursor)
+        assert registry.now - began < 60
+        events += told(found)
+    assert events == ["b-value"]
