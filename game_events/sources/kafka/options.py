@@ -27,7 +27,9 @@ _LOGIN_MODULES = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 #: Names that only one of the two clients has.
-_JAVA_ONLY = re.compile(r"^(sasl\.jaas\.config|sasl\.login\..*|ssl\.(truststore|keystore)\..*|max\.poll\.records)$")
+_JAVA_ONLY = re.compile(
+    r"^(sasl\.jaas\.config|sasl\.login\..*|ssl\.(truststore|keystore)\..*|max\.poll\.records|fetch\.max\.wait\.ms)$"
+)
 _LIBRDKAFKA_ONLY = re.compile(r"^(sasl\.username|sasl\.password|ssl\.(ca|certificate|key)\.(location|pem)|sasl\.mechanisms)$")
 #: The one form of a private key that Java's client always reads: of encrypted keys it reads only obsolete ciphers (Java 17:
 #: "PBES2 SecretKeyFactory not available"), of OpenSSL's older forms none.

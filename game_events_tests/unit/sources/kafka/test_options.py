@@ -36,6 +36,13 @@ def test_a_login_module_written_for_java_serves_librdkafka_too():
     assert for_java(java) == java
 
 
+def test_options_of_java_s_consumer_alone_are_given_to_it_alone():
+    """Librdkafka refuses names that it does not know; brokers with tiered storage may need a wait (decision 0012)."""
+    options = {"fetch.max.wait.ms": "500", "max.poll.records": "2"}
+    assert for_java(options) == options
+    assert for_librdkafka(options) == {}
+
+
 def key_pem(form=serialization.PrivateFormat.PKCS8, password=None):
     encryption = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
     return KEY.private_bytes(serialization.Encoding.PEM, form, encryption).decode()
