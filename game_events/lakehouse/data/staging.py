@@ -127,7 +127,7 @@ class StagedWriter:
         self._file_bytes = file_bytes
         self._buffer: list[pa.Table] = []
         self._rows = self._bytes = self._cells = 0
-        self._shape = Shape.of(schema.types)
+        self._shape = Shape.of(schema.types) if any(map(pa.types.is_nested, schema.types)) else Shape(0)
         self._writer: pq.ParquetWriter | None = None
         self._sink: pa.NativeFile | None = None
         self._name = ""
@@ -149,17 +149,23 @@ class StagedWriter:
         `size`: their bytes, if they are a part of larger arrays; None: they hold nothing else.
         """
         size = buffer_bytes(rows) if size is None else size
+        if size <= ROW_GROUP_BYTES and not self._shape.lists:
+            self._add(rows, size, 0)
+            return
         cells = np.concatenate([self._shape.in_lists(batch) for batch in rows.to_batches()] or [NO_ROWS])
         for begin, end in _parts(cells, size):
             share, held = size * (end - begin) // max(len(cells), 1), int(cells[begin:end].sum())
             if self._cells + held > ROW_GROUP_CELLS:
                 self.flush()
-            self._buffer.append(rows.slice(begin, end - begin))
-            self._rows += end - begin
-            self._bytes += share
-            self._cells += held
-            if self._rows >= ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
-                self.flush()
+            self._add(rows.slice(begin, end - begin), share, held)
+
+    def _add(self, rows: pa.Table, size: int, cells: int) -> None:
+        self._buffer.append(rows)
+        self._rows += rows.num_rows
+        self._bytes += size
+        self._cells += cells
+        if self._rows >= ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
+            self.flush()
 
     def flush(self) -> None:
         """Write what is buffered as a row group."""
