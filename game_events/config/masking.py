@@ -24,7 +24,7 @@ _VARIABLES = re.compile(
 #: Shorter paths (`/events`) are too frequent in normal text.
 MIN_PATH_CHARS = 16
 #: `user:password@`, also with `@` or slashes in the password; not a port with a path.
-_IN_ADDRESS = re.compile(r"(://)(?:[^/\s]{1,1000}|[^/@\s:]{0,1000}:(?!\d{1,5}[/?#])[^@\s\"'<>]{1,1000})@")
+_IN_ADDRESS = re.compile(r"(://)(?:[^/\s]{1,1000}|[^/@\s:]{0,1000}:(?!\d{1,5}[/?#])[^\s\"'<>]{1,1000})@")
 #: Spark Connect's address carries its token as a parameter (`sc://host:443/;use_ssl=true;token=...`).
 _TOKEN = re.compile(r"(;\s*token=)[^;\s]+", re.IGNORECASE)
 #: Kafka's options without secrets, often with frequent values: `https`, `true`, a user `game`. All others are secrets.

@@ -84,6 +84,7 @@ def test_a_login_that_was_written_for_java_is_masked_without_it_too():
         ("jdbc:mysql://user:pa:s?s@host", "jdbc:mysql://***@host"),
         ("https://token@host", "https://***@host"),
         ("http://user:p@ss@host/x and http://u:@@h", "http://***@host/x and http://***@h"),
+        ("http://user:pa/s@s@host/x, http://u:p@h/a@b", "http://***@host/x, http://***@h/a@b"),
         ("at http://host:8080/users/me@example.com", "at http://host:8080/users/me@example.com"),
         ("from http://host/x to a@b", "from http://host/x to a@b"),
         ("sc://host:443/;use_ssl=true;token=abc", "sc://host:443/;use_ssl=true;token=***"),
