@@ -24,7 +24,7 @@ WORKER_CRASHED = "a Python worker of Spark crashed"
 NOTHING_COMMITTED = ". Nothing of this job was committed, what was committed before stays"
 #: Crashes at most during a bisection: one game of 2,000 costs 13. The remaining games wait for the next run.
 MAX_CRASHES = 40
-#: As `MAX_CRASHES`, of failures of user code, which may concern every game: so many jobs fail in vain then.
+#: Failures at most after the first one of user code, which may concern every game: so many jobs fail in vain then.
 MAX_FAILURES = 6
 #: Crashes with only one game's rows until it is isolated: a single one may be a `kill`.
 DEATHS_ALONE = 2
@@ -65,13 +65,7 @@ def run_with_bisection(
         return [job(games)], {}
     except (WorkerCrashError, UserCodeError) as error:
         warn(f"{over}: {error}. It is retried for halves of the games")
-        most = most_failures(error)
-    return bisect(sorted(games), job, over, most)
-
-
-def most_failures(first: Exception) -> int:
-    """Jobs that may fail in a bisection, after this failure."""
-    return MAX_FAILURES if isinstance(first, UserCodeError) else MAX_CRASHES
+    return bisect(sorted(games), job, over)
 
 
 def bisect(
@@ -97,6 +91,8 @@ def bisect(
             done.append(job(part))
         except (WorkerCrashError, UserCodeError) as error:
             crashes, reason = crashes + 1, error
+            if isinstance(error, UserCodeError):
+                max_crashes = min(max_crashes, crashes - 1 + MAX_FAILURES)
             if len(part) > 1:
                 waiting.extend(_halves(part))
             elif isinstance(error, UserCodeError):

@@ -31,7 +31,7 @@ from game_events.pipeline.quality.validation import require_valid
 from game_events.pipeline.silver.transformations import run_time_failure, transformed
 from game_events.spark.config import ARROW_BYTES, ARROW_RECORDS, SMALL_RECORD_BYTES, arrow_batches, null_on_error
 from game_events.spark.connect import is_session_lost
-from game_events.spark.crashed_workers import WorkerCrashError, bisect, crash, is_crash, most_failures, named
+from game_events.spark.crashed_workers import WorkerCrashError, bisect, crash, is_crash, named
 from game_events.spark.schemas import quoted
 
 
@@ -283,7 +283,7 @@ def stage_games(work: Staging) -> FanOutResult:
 
     Raises:
         WorkerCrashError: a worker crashed, and there are more than `MAX_NAMES` names.
-        ExtensionError: a transformation failed, for each game that was tried.
+        ExtensionError: a transformation failed in a pass over all games, for each one that was tried.
     """
     if not work.files.files:
         return FanOutResult()
@@ -301,9 +301,9 @@ def stage_games(work: Staging) -> FanOutResult:
             raise
     result = FanOutResult()
     games = [name for name, count in rows if work.routing.takes(name, count, result.refused)]
-    parts, failed = bisect(sorted(games), work.stage, work.batches, most_failures(first))
-    if isinstance(first, UserCodeError) and not parts:
-        raise first
+    parts, failed = bisect(sorted(games), work.stage, work.batches)
+    if isinstance(first, UserCodeError) and not parts and work.starts is None:
+        raise first  # before the run's first commit
     for part in parts:
         result.add(part)
     result.failed.update(failed)

@@ -1,13 +1,17 @@
-"""Arrow batches of silver's job: without a limit of bytes only where every row is known to be small."""
+"""Silver's job: its Arrow batches have no limit of bytes only where every row is known to be small; how it fails."""
 
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
+from game_events.errors import ExtensionError, UserCodeError
 from game_events.pipeline.context import BatchRange
-from game_events.pipeline.silver.stage import Staging
+from game_events.pipeline.fanout.job import FanOutResult
+from game_events.pipeline.fanout.routing import Routing
+from game_events.pipeline.silver.stage import Staging, stage_games
 from game_events.spark.config import ARROW_BYTES, ARROW_RECORDS, SMALL_RECORD_BYTES
+from game_events.spark.crashed_workers import WorkerCrashError
 
 FLAT = pa.schema([(f"c{n}", pa.string()) for n in range(20)])
 LIMITED = (ARROW_RECORDS, False)
@@ -39,3 +43,44 @@ def test_rows_of_small_records_need_no_limit_of_bytes_and_there_are_fewer_of_wid
 )
 def test_where_rows_may_be_large_the_limit_stays(other):
     assert staging(**other).arrow_batches() == LIMITED
+
+
+class FailingStaging:
+    """A pass over rows of some games; `guilty`: those over whose rows the transformation fails."""
+
+    batches, files = "batches 1 to 2 of bronze_events", SimpleNamespace(files=["a file"])
+
+    def __init__(self, *guilty, first=UserCodeError, starts=None):
+        self.guilty, self.first, self.starts, self.routing = guilty, first, starts, Routing()
+        names = SimpleNamespace(entities="games")
+        settings = SimpleNamespace(names=names)
+        self.source = SimpleNamespace(pipeline=SimpleNamespace(on_progress=lambda _: None, settings=settings))
+
+    def stage(self, part=None):
+        if part is None:
+            raise self.first("the whole job")
+        if set(part) & set(self.guilty):
+            raise UserCodeError("my_function failed")
+        return FanOutResult(files={game: [] for game in part})
+
+    def names(self):
+        rows = [{"name": name, "rows": 1} for name in ("chess", "rummy", "uno")]
+        return SimpleNamespace(limit=lambda _: SimpleNamespace(collect=lambda: rows))
+
+
+@pytest.mark.parametrize("first", [UserCodeError, WorkerCrashError])
+@pytest.mark.parametrize("starts", [None, {}], ids=["pass over all games", "failed games again"])
+def test_a_game_whose_rows_a_transformation_cannot_take_fails_alone(first, starts):
+    result = stage_games(FailingStaging("uno", first=first, starts=starts))
+    assert result.failed == {"uno": "my_function failed"}
+    assert set(result.files) == {"chess", "rummy"}
+
+
+def test_a_transformation_that_fails_for_every_game_fails_silver_as_a_whole_before_its_first_commit():
+    with pytest.raises(ExtensionError, match="the whole job"):
+        stage_games(FailingStaging("chess", "rummy", "uno"))
+
+
+def test_games_that_fail_again_after_a_runs_first_commits_do_not_keep_it_from_noting_these():
+    result = stage_games(FailingStaging("chess", "rummy", "uno", starts={}))
+    assert result.failed == dict.fromkeys(("chess", "rummy", "uno"), "my_function failed")
