@@ -14,6 +14,7 @@ from game_events.config.settings import Settings
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.reasons import Reason
 from game_events.errors import DataError, TransientError
+from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.schema_registry import SchemaLimits, SchemaRegistry
@@ -280,3 +281,12 @@ def test_a_schema_that_was_archived_without_a_reference_is_decoded_once_the_regi
     served |= imported("A")
     assert planned(served, tmp_path, selected={"other"}).undecoded == {(1, ())}
     assert planned(served, tmp_path).types == {(1, ())}
+    # What it is decoded by is archived: without the registry, too, and another meaning of it is refused.
+    del served["/schemas/ids/1"]
+    assert SchemaArchive(Lakehouse(str(tmp_path))).read()[1].references != ()
+    served |= {"/schemas/ids/1": good(RECORD, [reference("e")]), **imported("B")}
+    with pytest.raises(DataError, match="REGISTRY_CHANGED"):
+        planned(served, tmp_path)
+    served |= {"/schemas/ids/1": good(RECORD, [reference("x"), reference("y")])}
+    served |= {f"/subjects/{name}/versions/1": version(name) for name in "xy"}
+    assert planned(served, tmp_path).types == {(1, ())}, "other references do not replace it"

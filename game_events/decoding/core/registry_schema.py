@@ -33,6 +33,10 @@ class RegistrySchema:
         differs = any(mine.get(name, text) != text for name, text in other.references)
         return differs or (self.format, self.text) != (other.format, other.text)
 
+    def completes(self, other: RegistrySchema) -> bool:
+        """Whether it has references that the other lacks, and all of the other's."""
+        return set(self.references) > set(other.references)
+
     @property
     def digest(self) -> str:
         """SHA-256 over text and references."""

@@ -1,6 +1,7 @@
 """The table `schemas`: schema texts by id, so that rows can be decoded without the registry; append-only.
 
-Guarantee: each id is in the table once, with one meaning, also with concurrent runs and crashes.
+Guarantee: each id is in the table once, with one meaning, also with concurrent runs and crashes; once more, if a registry had
+lost a reference of it and has it again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,7 +61,7 @@ class SchemaArchive:
         held = self._schemas(handle)
         for schema in schemas:
             require_same(held.get(schema.schema_id), schema, registry, self.uri)
-        new = {s.schema_id: s for s in schemas if s.schema_id not in held}
+        new = {s.schema_id: s for s in schemas if s.schema_id not in held or s.completes(held[s.schema_id])}
         if new:
             self.declaration.commit(handle, pa.Table.from_pylist([_row(s, registry) for s in new.values()], schema=SCHEMA))
         return new
@@ -72,7 +73,9 @@ class SchemaArchive:
             schema_id = SchemaRef(row["schema_id"], row["schema_guid"]).schema_id
             references = tuple((x["name"], x["text"]) for x in row["references"] or [])
             if schema_id is not None:
-                found[schema_id] = RegistrySchema(schema_id, row["format"], row["text"], references)
+                schema = RegistrySchema(schema_id, row["format"], row["text"], references)
+                if schema_id not in found or schema.completes(found[schema_id]):
+                    found[schema_id] = schema
         return found
 
 

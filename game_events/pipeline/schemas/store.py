@@ -138,9 +138,9 @@ class SchemaStore:
         if found is not None:
             archived = known.schema if known is not None else None
             require_same(archived, found, self._registry.url, self._archive.uri)
-            if archived is None or len(found.references) > len(archived.references):
-                # The registry had lost a reference when this id was archived.
-                known = _Known(found, archived=archived is not None)
+            if archived is None or found.completes(archived):
+                # Perhaps the registry had lost a reference when this id was archived.
+                known = _Known(found)
         known = self._known[schema_id] = known or _Known(found)
         known.verified = True
         return known
