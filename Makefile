@@ -55,7 +55,7 @@ lint: setup  ## ruff (style, format), mypy (types), import-linter (which package
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/docs_pages.py --check && \
 	  $(BIN)/python -m benchmarks.page --check
 
-bench: setup  ## Benchmarks in half an hour: ratios measured in one run; table and JSON in benchmarks/results
+bench: setup  ## Benchmarks without the long scenarios: ratios measured in one run; table and JSON in benchmarks/results
 	@$(BIN)/python -m benchmarks.run
 
 bench-all: setup  ## All benchmarks: history, the model of scale, memory, rates, workers, too

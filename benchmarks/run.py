@@ -33,7 +33,7 @@ from benchmarks.starts import starts
 from benchmarks.workers import workers
 
 Scenario = Callable[[Arena], list[Figure]]
-#: Together below half an hour.
+#: What `make bench` measures.
 SHORT: dict[str, Scenario] = {
     "decoding": decoding,
     "bronze": bronze,

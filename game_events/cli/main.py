@@ -9,7 +9,6 @@ import traceback
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Any, cast
 
 import typer
@@ -161,7 +160,7 @@ def _open_streams() -> None:
     """Stdin is UTF-8, and stdout takes any text; where a stream is closed Python has none."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - for the whole process
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
     if isinstance(sys.stdout, TextIOWrapper):
@@ -192,5 +191,5 @@ def _print_error(error: Exception) -> None:
 
 def _print_json_error(error: str) -> None:
     if "--json" in sys.argv[1:]:
-        with suppress(OSError):  # nobody reads it, or its file is on a full disk
+        with suppress(OSError):  # stdout is a closed pipe, or on a full disk; the exit code says that the command failed
             print(json.dumps({"success": False, "error": error}), flush=True)

@@ -14,7 +14,7 @@ from typing import TypeVar
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from game_events.errors import GameEventsError, TransientError, UserCodeError
+from game_events.errors import TransientError, UserCodeError
 
 T = TypeVar("T")
 #: Spark's message (4.0), also over Spark Connect.
@@ -79,20 +79,20 @@ def bisect(
     failed: dict[str, str] = {}
     waiting = deque(_halves(games))
     alone: dict[str, int] = {}
-    crashes, reason = 0, GameEventsError()
+    crashes, why = 0, ""
     # Largest parts first: most games succeed even if `max_crashes` is reached.
     while waiting:
         part = waiting.popleft()
         if crashes >= max_crashes:
-            why = f"not tried: workers crashed {crashes} times over {over}, and its rows may be why; the next run tries again"
-            failed |= dict.fromkeys(part, str(reason) if isinstance(reason, UserCodeError) else why)
+            failed |= dict.fromkeys(part, why)
             continue
         try:
             done.append(job(part))
         except (WorkerCrashError, UserCodeError) as error:
-            crashes, reason = crashes + 1, error
+            crashes += 1
+            why = f"not tried: workers crashed {crashes} times over {over}, and its rows may be why; the next run tries again"
             if isinstance(error, UserCodeError):
-                max_crashes = min(max_crashes, crashes - 1 + MAX_FAILURES)
+                max_crashes, why = min(max_crashes, crashes - 1 + MAX_FAILURES), str(error)
             if len(part) > 1:
                 waiting.extend(_halves(part))
             elif isinstance(error, UserCodeError):

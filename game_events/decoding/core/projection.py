@@ -48,14 +48,14 @@ class Projection:
             over = self._shape.in_lists(batch) > MAX_RECORD_CELLS if self._shape.lists else NO_ROWS
             if over.any():
                 rejected.append((Reason.TOO_MANY_VALUES, f"{self._message}: {TOO_MANY}", rows[over]))
-                rows, batch = rows[~over], batch.filter(pa.array(~over))  # noqa: PLW2901
+            kept = batch.filter(pa.array(~over)) if over.any() else batch
             arrays = [
-                _conform(batch.column(index), item, target.type, self._message, (item.id,), columns)
+                _conform(kept.column(index), item, target.type, self._message, (item.id,), columns)
                 for index, (item, target) in enumerate(zip(self._fields, self._targets, strict=True))
             ]
             # Of a message without fields, only its rows are known.
-            projected.append(pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else batch)
-            good.append(rows)
+            projected.append(pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else kept)
+            good.append(rows[~over] if over.any() else rows)
         return Decoded(pa.Table.from_batches(projected, schema), np.concatenate(good), rejected)
 
     def _lists(self, columns: ColumnMap) -> Iterator[tuple[tuple[int | str, ...], Shape]]:

@@ -28,14 +28,14 @@ MAX_DIFFS = 10
 TIMEOUT_S = 5.0
 #: Seconds after which a tick begins with no further subject, and for the versions of one: Dagster ends a tick after 60 s, and
 #: its cursor is lost then.
-LOOK_S = 20.0
+SEARCH_S = 20.0
 
 #: Subject -> version number -> schema id.
 Cursor = dict[str, dict[int, int]]
 
 
 def read_cursor(cursor: str | None, subjects: Sequence[str]) -> Cursor:
-    """What was seen, in the order of the looks; nothing, if it is no cursor.
+    """What was seen, those that waited longest first; nothing, if it is no cursor.
 
     A cursor of when there was one subject only had its versions.
     """
@@ -74,7 +74,7 @@ def changes_by_version(
 
 
 @dataclass
-class Look:
+class NewVersions:
     """What one tick has found: events of subjects, their new versions in words and for the run's key, and errors."""
 
     events: list[dg.AssetMaterialization] = field(default_factory=list)
@@ -82,13 +82,13 @@ class Look:
     keys: list[object] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
-    def at_all(self, settings: Settings, names: Sequence[str], seen: Cursor, clock: Callable[[], float]) -> Cursor:
-        """Look at the subjects that waited longest, for `LOOK_S` seconds; returns the next cursor.
+    def search(self, settings: Settings, names: Sequence[str], seen: Cursor, clock: Callable[[], float]) -> Cursor:
+        """Search the subjects that waited longest for new versions, for `SEARCH_S` seconds; returns the next cursor.
 
-        One that cannot be read waits as long as the others. An outage ends the look: the registry is left in peace then.
+        One that cannot be read waits as long as the others. An outage ends the search: the registry is left in peace then.
         """
-        registry = SchemaRegistry(settings, limits=SchemaLimits(schema_s=LOOK_S))
-        until, wanted = clock() + LOOK_S, set(names)
+        registry = SchemaRegistry(settings, limits=SchemaLimits(schema_s=SEARCH_S))
+        until, wanted = clock() + SEARCH_S, set(names)
         order = [*(name for name in names if name not in seen), *(name for name in seen if name in wanted)]
         waiting = {name: seen.get(name, {}) for name in order}
         for subject, known in list(waiting.items()):
@@ -96,7 +96,7 @@ class Look:
                 break
             waiting[subject] = waiting.pop(subject)
             try:
-                waiting[subject] = self._at_one(settings, registry, subject, known) or known
+                waiting[subject] = self._search_one(settings, registry, subject, known) or known
             except TransientError as error:
                 self.errors.append(str(error))
                 break
@@ -104,7 +104,9 @@ class Look:
                 self.errors.append(str(error))
         return waiting
 
-    def _at_one(self, settings: Settings, registry: SchemaRegistry, subject: str, known: Mapping[int, int]) -> dict[int, int]:
+    def _search_one(
+        self, settings: Settings, registry: SchemaRegistry, subject: str, known: Mapping[int, int]
+    ) -> dict[int, int]:
         """Versions of a subject; none, if it is not there."""
         if registry.newest(subject) == max(known.items(), default=None):
             return dict(known)
@@ -127,20 +129,20 @@ def build_schema_versions(graph: Graph, jobs: Jobs, clock: Callable[[], float] =
         graph, "A new version of a topic's subject becomes an event of its asset, and starts the job `refresh`.", 30, jobs=jobs
     )
     def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        settings, look = graph.source.read(), Look()
+        settings, found = graph.source.read(), NewVersions()
         names = subjects(settings, TIMEOUT_S)
-        seen = look.at_all(settings, names, read_cursor(context.cursor, names), clock)
+        seen = found.search(settings, names, read_cursor(context.cursor, names), clock)
         cursor = json.dumps(seen)
-        if not look.events:
+        if not found.events:
             context.update_cursor(cursor)
             known = some(f"subject {s} still has {len(seen[s])} versions" for s in names)
-            return dg.SkipReason("; ".join([*look.errors[:SHOWN], f"no new version: {known}"]))
+            return dg.SkipReason("; ".join([*found.errors[:SHOWN], f"no new version: {known}"]))
         request = dg.RunRequest(
-            run_key=unused_run_key(context.instance, f"schemas-{digest(look.keys)}"),
+            run_key=unused_run_key(context.instance, f"schemas-{digest(found.keys)}"),
             job_name=graph.keys.named("refresh"),
-            tags={REASON: f"schema: {', '.join(look.texts)}"[:200]},
+            tags={REASON: f"schema: {', '.join(found.texts)}"[:200]},
         )
-        return dg.SensorResult(asset_events=look.events, run_requests=[request], cursor=cursor)
+        return dg.SensorResult(asset_events=found.events, run_requests=[request], cursor=cursor)
 
     return schema_versions
 

@@ -1,4 +1,4 @@
-"""Kafka forgets, is made anew, grows, has transactions and odd clocks: nothing doubled, and nothing lost in silence."""
+"""Kafka forgets, is recreated, grows, has transactions and odd clocks: nothing doubled, and nothing lost in silence."""
 
 from __future__ import annotations
 
@@ -160,11 +160,11 @@ def test_a_topic_made_anew_while_it_is_read_gives_no_row_the_old_topics_coordina
     make_topic(settings)
     put(settings, ANN * 3)
 
-    def anew():
+    def recreated():
         make_anew(settings)
         put(settings, [Event("chess", gamer="bob")] * 4)
 
-    pipeline, happened = before_reading(make_pipeline(settings), anew)
+    pipeline, happened = before_reading(make_pipeline(settings), recreated)
     report = refresh(pipeline)
     assert happened
     assert [(g.start, g.end) for g in report.gaps] == [(0, None)]

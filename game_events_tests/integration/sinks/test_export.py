@@ -180,7 +180,7 @@ def test_of_two_runs_at_once_the_later_one_goes_on_and_no_row_comes_under_two_ke
 
         def overtake(message: str) -> None:
             if " calls to " in message:
-                export._take_over(ExportTables.of(pipeline.lakehouse, "gamer_id"), "a rival's")
+                export._take_over(ExportTables.of(pipeline.lakehouse, "gamer_id"), "another exporter's")
 
         with pytest.raises(ConflictError, match="another run of the export has taken over"):
             export.export_rows(at_progress(pipeline, overtake), RunReport())

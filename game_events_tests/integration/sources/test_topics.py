@@ -124,7 +124,7 @@ def test_topics_with_subjects_and_messages_of_their_own_share_one_bronze_and_joi
     going_on = pattern.model_copy(update={"on_data_loss": "record_gap"})
     assert [str(gap.topic) for gap in load(make_pipeline(going_on)).gaps] == [other.kafka_topic]
     assert load(make_pipeline(pattern)).gaps == [], "once"
-    # Made anew it is read from its start, and its end is not told a second time.
+    # Recreated, it is read from its start, and its end is not reported a second time.
     make_topic(other)
     put(other, EVENT)
     assert load(make_pipeline(pattern)).rows("bronze") == 1
@@ -174,13 +174,13 @@ def test_a_rival_that_meets_a_new_topic_first_and_a_crash_between_two_tables_lea
     pattern = named(kafka_topic_pattern=rf"{one.kafka_topic[:-1]}.")
     late = named("c")
 
-    def rival():
+    def other_run():
         make_topic(late)
         put(late, EVENT + BAD)
         put(one, EVENT)
         load(make_pipeline(pattern))
 
-    pipeline, happened = before_reading(make_pipeline(both), rival)
+    pipeline, happened = before_reading(make_pipeline(both), other_run)
     load(pipeline)
     assert happened
     assert held(pattern, named.prefix) == {"a": first(4), "b": first(5), "c": first(2)}

@@ -103,9 +103,9 @@ def before_reading(pipeline: Pipeline, action: Callable[[], None]) -> tuple[Pipe
     """The pipeline, with an action once a slice is planned and Spark is about to read it; the list then is not empty."""
     happened: list[str] = []
 
-    def told(message: str) -> None:
+    def at_message(message: str) -> None:
         if message.startswith("bronze: ") and not happened:
             happened.append(message)
             action()
 
-    return at_progress(pipeline, told), happened
+    return at_progress(pipeline, at_message), happened

@@ -30,6 +30,7 @@ from game_events.stack import connect_server
 
 #: What has to be said of a standalone cluster.
 SAID = {"spark.authenticate": "true"}
+TOKEN = "hush"
 
 
 class Session:
@@ -241,7 +242,7 @@ def test_a_servers_settings_are_in_a_file_that_only_its_user_reads_and_its_token
         "spark.driver.extraJavaOptions": "-Dx=y",
         "spark.sql.x": "back\\slash, \N{VIDEO GAME} and\nline",
     }
-    server = connect_server.start(conf, tmp_path / "server", port=1234, token="hush", log=tmp_path / "log")  # noqa: S106
+    server = connect_server.start(conf, tmp_path / "server", port=1234, token=TOKEN, log=tmp_path / "log")
     psutil.Process(server.pid).wait(60)
     file = tmp_path / "server" / "connect.properties"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

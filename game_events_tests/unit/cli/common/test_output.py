@@ -93,10 +93,10 @@ def test_progress_that_a_command_shows_is_not_logged_as_well(cli, monkeypatch):
     def retries():
         with Output(as_json=False).working("at work"):
             logging.getLogger(PROGRESS_LOGGER).warning("trying again")
-        logging.getLogger(PROGRESS_LOGGER).warning("nobody shows this")
+        logging.getLogger(PROGRESS_LOGGER).warning("shown by the log alone")
 
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     monkeypatch.setattr("game_events.cli.main.app", lambda: (retries(), sys.exit(0)))
     found = cli("run")
     assert found.out == "  trying again\n"
-    assert found.err == f"WARNING {PROGRESS_LOGGER} nobody shows this\n"
+    assert found.err == f"WARNING {PROGRESS_LOGGER} shown by the log alone\n"

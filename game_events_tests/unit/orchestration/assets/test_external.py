@@ -52,22 +52,22 @@ def test_bronze_is_made_from_each_topic_and_subject_one_for_all_of_a_pattern_or_
 def test_lag_is_told_of_each_topic_and_of_all_together_with_a_pattern():
     latest = splits("events", "one", {0: 10, 1: 5}) | splits("matches", "two", {0: 7})
     lag = {split: end - 1 for split, end in latest.items()}
-    standing = PipelineLag("", SourceSnapshot(dict.fromkeys(latest, 0), latest), dict.fromkeys(latest, 1), lag)
-    events, memory = lag_event(LIST, standing, Memory(), 100.0)
-    told = {e.asset_key.path[-1]: (e.metadata["lag"].value, e.metadata["topic_id"].value) for e in events}
-    assert told == {"events": (13, "one"), "matches": (6, "two")}
-    assert lag_event(LIST, standing, memory, 200.0)[0] == [], "nothing has changed"
-    ((event,), _) = lag_event(PATTERN, standing, Memory(), 100.0)
+    lagging = PipelineLag("", SourceSnapshot(dict.fromkeys(latest, 0), latest), dict.fromkeys(latest, 1), lag)
+    events, memory = lag_event(LIST, lagging, Memory(), 100.0)
+    seen = {e.asset_key.path[-1]: (e.metadata["lag"].value, e.metadata["topic_id"].value) for e in events}
+    assert seen == {"events": (13, "one"), "matches": (6, "two")}
+    assert lag_event(LIST, lagging, memory, 200.0)[0] == [], "nothing has changed"
+    ((event,), _) = lag_event(PATTERN, lagging, Memory(), 100.0)
     rows = [(r.data["topic"], r.data["partition"], r.data["lag"]) for r in event.metadata["offsets"].records]
     assert rows == [("events", 0, 9), ("matches", 0, 6), ("events", 1, 4)], "most lag first"
 
 
 def test_what_is_left_of_files_is_told_of_their_folder():
     latest = splits("/landing/team_a/events", "one", {0: 10})
-    standing = PipelineLag(
+    lagging = PipelineLag(
         "", SourceSnapshot(dict.fromkeys(latest, 0), latest), dict.fromkeys(latest, 1), dict.fromkeys(latest, 9)
     )
-    ((event,), _) = lag_event(FOLDER, standing, Memory(), 100.0)
+    ((event,), _) = lag_event(FOLDER, lagging, Memory(), 100.0)
     assert event.asset_key == dg.AssetKey(["files", "team_a", "events"])
     assert build_defs(FOLDER).resolve_asset_graph().has(event.asset_key)
 
@@ -105,8 +105,8 @@ def test_a_place_or_subject_with_characters_that_dagster_does_not_take_loads_all
 def test_of_very_many_partitions_the_event_has_those_with_most_lag_as_it_is_never_deleted():
     latest = splits("events", "one", dict.fromkeys(range(1_000), 10))
     lag = {split: 7 if split.partition == 900 else 1 for split in latest}
-    standing = PipelineLag("", SourceSnapshot(dict.fromkeys(latest, 0), latest), dict.fromkeys(latest, 3), lag)
-    ((event, *_), _) = lag_event(LIST, standing, Memory(), 100.0)
+    lagging = PipelineLag("", SourceSnapshot(dict.fromkeys(latest, 0), latest), dict.fromkeys(latest, 3), lag)
+    ((event, *_), _) = lag_event(LIST, lagging, Memory(), 100.0)
     assert (event.metadata["partitions"].value, event.metadata["lag"].value) == (1_000, 1_006)
     shown = [record.data["partition"] for record in event.metadata["offsets"].records]
     assert shown == [900, *range(PARTITIONS_SHOWN - 1)]

@@ -9,7 +9,7 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.sensors import schema_versions
-from game_events.orchestration.sensors.schema_versions import LOOK_S, build_schema_versions
+from game_events.orchestration.sensors.schema_versions import SEARCH_S, build_schema_versions
 from game_events.schema_registry import SubjectVersion
 
 #: The longest entry of an index of PostgreSQL, in which Dagster keeps the tags of runs: run keys are tags.
@@ -71,7 +71,7 @@ def look(instance, registry, tmp_path):
     return tick
 
 
-def told(found):
+def subjects_of(found):
     """Subjects with an event."""
     return [] if isinstance(found, dg.SkipReason) else [event.asset_key.path[-1] for event in found.asset_events]
 
@@ -82,7 +82,7 @@ def told(found):
 def test_a_cursor_that_is_none_is_as_no_cursor(look, registry, cursor):
     registry.subjects["a-value"] = [7]
     found, after = look(["a"], cursor)
-    assert told(found) == ["a-value"]
+    assert subjects_of(found) == ["a-value"]
     assert json.loads(after) == {"a-value": {"1": 7}}
 
 
@@ -92,26 +92,26 @@ def test_a_subject_that_cannot_be_read_does_not_hide_the_others(look, registry, 
     cursor, events, reasons = None, [], []
     for _ in range(3):
         found, cursor = look(["a", "b", "c"], cursor)
-        events += told(found)
+        events += subjects_of(found)
         reasons += [found.skip_message] if isinstance(found, dg.SkipReason) else []
     assert sorted(events) == ["a-value", "c-value"]
     assert any(str(error) in said for said in reasons)
     registry.subjects |= {"b-value": [2]}
     found, cursor = look(["a", "b", "c"], cursor)
-    assert told(found) == ["b-value"]
+    assert subjects_of(found) == ["b-value"]
 
 
 def test_a_gateway_that_answers_for_the_registry_that_nothing_is_there_makes_nothing_new_again(look, registry):
     registry.subjects = {"a-value": [1, 2]}
     found, cursor = look(["a"])
-    assert told(found) == ["a-value"]
+    assert subjects_of(found) == ["a-value"]
     registry.subjects = {}
     _, cursor = look(["a"], cursor)
     registry.subjects = {"a-value": [1, 2]}
     found, cursor = look(["a"], cursor)
-    assert told(found) == []
+    assert subjects_of(found) == []
     registry.subjects = {"a-value": [9]}
-    assert told(look(["a"], cursor)[0]) == ["a-value"], "a recreated subject"
+    assert subjects_of(look(["a"], cursor)[0]) == ["a-value"], "a recreated subject"
 
 
 def test_of_very_many_subjects_a_tick_looks_at_as_many_as_it_has_time_for_and_the_next_ones_at_the_others(look, registry):
@@ -122,13 +122,13 @@ def test_of_very_many_subjects_a_tick_looks_at_as_many_as_it_has_time_for_and_th
     for _ in range(5):
         began = registry.now
         found, cursor = look(topics, cursor)
-        assert registry.now - began < LOOK_S + 1
-        events += told(found)
+        assert registry.now - began < SEARCH_S + 1
+        events += subjects_of(found)
     assert sorted(events) == sorted(registry.subjects), "each once"
     registry.asked.clear()
     for _ in range(5):
         found, cursor = look(topics, cursor)
-        assert told(found) == []
+        assert subjects_of(found) == []
         assert len(found.skip_message) < 1_000
     assert set(registry.asked) == set(registry.subjects)
 
@@ -150,5 +150,5 @@ def test_a_subject_with_very_many_versions_does_not_take_the_minute_after_which_
         began = registry.now
         found, cursor = look(["a", "b"], cursor)
         assert registry.now - began < 60
-        events += told(found)
+        events += subjects_of(found)
     assert events == ["b-value"]

@@ -46,7 +46,7 @@ def test_where_rows_may_be_large_the_limit_stays(other):
 
 
 class FailingStaging:
-    """A pass over rows of some games; `guilty`: those over whose rows the transformation fails."""
+    """A pass over rows of some games; `guilty`: the transformation fails over rows of these."""
 
     batches, files = "batches 1 to 2 of bronze_events", SimpleNamespace(files=["a file"])
 
