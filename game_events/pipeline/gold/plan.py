@@ -57,6 +57,7 @@ class GamePlan:
         app: name of gold's `txn` with the last bronze batch of its silver rows.
         taken, batch: that batch now (None: gold has rows of other contents of silver), and after the commit.
         full: all rows of silver are aggregated; else new rows, which are merged with those of `old`.
+        commits: number of gold's commits now (None: there is no table), which the commit compares.
         above: silver rows of later bronze batches are new.
         new, old: the files of silver with new rows, and the files of gold with the rows to merge them with, or to keep.
         same_keys: the files of silver with all rows of the new rows' keys; None: the new rows are enough.
@@ -69,6 +70,7 @@ class GamePlan:
     taken: int | None
     batch: int
     full: bool
+    commits: int | None
     above: int
     new: FileSelection
     old: FileSelection
@@ -116,8 +118,9 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
     old = FileSelection([], [], 0, True) if gold is None or full else selection(gold)
     new = selection(silver, "_batch", above)
     same_keys = selection(silver) if aggregate.mode == "by_key" and not full else None
-    txn(gold, Txn.COMMITS)  # read now: during a long job the log may lose what the commit needs; the handle keeps it
-    return GamePlan(game, silver, gold, app, taken, batch, full, above, new, old, same_keys)
+    # Read now: during a long job the log may lose what the commit needs.
+    commits = txn(gold, Txn.COMMITS)
+    return GamePlan(game, silver, gold, app, taken, batch, full, commits, above, new, old, same_keys)
 
 
 def _nested(table: DeltaTable | None) -> frozenset[str]:
@@ -132,7 +135,7 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
         DataError: the aggregate gives other types than the table has; the files are deleted.
     """
     aggregate, gold, table = run.aggregate, plan.gold, run.pipeline.lakehouse.gold(plan.game, run.aggregate.name)
-    commits, declared, definition = txn(gold, Txn.COMMITS), declared_in(gold, aggregate), definition_for(gold, aggregate)
+    declared, definition = declared_in(gold, aggregate), definition_for(gold, aggregate)
     # A change of the setting asks for other columns, as a full refresh does; a declaration in code may change types unnoticed.
     asked = run.full or (run.built_in and declared != definition)
     other = changed_types(gold, schema) if gold is not None and definition is not None and not asked else []
@@ -143,8 +146,8 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
             f"may not expect that: rename the columns, or refresh {aggregate.asset} fully"
         )
     # Two runs may have planned from the same batch of a silver table with rows replaced in between: one of them commits.
-    expected: dict[str, int | None] = {plan.app: plan.taken, Txn.COMMITS: commits}
-    advance = {plan.app: plan.batch, Txn.COMMITS: (commits or 0) + 1}
+    expected: dict[str, int | None] = {plan.app: plan.taken, Txn.COMMITS: plan.commits}
+    advance = {plan.app: plan.batch, Txn.COMMITS: (plan.commits or 0) + 1}
     if definition is not None:
         # A run with another declaration must not be merged with.
         app = Txn.AGGREGATE.of(aggregate.name)
