@@ -46,10 +46,10 @@ demo: setup  ## The main job on real parts: broker, registry, producer, Spark, D
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test: setup  ## Tests in minutes: all but the long scenarios, and one of each kind of those; they start their own broker, registry, Spark
-	@GAME_EVENTS_TEST_EXAMPLES=few $(PYTEST) -m "not scenario or sample"
+	@$(PYTEST) -m "not scenario or sample"
 
-test-all: setup  ## All tests
-	@$(PYTEST)
+test-all: test  ## All tests: those of make test, then the long scenarios
+	@$(PYTEST) -m "scenario and not sample"
 
 lint: setup  ## ruff (style, format), mypy (types), import-linter (which package imports which), and whether generated pages are up to date
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/docs_pages.py --check && \

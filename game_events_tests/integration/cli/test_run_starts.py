@@ -109,7 +109,6 @@ def value_in_workers(warm: WarmSpark, folder: Path, value: str) -> str:
 
 
 @pytest.mark.scenario
-@pytest.mark.sample
 def test_a_run_has_its_own_jvm_the_shared_one_or_none(settings: Settings, tmp_path: Path) -> None:
     send_events(settings, [Event("uno", 1), Event("go", 1)])
     first = run()

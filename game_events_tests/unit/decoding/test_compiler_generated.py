@@ -3,7 +3,7 @@
 import json
 
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.decoding.comments import read_comments
@@ -12,7 +12,6 @@ from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.errors import DataError
 from game_events_tests.support.decoding.hostile_schemas import EMPTY, MAIN, as_base64, described
-from game_events_tests.support.examples import examples
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -111,7 +110,7 @@ SCHEMAS = st.one_of(
 )
 
 
-@examples(400)
+@settings(max_examples=400)
 @given(SCHEMAS, st.lists(st.tuples(st.text(max_size=10), st.sampled_from([EMPTY, MAIN, "{}", '"string"'])), max_size=2))
 def test_whatever_is_registered_is_compiled_or_refused(schema, references):
     kind, text = schema

@@ -3,13 +3,12 @@
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.errors import DataError
 from game_events.producer.manifest import GamerTruth, Manifest, ManifestBuilder
 from game_events.producer.simulator import PoisonKind, Simulation
-from game_events_tests.support.examples import examples
 from game_events_tests.support.producer import SCHEMA_IDS, assert_true, decode, values
 
 FAULTY = Simulation(versions=3, seed=4, late_share=0.1, duplicate_share=0.1, poison_share=0.1)
@@ -29,7 +28,7 @@ def test_it_says_what_the_bytes_say():
 share = st.floats(0, 1)
 
 
-@examples(25)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**31), late=share, duplicate=share, poison=share, gamers=st.integers(1, 5))
 def test_it_says_what_the_bytes_say_for_any_faults(seed, late, duplicate, poison, gamers):
     simulation = Simulation(

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from itertools import islice
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -23,7 +23,6 @@ from game_events.producer.simulator import (
     from_microseconds,
     microseconds,
 )
-from game_events_tests.support.examples import examples
 from game_events_tests.support.producer import SCHEMA_IDS, VERSION_OF, assert_true, decode, encoder, values
 
 
@@ -137,7 +136,7 @@ def manifest_of(simulation):
     return builder.build("t", 0, SCHEMA_IDS)
 
 
-@examples(30)
+@settings(max_examples=30)
 @given(
     records=st.integers(1, 400),
     pool=st.integers(1, 60),

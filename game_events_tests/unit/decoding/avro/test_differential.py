@@ -11,7 +11,7 @@ import avro.schema
 import fastavro
 import pyarrow as pa
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from game_events.decoding.batch_decoder import BatchDecoder
@@ -27,7 +27,6 @@ from game_events_tests.support.decoding.avro_worlds import (
 )
 from game_events_tests.support.decoding.format_helpers import framed, plan_of, registered
 from game_events_tests.support.decoding.helpers import assert_each_row_once, reasons_by_position, rows_by_position
-from game_events_tests.support.examples import examples
 from game_events_tests.unit.decoding.protobuf.test_native import normal, spoil
 
 
@@ -71,7 +70,7 @@ def apache_reads(schema, payload):
 
 
 @example((A_DATE_OR_A_NUMBER, {"g.n.R": A_DATE_OR_A_NUMBER}, [{"f": Branch((1, -719_163))}]), False)
-@examples(150)
+@settings(max_examples=150)
 @given(cases(), st.booleans())
 def test_columns_are_what_apache_avro_reads_whoever_wrote(case, by_apache):
     schema, named, data = case
@@ -96,7 +95,7 @@ SIMPLE = [
 ]
 
 
-@examples(20)
+@settings(max_examples=20)
 @pytest.mark.parametrize("type_", SIMPLE, ids=lambda t: t if isinstance(t, str) else t["logicalType"])
 @given(st.data())
 def test_each_simple_type_holds_what_apache_avro_reads(type_, data):
@@ -112,7 +111,7 @@ def test_each_simple_type_holds_what_apache_avro_reads(type_, data):
 edits = st.lists(st.tuples(st.integers(0, 60), st.none() | st.integers(0, 255)), min_size=1, max_size=3)
 
 
-@examples(150)
+@settings(max_examples=150)
 @given(cases(), edits)
 def test_spoilt_payloads_are_rejected_or_read_as_apache_avro_does_and_cost_only_themselves(case, changes):
     schema, named, data = case

@@ -5,7 +5,7 @@ from itertools import permutations
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
@@ -17,7 +17,6 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.event_columns import column_map
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
-from game_events_tests.support.examples import examples
 
 TEXT, INT, REAL = pa.string(), pa.int64(), pa.float64()
 
@@ -255,7 +254,7 @@ field_lists = st.lists(
 histories = st.lists(st.tuples(st.sampled_from(["g.A", "g.B"]), field_lists), min_size=1, max_size=6)
 
 
-@examples(200)
+@settings(max_examples=200)
 @given(histories)
 def test_any_history_keeps_every_field_in_one_column_of_its_own_kind(history):
     columns, before = ColumnMap(), {}
@@ -298,7 +297,7 @@ nested_histories = st.lists(
 )  # fmt: skip
 
 
-@examples(200)
+@settings(max_examples=200)
 @given(nested_histories)
 def test_any_history_of_nested_messages_keeps_every_field_in_a_member_of_its_own_kind(history):
     columns = ColumnMap()

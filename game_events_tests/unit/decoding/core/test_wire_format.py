@@ -8,13 +8,12 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.wire_format import ID_HEADER, MAX_INDEXES, SchemaRef, parse_indexes, payloads, split
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
-from game_events_tests.support.examples import examples
 
 NESTED = """syntax = "proto3"; package p;
 message First { string name = 1; }
@@ -222,7 +221,7 @@ cut = st.builds(lambda value, length: value[:length], good, st.integers(0, 14))
 anything = st.one_of(st.none(), st.binary(max_size=12), shaped, good, cut)
 
 
-@examples(300)
+@settings(max_examples=300)
 @given(st.lists(anything, max_size=40), st.integers(0, 3))
 @example([b"\0\0\0\0\x01" + b"\x80" * 80], 0)
 def test_any_bytes_are_read_as_the_wire_format_says_and_each_row_once(values, skip):

@@ -8,13 +8,12 @@ from typing import Any
 
 import jsonschema
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.decoding.batch_decoder import BatchDecoder
 from game_events_tests.support.decoding.format_helpers import framed, plan_of, registered
 from game_events_tests.support.decoding.helpers import assert_each_row_once, rows_by_position
-from game_events_tests.support.examples import examples
 from game_events_tests.unit.decoding.protobuf.test_native import spoil
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
@@ -152,7 +151,7 @@ def batches(draw):
 styles = st.sampled_from([{}, {"ensure_ascii": False}, {"indent": 1}, {"separators": (",", ":")}])
 
 
-@examples(200)
+@settings(max_examples=200)
 @given(batches(), styles)
 def test_columns_are_what_pythons_json_reads(batch, style):
     case, documents = batch
@@ -170,7 +169,7 @@ def refuse(name):
     raise AssertionError(f"{name} is no JSON")
 
 
-@examples(200)
+@settings(max_examples=200)
 @given(batches(), st.lists(st.tuples(st.integers(0, 60), st.none() | st.integers(0, 255)), min_size=1, max_size=3))
 def test_spoilt_documents_are_rejected_or_read_as_pythons_json_does_and_cost_only_themselves(batch, changes):
     case, documents = batch
@@ -189,7 +188,7 @@ def test_spoilt_documents_are_rejected_or_read_as_pythons_json_does_and_cost_onl
         assert comparable(row, wanted) == wanted
 
 
-@examples(100)
+@settings(max_examples=100)
 @given(st.sampled_from([c for c in SCALARS if not c.is_text and c.schema != {"$ref": "#"}]), ANYTHING)
 def test_values_that_the_schema_refuses_for_their_type_are_rejected_and_others_read(case, value):
     """jsonschema, the second implementation, says which values have the type."""

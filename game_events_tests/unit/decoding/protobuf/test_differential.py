@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from game_events.decoding.compiler import compile_schema
@@ -24,7 +24,6 @@ from game_events_tests.support.decoding.helpers import python_class
 from game_events_tests.support.decoding.protobuf_worlds import Writer, schema_text, spoilt
 from game_events_tests.support.decoding.python_reading import OutOfRangeError, as_read, read
 from game_events_tests.support.decoding.registered_forms import FORMS, in_form
-from game_events_tests.support.examples import examples
 
 ROWS = 30
 
@@ -95,21 +94,21 @@ def test_a_row_that_is_not_as_python_reads_it_is_noticed():
         assert_as_python_reads(world, payloads)
 
 
-@examples(60)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_well_formed_messages_of_any_schema_are_read_as_python_reads_them(seed):
     world = World(seed)
     assert_as_python_reads(world, world.payloads(oddity=0, damage=0))
 
 
-@examples(80)
+@settings(max_examples=80)
 @given(st.integers(0, 2**32), st.sampled_from([0.02, 0.1, 0.3]))
 def test_unusual_bytes_of_any_schema_are_read_as_python_reads_them(seed, oddity):
     world = World(seed)
     assert_as_python_reads(world, world.payloads(oddity, damage=0))
 
 
-@examples(80)
+@settings(max_examples=80)
 @given(st.integers(0, 2**32), st.sampled_from([0, 0.1]), st.sampled_from([0.02, 0.1]))
 def test_damaged_bytes_of_any_schema_are_refused_or_read_as_python_does(seed, oddity, damage):
     world = World(seed)
@@ -117,7 +116,7 @@ def test_damaged_bytes_of_any_schema_are_refused_or_read_as_python_does(seed, od
     assert_as_python_reads(world, payloads + [spoilt(world.chance, payload) for payload in payloads])
 
 
-@examples(40)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32))
 def test_a_message_merged_with_another_is_read_as_python_reads_it(seed):
     world = World(seed)
@@ -125,7 +124,7 @@ def test_a_message_merged_with_another_is_read_as_python_reads_it(seed):
     assert_as_python_reads(world, [a + b for a, b in itertools.pairwise(payloads)])
 
 
-@examples(40)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32))
 def test_what_python_writes_is_decoded_natively_unless_another_encoding_is_as_long(seed):
     world = World(seed)
@@ -156,7 +155,7 @@ def test_the_same_seed_is_the_same_world(seed):
     assert World(seed).text == World(seed).text
 
 
-@examples(80)
+@settings(max_examples=80)
 @given(st.integers(0, 2**32), st.sampled_from([0, 0.1, 0.3]))
 def test_no_row_has_more_values_in_lists_than_were_counted_before_it_was_decoded(seed, oddity):
     world = World(seed)

@@ -5,7 +5,7 @@ import random
 import pyarrow as pa
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.decoding.core.reasons import Reason
@@ -22,7 +22,6 @@ from game_events_tests.support.decoding.helpers import (
     rows_by_position,
 )
 from game_events_tests.support.decoding.protobuf_worlds import Writer, spoilt, varint
-from game_events_tests.support.examples import examples
 from game_events_tests.support.work import counted
 
 SCHEMA = compiled(
@@ -205,7 +204,7 @@ def test_a_proto2_string_that_is_not_utf8_is_rejected_as_no_column_of_strings_ho
     assert set(rows_by_position(decoded)) == {3}
 
 
-@examples(150)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32))
 def test_a_fault_is_found_if_and_only_if_python_refuses(seed):
     chance = random.Random(seed)  # noqa: S311 - not for secrets

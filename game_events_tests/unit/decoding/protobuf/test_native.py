@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.decoding.batch_decoder import BatchDecoder
@@ -19,7 +19,6 @@ from game_events_tests.support.decoding.helpers import (
     reasons_by_position,
     rows_by_position,
 )
-from game_events_tests.support.examples import examples
 
 SCHEMA = compiled(
     """syntax = "proto3"; package d; import "google/protobuf/timestamp.proto"; import "google/protobuf/wrappers.proto";
@@ -115,7 +114,7 @@ def normal(value):
     return value
 
 
-@examples(40)
+@settings(max_examples=40)
 @given(st.lists(st.builds(lambda e, c: e | c, event, choice), min_size=1, max_size=12))
 def test_decoded_rows_are_what_pythons_protobuf_reads(values):
     messages = [EVENT(**value) for value in values]
@@ -151,7 +150,7 @@ def python_reads(payload):
     return True
 
 
-@examples(60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(event, edits), min_size=1, max_size=12))
 def test_spoilt_payloads_are_rejected_or_read_as_pythons_protobuf_does_and_cost_only_themselves(values):
     payloads = [spoil(EVENT(**value).SerializeToString(), changes) for value, changes in values]

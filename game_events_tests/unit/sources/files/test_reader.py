@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
@@ -29,7 +29,6 @@ from game_events.sources.files.limits import FileLimits
 from game_events.sources.files.location import SourceLocation
 from game_events.sources.files.reader import FileReader, FileReading, format_of
 from game_events.sources.files.schemas import NamedSchema, identity_bytes
-from game_events_tests.support.examples import examples
 from game_events_tests.support.worlds.file_samples import JSON, PROTO, WRITERS, avro, event, lines, parquet, protobuf, put
 
 
@@ -162,7 +161,7 @@ def test_a_message_may_be_larger_than_its_compressed_file(tmp_path: Path) -> Non
     assert ([row["game_name"] for row in read.rows.values()], read.refused) == ([text, text], {})
 
 
-@examples(50)
+@settings(max_examples=50)
 @given(cut=st.integers(1, 400))
 def test_of_a_file_that_was_cut_off_all_records_before_the_cut_are_read_and_the_rest_is_one_row(
     cut: int, tmp_path_factory: pytest.TempPathFactory
