@@ -50,6 +50,8 @@ _CLASSIC = {
     "spark.app.name": "game_events",
     EXTENSIONS_KEY: "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Else each call of a DataFrame's or column's method asks the JVM several times where in the code it is.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # Continuous mode runs some 3,000 jobs an hour: bounds the heap.

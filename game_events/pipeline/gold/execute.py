@@ -13,9 +13,9 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, DecimalType, StructType
 
 from game_events.errors import QUOTED, ExtensionError
 from game_events.extending import COLUMN_PATTERN, GoldAggregate
@@ -104,7 +104,7 @@ def _aggregated(
     try:
         if merge:
             silver = _new_rows(pipeline, plans, columns, few=few)
-            rows = silver.groupBy(*keys).agg(*(F.expr(m.sql).alias(column) for column, m in measures))
+            rows = silver.groupBy(*keys).agg(*(_named(m.sql, column) for column, m in measures))
         else:
             rows = _recomputed(aggregate, _rows_of_changed_keys(run, plans, columns, few=few))
         schema = arrow_schema(rows.drop(GAME), aggregate)
@@ -115,8 +115,7 @@ def _aggregated(
         if merge:
             types = {f.name: f.dataType for f in rows.schema.fields}
             both = _by_game(rows, tasks).mapInArrow(old.with_old, rows.schema).groupBy(*keys)
-            # A sum of decimals would get more digits with every merge.
-            rows = both.agg(*(F.expr(m.merged(column)).cast(types[column]).alias(column) for column, m in measures))
+            rows = both.agg(*(_named(_of_type(m.merged(column), types[column]), column) for column, m in measures))
         return rows, schema, old
     except ExtensionError:
         raise
@@ -129,6 +128,16 @@ def _aggregated(
         raise ExtensionError(
             f"{aggregate} raised {type(error).__name__}.{unlike} Silver has: {names}.{QUOTED}{reason.split(' SQLSTATE')[0]}"
         ) from error
+
+
+def _named(sql: str, column: str) -> Column:
+    """A column of an SQL expression. As one text: each call of a column's method goes to the JVM several times."""
+    return F.expr(f"({sql}\n) AS {quoted(column)}")  # a comment may end the expression
+
+
+def _of_type(merged: str, kind: DataType) -> str:
+    """A merged measure with the type that it had before: a sum of decimals would get more digits with every merge."""
+    return f"CAST({merged} AS {kind.simpleString()})" if isinstance(kind, DecimalType) else merged
 
 
 def _new_rows(pipeline: Pipeline, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
