@@ -192,6 +192,13 @@ class ProgressTable:
         self._handles.keep(self.declaration.table, handle)
         return newest.of(bronze_id)
 
+    def silver_batch(self, table_id: str) -> int:
+        """The low watermark of silver for a bronze table, of whatever incarnation, by its id; 0: there is none."""
+        handle = self._handles.take(self.declaration.table)
+        state = self._read(handle).state
+        self._handles.keep(self.declaration.table, handle)
+        return state.floor(Layer.SILVER) if state is not None and state.bronze_id.partition("@")[0] == table_id else 0
+
     @retry_on_conflict(ATTEMPTS)
     def update(self, bronze_id: str, change: Callable[[Progress], Progress]) -> Progress:
         """Apply a change to the newest state, again after a conflict.

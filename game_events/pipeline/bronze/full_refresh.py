@@ -104,8 +104,9 @@ class _FullRefresh:
     expired: Expired = field(default_factory=Expired)
 
     def __post_init__(self) -> None:
-        # All micro-batches are one batch, as they are one commit.
-        self.batch = counter(self.bronze, Txn.BATCH) + 1
+        # All micro-batches are one batch, as they are one commit. In an older copy of bronze silver's batch is the later one.
+        taken = self.pipeline.progress.silver_batch(str(self.bronze.metadata().id))
+        self.batch = max(counter(self.bronze, Txn.BATCH), taken) + 1
         # Names the list of quarantine's files: each of two concurrent full refreshes has its own list.
         self.ticket = max(counter(self.bronze, Txn.FULL_REFRESH) + 1, time.time_ns() // 1000)
 

@@ -20,12 +20,13 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
     compare their versions. If the run continues without a deleted quarantine, `report` gets a notice, once.
 
     Raises:
-        DataError: one of them was restored; or quarantine was deleted, and the setting does not allow to go on.
+        DataError: one of them was restored; bronze is an older copy; or quarantine was deleted, and the setting does not allow
+            to go on.
     """
     bronze = pipeline.open_bronze()
     if bronze is None:
         return None
-    bronze, quarantine = refuse_restored(pipeline.bronze, bronze), pipeline.open_quarantine()
+    bronze, quarantine = _refuse_older_copy(pipeline, refuse_restored(pipeline.bronze, bronze)), pipeline.open_quarantine()
     if quarantine is not None:
         return bronze, refuse_restored(pipeline.quarantine, quarantine)
     rows = counter(bronze, Txn.RECORDS_QUARANTINED)
@@ -43,3 +44,24 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
         info, app = {"quarantine_gone": f"{rows} records"}, Txn.RECORDS_QUARANTINED
         commit(without_rows(pipeline.bronze, bronze, info, expected={app: rows}, advance={app: 0}))
     return pipeline.open_bronze() or bronze, None
+
+
+def _refuse_older_copy(pipeline: Pipeline, bronze: DeltaTable) -> DeltaTable:
+    """Return a version of bronze that has all batches that silver has.
+
+    An older copy of the table's folder lacks some: new rows would get their numbers, and silver would take them for known ones.
+
+    Raises:
+        DataError: bronze is an older copy.
+    """
+    taken = pipeline.progress.silver_batch(str(bronze.metadata().id))
+    if counter(bronze, Txn.BATCH) < taken:
+        # A concurrent run may have committed to both since it was opened.
+        bronze = pipeline.bronze.open() or bronze
+    if (last := counter(bronze, Txn.BATCH)) < taken:
+        raise DataError(
+            f"{pipeline.bronze.name} is an older copy: it ends at batch {last}, and silver has rows up to batch {taken}, so it "
+            "would leave out new rows of the same numbers. Nothing was done. To go on, put back its newest copy, or the copies "
+            f"of all tables of that time; or run {REBUILD}"
+        )
+    return bronze

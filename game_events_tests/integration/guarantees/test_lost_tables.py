@@ -210,3 +210,17 @@ def test_a_quarantine_that_was_deleted_or_restored_stops_the_run_with_what_to_do
     assert f"the {world.waves} records" in report.notices[0]
     assert (count(grown, BRONZE), count(grown, QUARANTINE)) == (3 * (world.waves + 1), 1)
     assert refresh(make_pipeline(grown)).success
+
+
+def test_an_older_copy_of_bronze_is_refused_and_after_a_full_refresh_no_row_is_missing(world, grown, make_pipeline, tmp_path):
+    copy = shutil.copytree(Path(grown.lakehouse) / BRONZE, tmp_path / "copy")
+    world.grow()
+    delete(grown, BRONZE)
+    shutil.copytree(copy, Path(grown.lakehouse) / BRONZE)
+    before = versions(grown)
+    with pytest.raises(DataError, match="bronze_events is an older copy"):
+        refresh(make_pipeline(grown))
+    assert versions(grown) == before, "nothing was touched"
+    replace_bronze(make_pipeline(grown), RunReport())
+    world.grow()
+    world.assert_whole()

@@ -171,6 +171,19 @@ def test_an_undo_that_would_bring_erased_rows_back_is_not_offered_and_not_accept
     assert "VERSION AS OF" not in str(refused.value)
 
 
+def test_an_older_copy_of_bronze_is_refused_as_silver_would_leave_out_new_rows(pipeline):
+    slice_(pipeline, 1, {}, {0: 9})
+    copy = shutil.copytree(pipeline.bronze.local_path, pipeline.bronze.local_path.parent.parent / "copy")
+    slice_(pipeline, 2, {0: 9}, {0: 12})
+    key = BronzeIdentity.of(pipeline.bronze.open()).key
+    pipeline.progress.update(key, lambda now: now.done(Layer.SILVER, 2, {"uno": 2}))
+    assert intact_tables(pipeline, RunReport())[0].version() == 1
+    shutil.rmtree(pipeline.bronze.local_path)
+    shutil.copytree(copy, pipeline.bronze.local_path)
+    with pytest.raises(DataError, match="an older copy: it ends at batch 1, and silver has rows up to batch 2"):
+        intact_tables(pipeline, RunReport())
+
+
 def test_a_quarantine_that_lacks_rows_is_refused_until_the_restore_is_undone(pipeline, make):
     slice_(pipeline, 1, {}, {0: 9}, **{Txn.RECORDS_QUARANTINED: 4})
     report = RunReport()
