@@ -18,10 +18,12 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import BRONZE, Table
 
 FOLDER = "_delta_log"
 CHECKPOINT = ".checkpoint.parquet"
+#: Key in the information of bronze's commits: all topics of the source. By the newest one a deleted topic is found.
+SOURCES = "sources"
 _DIGITS = 20
 
 
@@ -42,6 +44,7 @@ class TableLog:
     def __init__(self, table: Table) -> None:
         self._system, prefix = file_system(table)
         self._prefix = f"{prefix}{FOLDER}/"
+        self._is_bronze = table.key == BRONZE
 
     def versions(self) -> list[int]:
         """Versions with an entry, sorted; one listing."""
@@ -85,7 +88,8 @@ class TableLog:
     def delete_expired(self, kept_s: float) -> int:
         """Delete the entries before the newest checkpoint that is older than `kept_s` seconds; returns how many.
 
-        Versions that were the newest one at some time since then stay readable, also by whoever has opened them.
+        Versions that were the newest one at some time since then stay readable, also by whoever has opened them. So does
+        bronze's newest version that names the topics.
         """
         named, before = self._listed(), time.time() - kept_s
         old = [
@@ -93,12 +97,20 @@ class TableLog:
             for name, info in named.items()
             if name[_DIGITS:] == CHECKPOINT and info.mtime is not None and info.mtime.timestamp() < before
         ]
+        if old and self._is_bronze:
+            needed = self._newest_with_sources(max(int(name[:_DIGITS]) for name in named))
+            old = [version for version in old if version <= needed]
         # The oldest first: if this process is killed, no gap is left.
         expired = sorted(name for name in named if int(name[:_DIGITS]) < max(old, default=0))
         for name in expired:
             with suppress(FileNotFoundError):  # another run has deleted it
                 self._system.delete_file(named[name].path)
         return len(expired)
+
+    def _newest_with_sources(self, newest: int) -> int:
+        """The newest version that names the topics; `newest`: if no entry that is left does."""
+        infos = enumerate(self.infos(newest, -1))
+        return next((newest - number for number, info in infos if SOURCES in info), newest)
 
     def _listed(self) -> dict[str, pafs.FileInfo]:
         """Entries and checkpoints, by name."""

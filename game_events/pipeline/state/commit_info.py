@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
 
+from game_events.lakehouse.commits.delta_log import SOURCES
 from game_events.sources.core.source import FILES, KAFKA, Gap, Split
 from game_events.sources.files.offsets import FileGap
 
@@ -63,7 +64,7 @@ def batch_info(
         # A topic's name is unchanged; a table's address may hold characters that separate the entries.
         named = ((quote(p.topic, safe="/:"), p.partition, *read) for p, read in sorted(offsets.items()))
         info["offsets"] = ", ".join(f"{name}[{partition}]@{start}..{end}" for name, partition, start, end in named)
-        info["sources"] = json.dumps({p.topic: [p.kind, p.topic_id] for p in sorted({*splits, *offsets})})
+        info[SOURCES] = json.dumps({p.topic: [p.kind, p.topic_id] for p in sorted({*splits, *offsets})})
     if gaps:
         info["gaps"] = ", ".join(
             f"{g.topic}[{g.partition}]#{g.topic_id}@{g.start}..{'' if g.end is None else g.end}" for g in gaps
@@ -85,7 +86,7 @@ def bronze_commit(entry: Mapping[str, Any]) -> BronzeCommit | None:
     if "offsets" in entry:
         # Of one topic, as notes were before a bronze could have several.
         old = {entry["topic"]: (KAFKA, entry["topic_id"])} if "topic" in entry else {}
-        known = json.loads(str(entry["sources"])) if "sources" in entry else old
+        known = json.loads(str(entry[SOURCES])) if SOURCES in entry else old
         offsets = {}
         for name, partition, start, end in _RANGE.findall(str(entry["offsets"])):
             kind, topic_id = known[unquote(name)]

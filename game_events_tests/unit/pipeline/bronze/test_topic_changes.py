@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.delta_log import TableLog
+from game_events.lakehouse.commits.restores import MAINTENANCE_INFO
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, Lakehouse
@@ -69,6 +71,18 @@ def test_a_topic_that_is_gone_is_told_once_and_not_again_when_it_is_made_anew(ta
     anew = Split("t.b", ONE, 0)
     part = plan(table, {A: 0, anew: 2}, {A: 9, anew: 5})
     assert part.gaps == (Gap("t.b", ONE, 0, 0, 2),), "what it had before anybody looked"
+
+
+def test_a_topic_that_is_gone_is_told_though_the_log_was_shortened_while_no_records_came(table):
+    for _ in range(3):
+        put(table, OWN_COLUMNS.empty_table(), info={MAINTENANCE_INFO: "compaction"})
+        table.open().create_checkpoint()
+        TableLog(table).delete_expired(-60)
+    assert plan(table, {A: 0}, {A: 9}).gaps == (Gap("t.b", TWO, 0, 4, None),)
+    add(table, 2, {A: (9, 10), B: (4, 4)})
+    table.open().create_checkpoint()
+    TableLog(table).delete_expired(-60)
+    assert min(TableLog(table).versions()) == 4, "older entries are not needed any more"
 
 
 def test_a_topic_that_the_settings_do_not_name_any_more_is_no_loss_and_goes_on_when_it_is_back(table):
