@@ -56,6 +56,8 @@ class Txn(StrEnum):
     QUARANTINE_DONE = "quarantine_done"
     #: Bronze: records put into quarantine since it was made. A quarantine that was deleted is found by it.
     RECORDS_QUARANTINED = "quarantined"
+    #: Bronze: `MICRO_BATCHES` of quarantine at the last micro-batch with such records. An older copy has fewer.
+    QUARANTINE_COMMITS = "quarantine_commits"
     #: Quarantine; by schema id: its rows that stayed undecodable when the schema became known. Compared before the next replay.
     REPLAY_LEFT = "replay_left"
     #: Quarantine; by bronze's key and game: bronze batch up to which silver's rejections are decided; a decision compares it.

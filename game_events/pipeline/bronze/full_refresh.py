@@ -158,7 +158,7 @@ class _FullRefresh:
         info |= {"full_refresh": "rows of batches before this one are gone"}
         advance = {p.app: at for p, at in to.items()} | identity(to) | archive
         advance |= epochs_unknown(split for split in to if split not in self.end) | epochs_noted(self.now, self.end)
-        advance |= {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept}
+        advance |= {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept, Txn.QUARANTINE_COMMITS: 0}
         advance |= {Txn.BATCH: batch, Txn.INCARNATION: batch, Txn.FULL_REFRESH: self.ticket}
         plan = commit_of(pipeline, bronze, found, txns(bronze, compared), advance, info, self.columns)
         return replace(plan, replace=True, seen=bronze.version() if self.kept else None)

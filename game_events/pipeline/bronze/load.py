@@ -146,6 +146,7 @@ def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, pa
     rows, quarantined = (sum(f.rows for f in files) for files in (staged.bronze, staged.quarantine))
     if quarantined:
         advance[Txn.RECORDS_QUARANTINED] = counter(bronze, Txn.RECORDS_QUARANTINED) + quarantined
+        advance[Txn.QUARANTINE_COMMITS] = counter(quarantine, Txn.MICRO_BATCHES) + 1
     read = {split: (part.start[split], end) for split, end in part.end.items()}
     info = batch_info(batch, rows, quarantined, read, part.gaps, staged.suppressed, plan.now.latest)
     planned = commit_of(pipeline, bronze, staged, expected, advance, info)

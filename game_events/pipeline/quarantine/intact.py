@@ -20,15 +20,17 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
     compare their versions. If the run continues without a deleted quarantine, `report` gets a notice, once.
 
     Raises:
-        DataError: one of them was restored; bronze is an older copy; or quarantine was deleted, and the setting does not allow
-            to go on.
+        DataError: one of them was restored, or is an older copy; or quarantine was deleted, and the setting does not allow to
+            go on.
     """
     bronze = pipeline.open_bronze()
     if bronze is None:
         return None
-    bronze, quarantine = _refuse_older_copy(pipeline, refuse_restored(pipeline.bronze, bronze)), pipeline.open_quarantine()
+    bronze, quarantine = _refuse_older_bronze(pipeline, refuse_restored(pipeline.bronze, bronze)), pipeline.open_quarantine()
     if quarantine is not None:
-        return bronze, refuse_restored(pipeline.quarantine, quarantine)
+        quarantine = refuse_restored(pipeline.quarantine, quarantine)
+        _refuse_older_quarantine(pipeline, bronze, quarantine)
+        return bronze, quarantine
     rows = counter(bronze, Txn.RECORDS_QUARANTINED)
     if not rows:
         return bronze, None
@@ -42,11 +44,12 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
     # Recorded in bronze, so that the loss is reported once.
     with suppress(ConflictError):  # another process recorded it, or the next check does
         info, app = {"quarantine_gone": f"{rows} records"}, Txn.RECORDS_QUARANTINED
-        commit(without_rows(pipeline.bronze, bronze, info, expected={app: rows}, advance={app: 0}))
+        advance: dict[str, int] = {app: 0, Txn.QUARANTINE_COMMITS: 0}
+        commit(without_rows(pipeline.bronze, bronze, info, expected={app: rows}, advance=advance))
     return pipeline.open_bronze() or bronze, None
 
 
-def _refuse_older_copy(pipeline: Pipeline, bronze: DeltaTable) -> DeltaTable:
+def _refuse_older_bronze(pipeline: Pipeline, bronze: DeltaTable) -> DeltaTable:
     """Return a version of bronze that has all batches that silver has.
 
     An older copy of the table's folder lacks some: new rows would get their numbers, and silver would take them for known ones.
@@ -65,3 +68,18 @@ def _refuse_older_copy(pipeline: Pipeline, bronze: DeltaTable) -> DeltaTable:
             f"of all tables of that time; or run {REBUILD}"
         )
     return bronze
+
+
+def _refuse_older_quarantine(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> None:
+    """Refuse a quarantine without records that bronze counts, whose offsets are committed; it was opened after bronze.
+
+    Raises:
+        DataError: quarantine is an older copy.
+    """
+    made, known = counter(quarantine, Txn.MICRO_BATCHES), counter(bronze, Txn.QUARANTINE_COMMITS)
+    if made < known:
+        raise DataError(
+            f"{pipeline.quarantine.name} is an older copy: {pipeline.bronze.name} counts {known:,} commits to it, it has "
+            f"{made:,}. Records with committed offsets are missing: no run reads them again. Nothing was done. To go on, put "
+            f"back its newest copy, or the copies of all tables of that time; or delete the table and run {REBUILD}"
+        )

@@ -224,3 +224,18 @@ def test_an_older_copy_of_bronze_is_refused_and_after_a_full_refresh_no_row_is_m
     replace_bronze(make_pipeline(grown), RunReport())
     world.grow()
     world.assert_whole()
+
+
+def test_an_older_copy_of_quarantine_is_refused_until_its_newest_one_is_back(world, grown, make_pipeline, tmp_path):
+    place = Path(grown.lakehouse) / QUARANTINE
+    old = shutil.copytree(place, tmp_path / "old")
+    world.grow()
+    new = shutil.copytree(place, tmp_path / "new")
+    for copy in (old, new):
+        shutil.rmtree(place)
+        shutil.copytree(copy, place)
+        if copy == old:
+            with pytest.raises(DataError, match="quarantine_events is an older copy"):
+                refresh(make_pipeline(grown))
+    world.grow()
+    world.assert_whole()

@@ -39,6 +39,7 @@ def test_no_transaction_id_has_changed_since_the_first_release():
         "QUARANTINE_BEGUN": "quarantine_begun",
         "QUARANTINE_DONE": "quarantine_done",
         "RECORDS_QUARANTINED": "quarantined",
+        "QUARANTINE_COMMITS": "quarantine_commits",
         "REPLAY_LEFT": "replay_left",
         "DECIDED_BATCH": "silver_decided",
         "DECIDED_INCARNATION": "silver_generation",

@@ -209,6 +209,22 @@ def test_a_quarantine_that_lacks_rows_is_refused_until_the_restore_is_undone(pip
     assert intact_tables(pipeline, report)[1].version() == intact.version()
 
 
+def test_an_older_copy_of_quarantine_is_refused_and_a_new_one_after_a_recorded_loss_is_not(pipeline, make):
+    put_batches(pipeline.quarantine, [1], {Txn.MICRO_BATCHES: 1})
+    copy = shutil.copytree(pipeline.quarantine.local_path, pipeline.quarantine.local_path.parent.parent / "copy")
+    put_batches(pipeline.quarantine, [2], {Txn.MICRO_BATCHES: 2})
+    slice_(pipeline, 1, {}, {0: 9}, **{Txn.RECORDS_QUARANTINED: 2, Txn.QUARANTINE_COMMITS: 2})
+    assert intact_tables(pipeline, RunReport()) is not None
+    shutil.rmtree(pipeline.quarantine.local_path)
+    shutil.copytree(copy, pipeline.quarantine.local_path)
+    with pytest.raises(DataError, match="quarantine_events is an older copy: bronze_events counts 2 commits to it, it has 1"):
+        intact_tables(pipeline, RunReport())
+    shutil.rmtree(pipeline.quarantine.local_path)
+    intact_tables(make(on_data_loss="record_gap"), RunReport())
+    put_batches(pipeline.quarantine, [2], {Txn.MICRO_BATCHES: 1})
+    assert intact_tables(pipeline, RunReport()) is not None
+
+
 def test_a_restored_quarantine_whose_log_does_not_reach_back_is_to_be_deleted_and_rebuilt(pipeline):
     slice_(pipeline, 1, {}, {0: 9})
     for batch in range(3):
