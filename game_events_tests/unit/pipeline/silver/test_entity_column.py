@@ -86,7 +86,7 @@ def test_a_run_with_the_column_of_before_that_reads_a_later_batch_than_a_full_re
     pipeline = by["region"]
 
     def stage(*_):
-        key = BronzeIdentity.of(pipeline.bronze.open()).key
+        key = BronzeIdentity.of(put(pipeline.bronze, row(2), {"batch": 2})).key
         pipeline.progress.update(key, lambda now: now.done(Layer.SILVER, 2))
         return FanOutResult()
 
