@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from game_events.decoding.avro.schema import compile_avro
 from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.expansion import MAX_SHORT_TEXT
 from game_events.decoding.core.protocols import CompiledSchema
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import SchemaId
@@ -100,10 +101,15 @@ def _send(pipe: BinaryIO, answer: bytes) -> None:
 
 def _compile(schema: RegistrySchema, folder: Path, *options: str) -> CompiledSchema:
     if schema.format == "PROTOBUF":
-        return compile_files(schema, folder, *options)
-    if schema.format not in _COMPILERS:
+        compiled: CompiledSchema = compile_files(schema, folder, *options)
+    elif schema.format in _COMPILERS:
+        compiled = _COMPILERS[schema.format](schema)
+    else:
         raise DataError(f"schema id {schema.schema_id} is {schema.format}, which is not decoded")
-    return _COMPILERS[schema.format](schema)
+    for enum, values in compiled.enums().items():
+        if any(len(name.encode()) > MAX_SHORT_TEXT for name in values.values()):
+            raise DataError(f"a value of the enum {enum} has a name of more than {MAX_SHORT_TEXT} bytes")
+    return compiled
 
 
 def answer_request(

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-#: Digits of a decimal: work grows with their square.
-MAX_PRECISION = 1_000
+#: Digits of a decimal: work grows with their square, and as a text one byte may be all of them (see `MAX_SHORT_TEXT`).
+MAX_PRECISION = 150
 Node = Mapping[str, Any]
 
 

@@ -21,6 +21,8 @@ from game_events.decoding.core.wire_format import NO_ROWS, Rows
 MAX_RECORD_CELLS = 8 * 1024**2
 #: Cells that a worker decodes at a time, but for a single record.
 MAX_BATCH_CELLS = 32 * 1024**2
+#: Bytes of a text that one byte of a payload may stand for (an enum's value, a decimal's zeros): a batch's fit into 2 GiB.
+MAX_SHORT_TEXT = 160
 TOO_MANY = f"more than {MAX_RECORD_CELLS:,} values once decoded: NULLs and defaults of the elements of lists count"
 #: A position, and what is there (a text: its end up to a multiple of eight).
 _CELLS = (

@@ -103,7 +103,7 @@ DAMAGE = {
         Reason.OUT_OF_RANGE,
     ),
     "a decimal of more digits than Python makes text of": (
-        {"type": "bytes", "logicalType": "decimal", "precision": 1_000, "scale": 2},
+        {"type": "bytes", "logicalType": "decimal", "precision": 150, "scale": 2},
         zigzag(2_100) + b"\x7f" * 2_100,
         Reason.OUT_OF_RANGE,
     ),

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from game_events.decoding.core.expansion import MAX_BATCH_CELLS, Shape, cells_of, cuts, pieces
+from game_events.decoding.core.expansion import (
+    MAX_BATCH_CELLS,
+    MAX_RECORD_CELLS,
+    MAX_SHORT_TEXT,
+    Shape,
+    cells_of,
+    cuts,
+    pieces,
+)
 
 PAIR = pa.struct([("a", pa.int64()), ("b", pa.string())])
 INNER = pa.struct([("x", pa.int64()), ("pairs", pa.list_(PAIR)), ("y", pa.bool_())])
@@ -87,3 +95,10 @@ def test_only_payloads_that_could_become_too_much_are_parted():
     assert {end - begin for begin, end in list(pieces(flat, np.zeros(50_000, np.int32), 2))[:-1]} == {MAX_BATCH_CELLS // 10_000}
     # Of numbers that are packed, each has a byte.
     assert len(list(pieces(Shape.of([pa.list_(pa.int64())]), np.array([MAX_BATCH_CELLS] * 2), 2))) == 2
+
+
+@pytest.mark.parametrize("octets", [1, 2])
+def test_texts_that_one_byte_stands_for_fit_into_one_array_of_a_batch(octets):
+    parts = pieces(Shape.of([pa.list_(pa.string())]), np.full(200, 2**20), octets)
+    assert max(end - begin for begin, end in parts) * 2**20 * MAX_SHORT_TEXT < 2**31
+    assert MAX_RECORD_CELLS // cells_of(pa.string()) * MAX_SHORT_TEXT < 2**31
