@@ -11,6 +11,7 @@ from typing import Any
 
 from game_events.decoding.avro.encoding import INT_RANGE, SIMPLE, Budget, ByType, min_bytes, read_blocks, read_index, read_text
 from game_events.decoding.avro.types import AvroType
+from game_events.decoding.core.expansion import CELL_BYTES
 from game_events.decoding.core.reasons import DamageError, Reason
 
 #: Nested records at most.
@@ -46,11 +47,13 @@ class _Readers:
 
     def _record(self, type_: AvroType) -> ReadValue:
         members = [(f.name, self.of(f.type)) for f in type_.fields]
+        cells = sum(_cells(f.type, f.name) for f in type_.fields)
 
         def read(buf: bytes, at: int) -> tuple[Value, int]:
             self.level += 1
             if self.level > MAX_LEVELS:
                 raise DamageError(Reason.TOO_DEEP, f"more than {MAX_LEVELS} records inside one another")
+            self._budget.spend(cells)
             row: dict[str, Value] = {}
             for name, member in members:
                 row[name], at = member(buf, at)
@@ -60,11 +63,12 @@ class _Readers:
         return read
 
     def _union(self, type_: AvroType) -> ReadValue:
-        branches = [(b.name, self.of(b)) for b in type_.items]
+        branches = [(b.name, self.of(b), _cells(b, b.name)) for b in type_.items]
 
         def read(buf: bytes, at: int) -> tuple[Value, int]:
             index, at = read_index(buf, at, len(branches), "union branch")
-            name, branch = branches[index]
+            name, branch, cells = branches[index]
+            self._budget.spend(cells)
             value, at = branch(buf, at)
             return (value if name == "null" else {name: value}), at
 
@@ -72,7 +76,7 @@ class _Readers:
 
     def _items(self, type_: AvroType) -> ReadValue:
         inner, is_map = self.of(type_.items[0]), type_.kind == "map"
-        least = min_bytes(type_.items[0]) + is_map
+        least, cells = min_bytes(type_.items[0]) + is_map, _cells(type_.items[0])
 
         def read(buf: bytes, at: int) -> tuple[Value, int]:
             found: list[tuple[str, Value]] = []
@@ -83,10 +87,15 @@ class _Readers:
                 found.append((key, value))
                 return at
 
-            _, at = read_blocks(buf, at, least, self._budget, item)
+            _, at = read_blocks(buf, at, least, self._budget, item, cells)
             return (dict(found) if is_map else [value for _, value in found]), at
 
         return read
+
+
+def _cells(type_: AvroType, name: str = "") -> int:
+    """Cells of a value's text besides the payload's own: its name, an enum's symbol."""
+    return 1 + (len(name) + max(map(len, type_.symbols), default=0)) // CELL_BYTES
 
 
 def _simple(type_: AvroType) -> ReadValue:

@@ -17,6 +17,8 @@ import pyarrow as pa
 from game_events.decoding.core.reasons import DamageError, Reason
 from game_events.decoding.core.wire_format import NO_ROWS, Rows
 
+#: Bytes of a cell.
+CELL_BYTES = 8
 #: Cells of a record at most.
 MAX_RECORD_CELLS = 8 * 1024**2
 #: Cells that a worker decodes at a time, but for a single record.
@@ -146,6 +148,11 @@ class CellBudget:
     def reset(self) -> None:
         """Start the next payload."""
         self.cells = MAX_RECORD_CELLS
+
+    @property
+    def spent(self) -> int:
+        """Cells of the current payload's elements."""
+        return MAX_RECORD_CELLS - self.cells
 
     def spend(self, cells: int) -> None:
         """Before so many are made; raises DamageError if there are not as many left."""

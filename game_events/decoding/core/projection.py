@@ -12,7 +12,15 @@ import pyarrow.compute as pc
 
 from game_events.decoding.core.column_map import ColumnMap, Field, FieldId, field_key, path_inside
 from game_events.decoding.core.column_types import inner_type
-from game_events.decoding.core.expansion import MAX_RECORD_CELLS, TOO_MANY, CellBudget, Shape, cells_of_element, is_many
+from game_events.decoding.core.expansion import (
+    CELL_BYTES,
+    MAX_RECORD_CELLS,
+    TOO_MANY,
+    CellBudget,
+    Shape,
+    cells_of_element,
+    is_many,
+)
 from game_events.decoding.core.protocols import Decoded
 from game_events.decoding.core.reasons import DAMAGE, Reason, as_damage
 from game_events.decoding.core.wire_format import NO_ROWS, Rows
@@ -86,7 +94,8 @@ class RowDecoder(ABC):
             except DAMAGE as error:
                 damage = as_damage(error)
                 bad.setdefault((damage.reason, damage.detail(self.message)), []).append(row)
-            size += len(payload)
+            # Values in JSON text have names, which the payload has not.
+            size += len(payload) + self.budget.spent * CELL_BYTES
             if size > batch_bytes:
                 parts.append((np.array(rows, np.int64), self._finish()))
                 rows, size = [], 0

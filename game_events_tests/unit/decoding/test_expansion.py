@@ -3,10 +3,14 @@
 import itertools
 import json
 
+import pyarrow as pa
 import pytest
 
+from game_events.decoding.compiler import compile_schema
+from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.expansion import MAX_RECORD_CELLS
 from game_events.decoding.core.reasons import Reason
+from game_events.decoding.formats import make_decoder
 from game_events_tests.support.decoding.format_helpers import framed, plan_of, registered
 from game_events_tests.support.decoding.helpers import decode, reasons_by_position
 
@@ -128,3 +132,36 @@ def test_records_of_other_formats_are_refused_alone(kind):
     decoded = decode(plan, [framed(make(n)) for n in (1, 100_000, OVER, FITS, 2)])
     assert reasons_by_position(decoded) == {1: Reason.TOO_MANY_VALUES, 2: Reason.TOO_MANY_VALUES}
     assert elements(decoded) == {0: 1, 3: FITS, 4: 2}
+
+
+WIDE_ROW = {
+    "type": "record",
+    "name": "W",
+    "fields": [{"name": "v", "type": "boolean"}, *({"name": f"f{n}", "type": "null"} for n in range(WIDTH))],
+}
+#: A type inside itself is JSON text, in which each value has its name.
+TREE = {
+    "type": "record",
+    "name": "T",
+    "fields": [{"name": "rows", "type": {"type": "array", "items": WIDE_ROW}}, {"name": "next", "type": ["null", "T"]}],
+}
+
+
+def tree(number):
+    return b"\0\2" + varint(2 * number) + b"\1" * number + b"\0\0"
+
+
+def test_an_avro_record_of_too_many_values_in_json_text_is_refused_alone():
+    decoded = decode(plan_of(registered("AVRO", TREE)), [framed(tree(n)) for n in (1, 9_000, 2)])
+    assert reasons_by_position(decoded) == {1: Reason.TOO_MANY_VALUES}
+
+
+def test_texts_of_a_batch_are_one_array_only_up_to_its_bound():
+    compiled = compile_schema(registered("AVRO", TREE))
+    decoder = make_decoder(compiled, ())
+    columns = ColumnMap().with_message(decoder.message, decoder.fields)
+    payloads = pa.array([tree(10)] * 40, pa.binary())
+    texts = decoder.decode(payloads, columns, batch_bytes=500_000).table.column("next")
+    longest = max(len(text) for text in texts.to_pylist())
+    assert len(texts) == len(payloads)
+    assert max(chunk.nbytes for chunk in texts.chunks) < 2 * 500_000 + longest
