@@ -86,7 +86,9 @@ class _Files:
             self.add(name, self._references[name])
             return
         for file in known_files(name):
-            if file.name not in self._references:
+            if file.name in self._references:
+                self._import(file.name, by=name)
+            else:
                 self._done.setdefault(file.name, file)
 
     def _compile(self, name: str, text: str) -> FileDescriptorProto:

@@ -84,6 +84,13 @@ def test_files_that_no_registry_holds_are_known(compiled, imported, kind):
     assert files["schema_7.proto"].message_type[0].field[0].type_name == f".{kind}"
 
 
+def test_a_known_file_may_import_a_reference_that_the_schema_imports_later(compiled):
+    time = 'syntax = "proto3"; package google.protobuf; message Timestamp { int64 seconds = 1; int32 nanos = 2; }'
+    names = ("google/type/interval.proto", "google/protobuf/timestamp.proto")
+    text = 'syntax = "proto3"; import "{}"; import "{}"; message M {{ google.type.Interval f = 1; }}'
+    assert list(compiled(text.format(*names), (names[1], time))) == [*reversed(names), "schema_7.proto"]
+
+
 def test_a_descriptor_in_base64_is_taken_as_it_is(compiled):
     file = FileDescriptorProto(name="other.proto", syntax="proto3", package="p")
     file.message_type.add(name="Player")
