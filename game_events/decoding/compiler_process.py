@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from game_events.decoding.avro.schema import compile_avro
-from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.core.column_map import MAX_NAME, ColumnMap
 from game_events.decoding.core.expansion import MAX_SHORT_TEXT
 from game_events.decoding.core.protocols import CompiledSchema
 from game_events.decoding.core.registry_schema import RegistrySchema
@@ -35,6 +35,8 @@ from game_events.errors import DataError
 FILE_BYTES = 2**26
 #: Characters of an error, which is in each quarantine row of the schema.
 MAX_MESSAGE = 2_000
+#: Characters of a message type's field keys, which bronze's metadata holds for ever: 400 for each of 10,000 fields.
+MAX_KEYS = 2**22
 #: Exit code for "no memory".
 NO_MEMORY = 3
 #: Errors for lack of resources. A file that is too large (EFBIG) is the schema's fault.
@@ -140,6 +142,9 @@ def _try_decoder(schema: CompiledSchema, path: tuple[int, ...]) -> None:
     """Prepare a message type as for its first record, and decode an empty payload."""
     decoder = make_decoder(schema, path)
     columns = ColumnMap().with_message(decoder.message, decoder.fields)
+    if sum(map(len, columns.names)) > MAX_KEYS:
+        names = f"the names of its fields, each with those around it and that of {decoder.message[:MAX_NAME]}"
+        raise DataError(f"{names}, have more than {MAX_KEYS:,} characters")
     for name in columns.columns:
         json.dumps(columns.metadata(name))
     pa.schema(list(columns.columns.items())).serialize()

@@ -91,6 +91,12 @@ BAD = {
     "objects without end": ("JSON", '{"properties":{"a":' * 50_000 + "{}" + "}}" * 50_000, ()),
     "steps without end": ("JSON", _doubling_all_of(6_000), ()),
     "more columns than there may be": ("JSON", objects({f"c{n}": {"type": "string"} for n in range(10_001)}), ()),
+    "a long title before the name of each column": (
+        "JSON", objects({f"c{n}": {"type": "string"} for n in range(1_000)}, title="t" * 5_000), (),
+    ),
+    "a long name around each column": (
+        "JSON", objects({"o" * 5_000: {"type": "object", "properties": {f"c{n}": {} for n in range(1_000)}}}), (),
+    ),
     "half a character": ("JSON", '{"type":"object","properties":{"\\ud800":{"type":"string"}}}', ()),
     "no format": ("XML", "<a/>", ()),
 }  # fmt: skip
