@@ -154,13 +154,13 @@ def _secrets(settings: Settings | None) -> set[str]:
         }
     found |= {value for name, value in settings.spark_conf.items() if is_credential(name, value)}
     for address in (settings.alert_webhook_url, settings.rest_url):
-        found |= _parts(value_of(address))
+        found |= secret_parts(value_of(address) or "")
     return {secret for secret in found if len(secret) >= MIN_SECRET_CHARS}
 
 
-def _parts(address: str | None) -> set[str]:
+def secret_parts(address: str) -> set[str]:
     """Secret parts of an address: path with query, and each value of the query."""
-    parts = urlsplit(address or "")
+    parts = urlsplit(address)
     path = f"{parts.path}?{parts.query}" if parts.query else parts.path
     return {value for _, value in parse_qsl(parts.query)} | ({path} if len(path) >= MIN_PATH_CHARS else set())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
-from game_events.config.masking import mask_all
+from game_events.config.masking import mask_all, secret_parts
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 
@@ -57,7 +57,7 @@ class RestTarget:
         return cls(
             url,
             {"Content-Type": "application/json", **credentials},
-            tuple({url, *secrets}),
+            tuple({url, *secret_parts(url), *secrets}),
             settings.rest_body == "object",
             settings.rest_calls_per_task,
             settings.rest_timeout_s,

@@ -59,6 +59,12 @@ def test_settings_that_make_no_sense_are_refused_in_words(settings, says):
         target(**settings)
 
 
+def test_an_answer_that_repeats_the_secret_path_or_query_of_the_address_is_masked():
+    secret = target(rest_url=f"https://host/hook/{TOKEN}?code={PASSWORD}")
+    assert secret.masked(f"Cannot POST /hook/{TOKEN}?code={PASSWORD}") == "Cannot POST ***"
+    assert secret.masked(f"code {PASSWORD} is not known") == "code *** is not known"
+
+
 def test_the_first_call_tells_a_closed_door_a_wrong_address_and_a_busy_server_apart(tmp_path: Path):
     settings = load_settings(rest_url=URL)
     with receiving(tmp_path / "log", authorization=("Authorization", f"Bearer {TOKEN}")) as receiver:
