@@ -143,8 +143,10 @@ async def _beginning(response: aiohttp.ClientResponse) -> bytes:
 
 def failure_of(error: Exception) -> str:
     """Kind of a connection's failure, without the client's message, which may have the address."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "certificate not trusted"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "no TLS connection (is it https there?)"
     if isinstance(error, aiohttp.ClientConnectorError):
         return "not reachable"
     return "connection broken" if isinstance(error, aiohttp.ClientConnectionError) else type(error).__name__
@@ -191,7 +193,7 @@ def preflight(settings: Settings, target: RestTarget) -> None:
                 "PEM file"
             ) from None
         raise TransientError(f"{target.shown}: {what}; no row was sent") from None
-    if status < 400 or status in NO_SUCH_METHOD:
+    if status < 300 or status in NO_SUCH_METHOD:
         return
     said = f"{target.shown} answered {method} with HTTP {status}"
     if status in LOCKED_OUT:

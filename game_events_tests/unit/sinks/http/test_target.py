@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from game_events.config.settings import load_settings
-from game_events.errors import ConfigurationError
+from game_events.errors import ConfigurationError, TransientError
 from game_events.sinks.http.delivery import preflight
 from game_events.sinks.http.target import RestTarget
 from game_events_tests.support.servers.rest_receiver import receiving
@@ -79,3 +81,25 @@ def test_the_first_call_tells_a_closed_door_a_wrong_address_and_a_busy_server_ap
     assert type(away.value).__name__ == "TransientError"
     with pytest.raises(ConfigurationError, match="REST_PREFLIGHT"):
         load_settings(rest_preflight="POST")
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_receiver_that_has_moved_gets_no_row(status):
+    # Each chunk would be answered in the same way, and so have failed for good.
+    class Moved(BaseHTTPRequestHandler):
+        def do_OPTIONS(self):
+            self.send_response(status)
+            self.send_header("Location", "https://elsewhere.example.com/")
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Moved) as server:
+        threading.Thread(target=server.handle_request).start()
+        with pytest.raises(ConfigurationError, match=f"HTTP {status}: look at GAME_EVENTS_REST_URL"):
+            preflight(load_settings(rest_url=URL), target(rest_url=f"http://127.0.0.1:{server.server_port}/"))
+
+
+def test_https_at_a_port_without_tls_is_not_called_a_certificate_that_is_not_trusted():
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.handle_request).start()
+        with pytest.raises(TransientError, match="no TLS connection"):
+            preflight(load_settings(rest_url=URL), target(rest_url=f"https://127.0.0.1:{server.server_port}/"))
