@@ -1,5 +1,6 @@
 """Settings of runs: Spark, continuous mode, retries, alerts, the UI, the export over HTTP."""
 
+import ssl
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -85,8 +86,13 @@ class RunSettings(BaseSettings):
     @field_validator("tls_ca_file")
     @classmethod
     def _authorities(cls, value: Path | None) -> Path | None:
-        if value is not None and not value.is_file():
-            raise ValueError(f"{value} is not a file")
+        if value is not None:
+            if not value.is_file():
+                raise ValueError(f"{value} is not a file")
+            try:
+                ssl.create_default_context(cafile=value)
+            except OSError as error:
+                raise ValueError(f"{value} has no certificates that can be read ({type(error).__name__})") from None
         return value
 
 

@@ -32,6 +32,13 @@ def _refuse_credentials(address: str) -> str:
 def _require_http(value: SecretStr) -> SecretStr:
     if not value.get_secret_value().startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")
+    try:
+        parts = urlsplit(value.get_secret_value())
+        is_complete = parts.port != 0 and len((parts.hostname or "").encode("idna")) > 0
+    except ValueError:
+        is_complete = False
+    if not is_complete:  # the address, which may hold a secret, is not repeated
+        raise ValueError("is no address that can be called, such as https://host:port/path")
     return value
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
-from game_events.config.masking import mask_all, secret_parts
+from game_events.config.masking import mask_all, secret_parts, value_of
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 
@@ -98,6 +98,8 @@ def _credentials(settings: Settings) -> tuple[dict[str, str], list[str]]:
     named = [name for name, is_set in ways.items() if is_set]
     if len(named) > 1:
         raise ConfigurationError(f"{' and '.join(named)} are both set: the receiver wants one of them")
+    if not (value_of(token if key is None else key) or "").isprintable():
+        raise ConfigurationError(f"{named[0]} has a line break or another character that no header may have")
     if token is not None:
         return {"Authorization": f"Bearer {token.get_secret_value()}"}, [token.get_secret_value()]
     if key is not None:

@@ -18,6 +18,14 @@ from game_events_tests.support.servers.rest_receiver import receiving
 TOKEN, PASSWORD = "planted-token-51c2", "hunter22"
 URL = f"http://127.0.0.1:1/hook/{TOKEN}"
 
+UNUSABLE = (
+    f"http://[::1/{TOKEN}",
+    f"http:///{TOKEN}",
+    f"http://a..b/{TOKEN}",
+    f"https://{'a' * 70}.com/",
+    f"http://h:99999/{TOKEN}",
+)
+
 
 def target(**settings):
     return RestTarget.of(load_settings(**({"rest_url": URL} | settings)))
@@ -54,11 +62,15 @@ def test_neither_address_nor_credentials_are_shown_and_they_survive_the_way_to_t
         ({"rest_bearer_token": "a", "rest_api_key": "b"}, "both set"),
         ({"rest_user": "ann"}, "or neither"),
         ({"rest_body": "object"}, "GAME_EVENTS_REST_ROWS_PER_CALL=1"),
+        ({"rest_bearer_token": f"{TOKEN}\n"}, "GAME_EVENTS_REST_BEARER_TOKEN has a line break"),
+        ({"rest_api_key": f"{TOKEN}\r\nHost: x"}, "GAME_EVENTS_REST_API_KEY has a line break"),
+        *(({"rest_url": url}, "GAME_EVENTS_REST_URL.* no address that can be called") for url in UNUSABLE),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_in_words(settings, says):
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigurationError, match=says) as refused:
         target(**settings)
+    assert TOKEN not in str(refused.value)
 
 
 def test_an_answer_that_repeats_the_secret_path_or_query_of_the_address_is_masked():
@@ -67,20 +79,11 @@ def test_an_answer_that_repeats_the_secret_path_or_query_of_the_address_is_maske
     assert secret.masked(f"code {PASSWORD} is not known") == "code *** is not known"
 
 
-def test_the_first_call_tells_a_closed_door_a_wrong_address_and_a_busy_server_apart(tmp_path: Path):
-    settings = load_settings(rest_url=URL)
-    with receiving(tmp_path / "log", authorization=("Authorization", f"Bearer {TOKEN}")) as receiver:
-        with pytest.raises(ConfigurationError, match="does not let us in") as refused:
-            preflight(settings, target(rest_url=receiver.url))
-        assert str(receiver.port) in str(refused.value)
-        preflight(settings, target(rest_url=receiver.url, rest_bearer_token=TOKEN))
-        for call in ("HEAD", "GET /health", ""):
-            preflight(load_settings(rest_url=URL, rest_preflight=call), target(rest_url=receiver.url, rest_bearer_token=TOKEN))
-    with pytest.raises(Exception, match="not reachable") as away:
-        preflight(settings, target(rest_url=receiver.url))
-    assert type(away.value).__name__ == "TransientError"
-    with pytest.raises(ConfigurationError, match="REST_PREFLIGHT"):
-        load_settings(rest_preflight="POST")
+@pytest.mark.parametrize("content", [b"", b"no certificate", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
+def test_a_file_without_certificates_is_refused_before_anything_is_called(tmp_path: Path, content):
+    (tmp_path / "ca.pem").write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"GAME_EVENTS_TLS_CA_FILE.*ca.pem has no certificates"):
+        target(tls_ca_file=tmp_path / "ca.pem")
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -103,3 +106,19 @@ def test_https_at_a_port_without_tls_is_not_called_a_certificate_that_is_not_tru
         threading.Thread(target=server.handle_request).start()
         with pytest.raises(TransientError, match="no TLS connection"):
             preflight(load_settings(rest_url=URL), target(rest_url=f"https://127.0.0.1:{server.server_port}/"))
+
+
+def test_the_first_call_tells_a_closed_door_a_wrong_address_and_a_busy_server_apart(tmp_path: Path):
+    settings = load_settings(rest_url=URL)
+    with receiving(tmp_path / "log", authorization=("Authorization", f"Bearer {TOKEN}")) as receiver:
+        with pytest.raises(ConfigurationError, match="does not let us in") as refused:
+            preflight(settings, target(rest_url=receiver.url))
+        assert str(receiver.port) in str(refused.value)
+        preflight(settings, target(rest_url=receiver.url, rest_bearer_token=TOKEN))
+        for call in ("HEAD", "GET /health", ""):
+            preflight(load_settings(rest_url=URL, rest_preflight=call), target(rest_url=receiver.url, rest_bearer_token=TOKEN))
+    with pytest.raises(Exception, match="not reachable") as away:
+        preflight(settings, target(rest_url=receiver.url))
+    assert type(away.value).__name__ == "TransientError"
+    with pytest.raises(ConfigurationError, match="REST_PREFLIGHT"):
+        load_settings(rest_preflight="POST")
