@@ -46,6 +46,7 @@ OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, *OWN})
 
 #: Table features that readers of single files would get wrong.
 _UNREADABLE = {"deletionVectors", "columnMapping"}
+_MAPPING = "delta.columnMapping.mode"
 
 
 def silver_name(game: str) -> str:
@@ -233,7 +234,11 @@ class Table:
             DataError: the table has a feature that this project's readers do not support.
             ConfigurationError: a newer version of this project has written it.
         """
-        unreadable = _UNREADABLE & set(handle.protocol().reader_features or [])
+        protocol = handle.protocol()
+        unreadable = _UNREADABLE & set(protocol.reader_features or [])
+        # Before features had names, readers of version 2 were those that know this one.
+        if protocol.min_reader_version == 2 and handle.metadata().configuration.get(_MAPPING, "none") != "none":
+            unreadable.add("columnMapping")
         if unreadable:
             raise DataError(
                 f"table {self.uri} uses {', '.join(sorted(unreadable))}, which this version does not read: rewrite it "

@@ -1,6 +1,7 @@
 """Parquet files of a table's snapshot as a Spark DataFrame, with the table's schema; columns that a file lacks are NULL."""
 
 import json
+import re
 from collections.abc import Sequence
 from urllib.parse import unquote
 
@@ -23,8 +24,12 @@ def read_files(spark: SparkSession, uris: Sequence[str], schema: StructType) -> 
     """
     if not uris:
         return spark.createDataFrame([], schema)
-    # Spark takes its paths as they are.
-    return spark.read.schema(schema).parquet(*[unquote(u.removeprefix("file://")) for u in uris])
+    return spark.read.schema(schema).parquet(*[spark_path(unquote(u.removeprefix("file://"))) for u in uris])
+
+
+def spark_path(path: str) -> str:
+    """A path as Spark reads it: not as a pattern, whatever characters its names have."""
+    return re.sub(r"([][{}*?\\])", r"\\\1", path)
 
 
 def read_table(spark: SparkSession, handle: DeltaTable) -> DataFrame:

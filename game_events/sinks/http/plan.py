@@ -79,7 +79,7 @@ def plan_files(pipeline: Pipeline, tables: ExportTables, account: Export, folder
         return False
     place = folder_table(pipeline, folder).uri
     origins = {file: ChunkOrigin(file, None, place) for file in files}
-    staged = _staged(pipeline, tables, outbox, file_rows(pipeline, files), origins)
+    staged = _staged(pipeline, tables, outbox, file_rows(pipeline, folder, files), origins)
     if staged:
         _commit(tables, outbox, staged, {}, {}, account)
     return bool(staged)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -20,9 +21,9 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringT
 
 from game_events.errors import ConfigurationError, DataError, first_line
 from game_events.lakehouse.data.snapshot import files_with, read_arrow
-from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_schema
+from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_path, spark_schema
 from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.tables import Lakehouse, Table, is_person, paths
+from game_events.lakehouse.tables import Lakehouse, Table, add_actions, is_person, paths
 from game_events.pipeline.context import Pipeline
 from game_events.sinks.http.changes import Step
 from game_events.sinks.http.chunks import ROWS
@@ -33,6 +34,7 @@ from game_events.spark.schemas import quoted
 SMALL_ROWS = 250_000
 ORDER = ("_group", "_batch", "_place", "_kafka_partition", "_kafka_offset", "_person", "json")
 _GAME, _FROM, _TO = "_step_game", "_step_from", "_step_to"
+_FILE, _NUMBER = "_step_file", "_step_number"
 
 _OPTIONS = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -188,24 +190,39 @@ def _exported(tables: ExportTables, outbox: DeltaTable | None, uri: str) -> set[
     return {name for name in names if name is not None and name.startswith(f"{uri}/")}
 
 
-def file_rows(pipeline: Pipeline, files: Sequence[str]) -> DataFrame:
+def file_rows(pipeline: Pipeline, folder: str, files: Sequence[str]) -> DataFrame:
     """Rows of `chunks.ROWS`; the group is the file, the coordinate the row's number in it.
 
     Raises:
         ConfigurationError: the files cannot be read together.
     """
-    spark = pipeline.spark
+    place = folder_table(pipeline, folder)
+    delta = place.open()
+    reader = pipeline.spark.read
+    reader = reader.option("mergeSchema", "true") if delta is None else reader.schema(spark_schema(delta.schema()))
     try:
-        rows = spark.read.option("mergeSchema", "true").parquet(*files)
+        rows = reader.parquet(*map(spark_path, files))
         columns = rows.columns
-    except PySparkException as error:
-        raise ConfigurationError(f"the Parquet files cannot be read together: {first_line(error)}") from None
+    except (PySparkException, Py4JJavaError) as error:
+        # The innermost error of Spark's own names the file, or the column.
+        said = [line.partition("SparkException: ")[2] for line in str(error).splitlines() if "SparkException: [" in line]
+        raise ConfigurationError(f"the Parquet files cannot be read together: {(said or [first_line(error)])[-1]}") from None
+    # A column of the files may have any name, also one of these.
+    found = rows.metadataColumn("_metadata")
     # Spark's file names have a scheme and escaped characters; `files` has neither.
-    rows = rows.withColumn("_file_path", F.col("_metadata.file_path")).withColumn("_row", F.col("_metadata.row_index"))
-    rows = rows.withColumn(
-        "_file", F.regexp_replace(F.url_decode(F.regexp_replace("_file_path", r"\+", "%2B")), "^file:(//)?", "")
-    )
-    found = shaped(
-        rows, pipeline.settings.key_column, F.col("_file"), columns, _place=F.col("_file"), _kafka_offset=F.col("_row")
-    )
-    return found.repartition(min(8, len(files)), "_group").sortWithinPartitions(*ORDER)
+    file = F.regexp_replace(F.url_decode(F.regexp_replace(found["file_path"], r"\+", "%2B")), "^file:(//)?", "")
+    number = found["row_index"]
+    if delta is not None and delta.metadata().partition_columns:
+        rows = _with_partitions(pipeline, rows.withColumns({_FILE: file, _NUMBER: number}), delta, place)
+        file, number = F.col(_FILE), F.col(_NUMBER)
+    sent = shaped(rows, pipeline.settings.key_column, file, columns, _place=file, _kafka_offset=number)
+    return sent.repartition(min(8, len(files)), "_group").sortWithinPartitions(*ORDER)
+
+
+def _with_partitions(pipeline: Pipeline, rows: DataFrame, delta: DeltaTable, place: Table) -> DataFrame:
+    """Rows with the values of a Delta table's partition columns, which its log has and its files have not."""
+    names = delta.metadata().partition_columns
+    actions = add_actions(delta)
+    values = {name: actions.column(f"partition.{name}") for name in names}
+    known = pa.table({_FILE: [f"{place.uri}/{path}" for path in paths(delta)], **values})
+    return rows.drop(*names).join(F.broadcast(pipeline.spark.createDataFrame(known)), _FILE)

@@ -93,6 +93,27 @@ def test_files_are_sent_once_each_and_a_delta_table_that_was_rewritten_is_refuse
             world.export(receiver, files=str(tmp_path / "nowhere"))
 
 
+def test_files_are_sent_whatever_their_names_and_columns_are_called_and_those_of_a_partitioned_table_whole(
+    world: World, tmp_path: Path
+):
+    folder, theirs = tmp_path / "a{b}", tmp_path / "theirs"
+    folder.mkdir()
+    rows = {"a1": {"x": 1}, "a[1]": {"x": 2}, "c*": {"_row": "mine", "_file": "mine, too", "_metadata": 3}}
+    for name, row in rows.items():
+        pq.write_table(pa.Table.from_pylist([row]), folder / f"{name}.parquet")
+    parted = [{"at": "é 1/2", "n": 7, "x": 1}, {"at": None, "n": 8, "x": 2}]
+    write_deltalake(theirs, pa.Table.from_pylist(parted), partition_by=["at", "n"])
+    with receiving(tmp_path / "log") as receiver:
+        assert world.export(receiver, files=str(folder)).export.delivered_rows == 3
+        sent = [{name: value for name, value in row.items() if value is not None} for row in receiver.rows]
+        assert sorted(sent, key=str) == sorted(rows.values(), key=str)
+        assert world.export(receiver, files=str(theirs)).export.delivered_rows == 2
+        assert sorted(receiver.rows[3:], key=lambda row: row["x"]) == parted
+        (folder / "cut off.parquet").write_bytes(b"PAR1 and no more")
+        with pytest.raises(ConfigurationError, match=r"cannot be read together.*cut off.parquet"):
+            world.export(receiver, files=str(folder))
+
+
 def test_a_forgotten_gamer_is_neither_sent_nor_kept_in_the_outbox_or_the_failed_chunks(world: World, tmp_path: Path):
     world.events(chess=14)
     with receiving(tmp_path / "one", refuse_share=1.0) as receiver:

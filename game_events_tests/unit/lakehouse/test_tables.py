@@ -1,5 +1,8 @@
 """Names and handles of tables."""
 
+import json
+from contextlib import nullcontext
+
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -30,6 +33,21 @@ def test_a_table_with_deletion_vectors_is_refused_with_what_to_do(table):
     if "deletionVectors" not in (DeltaTable(table.uri).protocol().reader_features or []):
         pytest.skip("this delta-rs did not set the feature")
     with pytest.raises(DataError, match="deletionVectors"):
+        table.open()
+
+
+@pytest.mark.parametrize("mode", ["name", "none"])
+def test_a_table_whose_files_have_other_column_names_is_refused_also_from_before_features_had_names(table, mode):
+    write_deltalake(table.uri, pa.table({"n": [1]}))
+    log = table.local_path / "_delta_log" / f"{0:020}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "protocol" in action:
+            action["protocol"] = {"minReaderVersion": 2, "minWriterVersion": 5}
+        if "metaData" in action:
+            action["metaData"]["configuration"] = {"delta.columnMapping.mode": mode}
+    log.write_text("\n".join(map(json.dumps, actions)))
+    with pytest.raises(DataError, match="columnMapping") if mode == "name" else nullcontext():
         table.open()
 
 
