@@ -5,6 +5,7 @@ profile, the machine's role), in the driver and in every worker, so they are in 
 """
 
 import os
+import re
 from urllib.parse import urlsplit
 
 from game_events.config.local_addresses import is_loopback
@@ -27,6 +28,9 @@ REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 UNSAFE_VARIABLE = "AWS_S3_ALLOW_UNSAFE_RENAME"
 #: Would have delta-rs take any certificate.
 UNVERIFIED_VARIABLES = tuple(f"{provider}_ALLOW_INVALID_CERTIFICATES" for provider in ("AWS", "AZURE", "GOOGLE"))
+#: What delta-rs takes for something else in a path: for a slash, for an escaped character; in an address for its end.
+_REWRITTEN = re.compile(r"\\|%[0-9A-Fa-f]{2}")
+_REWRITTEN_IN_ADDRESS = re.compile(rf"{_REWRITTEN.pattern}|#|//")
 _PATH_STYLE = "AWS_VIRTUAL_HOSTED_STYLE_REQUEST"
 
 
@@ -44,6 +48,7 @@ def delta_options(settings: Settings) -> dict[str, str]:
     """delta-rs's options for the lakehouse; ConfigurationError if root, endpoint or environment are not safe or not known."""
     root = settings.lakehouse
     scheme, colon, _ = root.partition(":")
+    _refuse_rewritten(root)
     if not is_remote(root):
         if colon and scheme in SCHEMES:
             raise ConfigurationError(f"GAME_EVENTS_LAKEHOUSE: {root} is no address of a store: {scheme}://bucket/prefix")
@@ -76,6 +81,16 @@ def delta_options(settings: Settings) -> dict[str, str]:
     if region is not None:
         options["AWS_REGION"] = region
     return options
+
+
+def _refuse_rewritten(root: str) -> None:
+    path = root.partition("://")[2].rstrip("/") if is_remote(root) else root
+    found = (_REWRITTEN_IN_ADDRESS if is_remote(root) else _REWRITTEN).search(path)
+    if found is not None:
+        raise ConfigurationError(
+            f"GAME_EVENTS_LAKEHOUSE: {root} has {found[0]!r} in it, with which delta-rs would look for the tables at another "
+            "place: choose another name"
+        )
 
 
 def spark_options(settings: Settings) -> dict[str, str]:

@@ -25,6 +25,19 @@ def test_a_local_lakehouse_needs_nothing():
         assert delta_options(settings) == spark_options(settings) == {}
 
 
+@pytest.mark.parametrize(
+    "root", ["/data/a%41b", "a\\b", "s3://bucket/a%20b", "s3://bucket/a#b", "s3://bucket/a//b", "s3://b#ucket"]
+)
+def test_a_root_that_delta_rs_would_take_for_another_one_is_refused(root):
+    with pytest.raises(ConfigurationError, match=r"GAME_EVENTS_LAKEHOUSE.*another place"):
+        delta_options(load_settings(lakehouse=root))
+
+
+@pytest.mark.parametrize("root", ["/data/a b#é+100%", "/data/a[1]{b}*?", "s3://bucket/a b/é+=&/", "s3://bucket"])
+def test_any_other_root_is_taken(root):
+    delta_options(load_settings(lakehouse=root))
+
+
 def test_no_credential_is_among_what_delta_rs_and_spark_are_told(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "planted-id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted-secret")
