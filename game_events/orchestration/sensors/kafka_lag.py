@@ -72,7 +72,9 @@ def wait_s(attempts: int) -> float:
 def decide(lag: PipelineLag, memory: Memory, now: float) -> LagDecision:
     """A run if there is something to do, unless the last runs for it made no progress and the wait is not over."""
     position = lag.progress_digest
-    if position != memory.seen:
+    if memory.asked_at > now:  # the clock was set back, or the cursor set by hand: that time may be years away
+        memory = memory.model_copy(update={"asked_at": now})
+    if position != memory.seen or memory.seen_at > now:
         memory = memory.model_copy(update={"seen": position, "seen_at": now})
     why = reason(lag)
     if why is None:

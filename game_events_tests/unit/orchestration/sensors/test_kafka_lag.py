@@ -69,6 +69,15 @@ def test_the_pause_ends_as_soon_as_a_run_has_got_somewhere():
     assert asked[-5:] == [n * 15.0 for n in range(100, 105)]
 
 
+@pytest.mark.parametrize("lag", [standing(), standing(at=10, failed=("chess",))], ids=["records", "game"])
+def test_after_a_clock_that_was_set_back_no_wait_is_longer_than_the_longest(lag):
+    ahead = START + 86_400
+    asked = decide(lag, decide(lag, Memory(), ahead).memory, ahead + GRACE_S).memory
+    assert asked.attempts
+    memory = decide(lag, asked, START).memory
+    assert decide(lag, memory, START + LONGEST_WAIT_S).run_key
+
+
 def test_waits_grow_from_half_a_minute_to_a_quarter_of_an_hour():
     assert [wait_s(n) for n in (0, 1, 2, 3, 6, 7, 5_000)] == [0, 30, 60, 120, 900, 900, 900]
 
