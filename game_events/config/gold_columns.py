@@ -14,12 +14,13 @@ _MERGING = {"count": count, "sum": sum_of, "min": min_of, "max": max_of}
 #: Not deterministic: gold could not be compared with a recompute.
 _CHANGING = re.compile(
     r"\b(current_date\b|current_timestamp\b|localtimestamp\b|"  # these need no brackets
-    r"(?:current_\w+|now|rand|randn|random|uuid|any_value|approx_\w+)(?=\s*\()|unix_timestamp(?=\s*\(\s*\)))",
+    r"(?:current_\w+|curdate|now|rand|randn|random|uuid|any_value|approx_\w+)(?=\s*\()|unix_timestamp(?=\s*\(\s*\)))",
     re.IGNORECASE,
 )
 #: Without an order of rows, unless the whole expression is such a call: then rows are ordered by time.
 _UNORDERED = re.compile(r"\b(first|last|first_value|last_value)\s*\(", re.IGNORECASE)
-_QUERY = re.compile(r"\bselect\b|;|--|/\*", re.IGNORECASE)
+#: Windows, too: they see other keys' rows, of all games of a refresh.
+_QUERY = re.compile(r"\bselect\b|;|--|/\*|\bover\s*\(", re.IGNORECASE)
 _BRACKETS = re.compile(r"\([^()\[\]{}]*\)|\[[^()\[\]{}]*\]|\{[^()\[\]{}]*\}")
 _BY_TIME = {"first": "min_by", "last": "max_by"}
 #: Orders rows of the same time, so that `first` and `last` are deterministic.
@@ -38,7 +39,7 @@ def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:
         if _outside(sql) is None or re.search(r"['\"`]", bare) or not re.search(r"\w\s*\(", bare):
             return f"{name}: {sql!r} is no aggregate: write it like max(temperature)"
         if _QUERY.search(bare):
-            return f"{name}: {sql!r} holds a query or a comment: it must be one expression"
+            return f"{name}: {sql!r} holds a query or a comment, or a window (OVER): it must be about one key's rows"
         changing = _CHANGING.search(bare) or (None if _is_by_time(sql) else _UNORDERED.search(bare))
         if changing:
             only = "; first(x) and last(x) must be the whole expression" if _UNORDERED.match(changing[0]) else ""

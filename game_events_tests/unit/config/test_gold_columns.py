@@ -51,6 +51,7 @@ def test_first_and_last_are_those_by_time_and_of_one_time_by_the_records_place()
 
 def test_a_text_and_a_quoted_name_are_no_calls():
     assert load_settings(gold_columns={"a": "max(`current_date`)", "b": "count(CASE WHEN t = 'last(' THEN 1 END)"})
+    assert load_settings(gold_columns={"a": "max(over)"})
 
 
 def test_calls_of_one_plain_column_are_known():
@@ -77,6 +78,9 @@ def test_calls_of_one_plain_column_are_known():
         ({"a": "first_value(t)"}, "must be the whole expression"),
         ({"a": "max(current_date - t)"}, "is not deterministic"),
         ({"a": "max(random())"}, "is not deterministic"),
+        ({"a": "count_if(t > curdate())"}, "is not deterministic"),
+        ({"a": "rank() OVER (ORDER BY sum(t) DESC)"}, "a window (OVER)"),
+        ({"a": "count(*) / sum(count(*)) over()"}, "a window (OVER)"),
         ({"a b": "max(t)"}, "cannot name a column"),
         ({"_a": "max(t)"}, "cannot name a column"),
         ({"gamer_id": "max(t)"}, "the key's"),
