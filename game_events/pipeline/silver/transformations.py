@@ -17,6 +17,9 @@ from game_events.extending import SilverTransformation
 from game_events.spark.connect import is_session_lost
 from game_events.spark.schemas import arrow_schema, quoted
 
+#: A row's name before a function, in an array: functions over all columns of texts leave it alone.
+_NAME_BEFORE = "_name_before"
+
 
 def transformed(
     rows: DataFrame, source: pa.Schema, entity: str, transformations: Sequence[SilverTransformation]
@@ -45,9 +48,10 @@ def transformed(
 
 
 def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa.Schema, entity: str) -> DataFrame:
+    name = f"array(coalesce(string({quoted(entity)}), ''))"
     for transformation in chosen:
         try:
-            after = transformation.function(rows)
+            after = transformation.function(rows.withColumn(_NAME_BEFORE, F.expr(name)))
             found = dict(after.dtypes) if isinstance(after, DataFrame) else None
         except Exception as error:
             if is_session_lost(error):
@@ -58,7 +62,7 @@ def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa
         own = [f for f in source.names if f.startswith("_") or f == entity]
         before = dict(rows.dtypes)
         lost = [c for c in own if found.get(c) != before.get(c)]
-        added = [c for c in found if c.startswith("_") and c not in own]
+        added = [c for c in found if c.startswith("_") and c not in (*own, _NAME_BEFORE)]
         if lost or added:
             raise ExtensionError(
                 f"{transformation} must keep the column that names the game and the pipeline's own ones as they are"
@@ -66,7 +70,12 @@ def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa
                 + (f"; names that begin with an underscore are the pipeline's: {', '.join(added)}" if added else "")
                 + ". Add columns with withColumn, or keep the others with select('*', ...)"
             )
-        rows = after
+        if _NAME_BEFORE in found and [c.casefold() for c in after.columns].count(entity.casefold()) == 1:
+            # Other passes find the row by bronze's name: it would be lost in some, and twice in others.
+            refusal = F.raise_error(f"{transformation} changed the value of {entity}, which names the game")
+            same = F.col(_NAME_BEFORE).eqNullSafe(F.expr(name))
+            after = after.withColumn(entity, F.when(same, F.col(quoted(entity))).otherwise(refusal))
+        rows = after.drop(_NAME_BEFORE)
     return rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import SparkRuntimeException
 from pyspark.sql import functions as F
 
 from game_events.errors import ExtensionError
@@ -97,6 +98,26 @@ def test_what_cannot_be_is_refused_with_the_functions_name_and_file(function, sa
         apply(rows, declared(function))
     assert says in str(raised.value)
     assert f"silver transformation {function.__name__} ({__file__}:" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda rows: rows.withColumn("game", F.upper("game")),
+        lambda rows: rows.withColumn("game", F.coalesce("game", F.lit("unknown"))),
+        lambda rows: rows.select(*(F.upper(name).alias(name) if kind == "string" else name for name, kind in rows.dtypes)),
+    ],
+)
+def test_another_name_of_a_rows_game_is_refused_where_it_is_met(function, rows):
+    found, schema = apply(rows, declared(lambda rows: rows.withColumn("x", F.lit(1))), declared(function))
+    assert schema.names == [*SOURCE.names, "x"]
+    with pytest.raises(SparkRuntimeException, match=r"silver transformation <lambda> \(.*changed the value of game"):
+        found.collect()
+
+
+def test_names_that_are_no_games_may_be_filled(rows):
+    found, _ = apply(rows, declared(lambda rows: rows.na.fill("")))
+    assert len(values(found)) == len(ROWS)
 
 
 def test_a_column_of_two_types_is_refused_instead_of_becoming_text(rows):
