@@ -176,27 +176,26 @@ class Staging:
         source, starts, schema, rows = self.source, self.starts, self.source.schema, self.rows()
         entity, spark = source.pipeline.settings.entity_column, source.pipeline.spark
         rows = rows if part is None else rows.where(self._named(part))
-        with null_on_error(spark) if source.rules.rules else nullcontext():
-            asked = [game for game, start in (starts or {}).items() if start.redecide or start.decided > start.begin]
-            held = self.decisions.held_rows(source.pipeline, asked) if asked else None
-            games = self.games if part is None else len(part)
-            if not games and self.files.rows > TASK_ROWS:
-                # The first load: the number of games decides whether to shuffle, and reading one column gives it.
-                games = int(rows.agg(F.approx_count_distinct(entity)).first()[0])  # type: ignore[index]
-            split = _split(source, held=held is not None)
-            task = FanOut(source.pipeline.lakehouse, "silver", entity, schema, self.routing, split=split, choice=source.choice)
-            rows = _prepared(source, rows, held, split)
-            try:
-                records, small = self.arrow_batches()
-                with arrow_batches(spark, records, unlimited=small):
-                    return stage(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
-            except (PySparkException, Py4JJavaError) as error:
-                if is_crash(error):
-                    of_games = f" of {named(sorted(part))}" if part is not None else ""
-                    raise crash(error, f" over the rows{of_games} in {self.batches}") from error
-                if not source.pipeline.extensions.transformations or is_session_lost(error):
-                    raise
-                raise run_time_failure("; ".join(map(str, source.pipeline.extensions.transformations)), error) from error
+        asked = [game for game, start in (starts or {}).items() if start.redecide or start.decided > start.begin]
+        held = self.decisions.held_rows(source.pipeline, asked) if asked else None
+        games = self.games if part is None else len(part)
+        if not games and self.files.rows > TASK_ROWS:
+            # The first load: the number of games decides whether to shuffle, and reading one column gives it.
+            games = int(rows.agg(F.approx_count_distinct(entity)).first()[0])  # type: ignore[index]
+        split = _split(source, held=held is not None)
+        task = FanOut(source.pipeline.lakehouse, "silver", entity, schema, self.routing, split=split, choice=source.choice)
+        rows = _prepared(source, rows, held, split)
+        records, small = self.arrow_batches()
+        try:
+            with null_on_error(spark) if source.rules.rules else nullcontext(), arrow_batches(spark, records, unlimited=small):
+                return stage(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
+        except (PySparkException, Py4JJavaError) as error:
+            if is_crash(error):
+                of_games = f" of {named(sorted(part))}" if part is not None else ""
+                raise crash(error, f" over the rows{of_games} in {self.batches}") from error
+            if not source.pipeline.extensions.transformations or is_session_lost(error):
+                raise
+            raise run_time_failure("; ".join(map(str, source.pipeline.extensions.transformations)), error) from error
 
     def arrow_batches(self) -> tuple[int, bool]:
         """Rows of an Arrow batch, and whether they need no limit of bytes: small records, in columns without lists."""
@@ -221,11 +220,13 @@ def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, spli
 
     Rules are evaluated before user transformations, because a transformation may drop, multiply or reshape rows. Accepted rows
     go through the transformation; the rules' results go to the workers in separate rows (`APART`), which are not written.
+    Only rules are analyzed with `null_on_error`: what a transformation gives does not depend on whether there are rules.
     """
     names = source.base.names
     if split is None:
         return source.transformed(rows.selectExpr(*map(quoted, names)))[0]
-    judged, names = source.rules.judged(rows, held), [quoted(name) for name in names]
+    with null_on_error(source.pipeline.spark):
+        judged, names = source.rules.judged(rows, held), [quoted(name) for name in names]
     # Raw values, keys and headers only of rows that go to quarantine. As SQL texts, as those of `bronze.staging.for_workers`.
     rejected = f"{DISPOSITION} = {REJECT}"
     sent = {name: f"if({rejected}, {name}, NULL)" for name in BRONZE_ONLY}

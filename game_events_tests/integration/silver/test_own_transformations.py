@@ -12,6 +12,7 @@ from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.support.reconciliation import count, gold, rows
 from game_events_tests.support.worlds.own_module import extension
+from game_events_tests.support.worlds.quality import Event, rule, send_events
 from game_events_tests.support.worlds.waves import versions
 
 GAMES = ("rummy", "uno")
@@ -136,3 +137,17 @@ def test_one_that_cannot_take_a_games_rows_fails_that_game_alone_until_it_is_cor
     assert report.success
     assert books.passed
     assert count(settings, "silver_uno_events") == sum(sent.records["uno"].values())
+
+
+def test_beside_rules_an_expression_fails_as_it_does_without_them(make_settings, make_pipeline, tmp_path):
+    four_times = extension(tmp_path, HOUR.replace('F.hour("event_timestamp")', 'F.col("amount") * 4'))
+    send_events(make_settings(), [Event("uno", 2**62), Event("chess", 1, "no number")])
+    for rules in ([], [rule("noted", "CAST(note AS INT) IS NULL")]):
+        settings = make_settings(extensions=(four_times,), rules=rules)
+        report = refresh(make_pipeline(settings))
+        (error,) = (t for t in report.errors if t.layer == "silver")
+        assert error.game == "uno"
+        assert "ARITHMETIC_OVERFLOW" in error.error
+        assert column(settings, "chess", "hour") == [(4,)]
+        send_events(settings, [Event("rummy", 2, "no number"), Event("rummy", 3, "3")])
+    assert report.rules["silver", "rummy", "noted"].violated == 1
