@@ -225,6 +225,8 @@ def gold_aggregate(
         if interval_s is not None and interval_s <= 0:
             raise ConfigurationError(f"{where}: interval_s={interval_s!r} of {name}: it must be above 0, or None")
         columns = _words(keys, "keys", where)
+        if mode == "merge" and "_game" in columns:
+            raise ConfigurationError(f"{where}: keys of {name}: leave `_game` out, as each game has a table of its own")
         measures = _measures(given, name, columns, where) if mode == "merge" else {}
         function = given if mode == "recompute" else None
         about = description if description is not None else inspect.getdoc(given) or ""

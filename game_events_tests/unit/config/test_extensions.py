@@ -120,6 +120,7 @@ def test_only_what_decides_its_values_is_part_of_an_aggregates_definition(load):
         ("@gold_aggregate('t', mode='upsert')\ndef t(): return {'n': count()}", 3, "'merge' or 'recompute'"),
         ("@gold_aggregate('t', interval_s=0)\ndef t(): return {'n': count()}", 3, "interval_s=0"),
         ("@gold_aggregate('t', keys=['a', 'A'])\ndef t(): return {'n': count()}", 3, "must be distinct names"),
+        ("@gold_aggregate('t', keys=['_game', 'a'])\ndef t(): return {'n': count()}", 3, "leave `_game` out"),
         ("@gold_aggregate('t')\ndef t(): return {}", 3, "must give a dictionary"),
         ("@gold_aggregate('t')\ndef t(): return {'median': 'percentile(x)'}", 3, "mode='recompute'"),
         (
