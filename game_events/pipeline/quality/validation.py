@@ -21,7 +21,12 @@ _CLOCK = re.compile(
     r"\b(?:current_timestamp|current_date|current_time|localtimestamp|curdate)\b|\b(?:now|unix_timestamp)\s*\(\s*\)",
     re.IGNORECASE,
 )
-_CLOCK_TEXT = re.compile(r"\b(?:date|timestamp\w*)\s*'\s*(?:now|today|yesterday|tomorrow)\b", re.IGNORECASE)
+#: A text that becomes a time: `timestamp'now'`, `CAST('now' AS ...)`, `to_date('now')`, `'now'::timestamp`.
+_CLOCK_TEXT = re.compile(
+    r"\b(?:date|timestamp\w*|(?:(?:try_)?cast|(?:try_)?to_(?:date|timestamp\w*))\s*\()\s*'\s*(?:now|today|yesterday|tomorrow)\b"
+    r"|'\s*(?:now|today|yesterday|tomorrow)\s*'\s*::",
+    re.IGNORECASE,
+)
 
 
 def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructType) -> None:

@@ -43,6 +43,7 @@ def problem(spark, sql, columns=COLUMNS):
     [
         "id > 0",
         "true",
+        "text = 'now' OR text LIKE 'today%'",
         "text = 'select' OR `text` LIKE '%now()%' -- select now()",
         "exists(many, x -> x > 1) AND aggregate(many, 0L, (a, x) -> a + x) < 10",
         "CAST(text AS INT) IS NULL AND at < timestamp'2030-01-01' AND to_date(text) IS NULL",
@@ -75,6 +76,10 @@ def test_conditions_over_one_row_are_rules(spark, sql):
         ("at < current_timestamp()", "reads the clock"),
         ("at < now()", "reads the clock"),
         ("at < timestamp'now'", "reads the clock"),
+        ("at < CAST('now' AS TIMESTAMP)", "reads the clock"),
+        ("to_date(at) <= to_date( 'Today' )", "reads the clock"),
+        ("at < try_to_timestamp('tomorrow')", "reads the clock"),
+        ("at < 'now'::timestamp", "reads the clock"),
     ],
 )
 def test_whatever_else_spark_would_compute_is_refused_with_the_reason(spark, sql, why):
