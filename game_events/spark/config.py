@@ -167,6 +167,9 @@ def spark_config(settings: Settings, *, small_run: bool = False) -> dict[str, st
         # Other users can read the system's temporary folder, and shuffle files hold players' rows.
         DEFAULT_JAVA_OPTIONS: " ".join((process_temporary_folder().java_option, *java_options(settings, on_path, small_run))),
     }
+    if is_local(settings):
+        # Else an overflow of the stack in one row's expression ends the driver's JVM.
+        conf["spark.executor.killOnFatalError.depth"] = "0"
     if workers_are_local(settings):
         conf |= {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
         # Otherwise Spark looks up a network address of this machine, with a warning.

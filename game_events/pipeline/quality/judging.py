@@ -80,6 +80,10 @@ class RuleColumns:
             for name, part in zip(self.names, parts, strict=True)
         ]
 
+    def guilty(self, error: Exception) -> list[str]:
+        """The rules that may have ended a job: only Java's own errors, such as an overflow of its stack, pass `holds`."""
+        return [f"rule {r.name}" for r in self.rules] if "java.lang.StackOverflowError" in str(error) else []
+
     def has(self, action: Action) -> bool:
         """Whether a rule has this action."""
         return any(r.action == action for r in self.rules)

@@ -171,7 +171,7 @@ class Staging:
 
         Raises:
             WorkerCrashError: a worker's process ended.
-            ExtensionError: a transformation failed.
+            ExtensionError: a transformation failed, or a rule ran out of stack.
         """
         source, starts, schema, rows = self.source, self.starts, self.source.schema, self.rows()
         entity, spark = source.pipeline.settings.entity_column, source.pipeline.spark
@@ -193,9 +193,10 @@ class Staging:
             if is_crash(error):
                 of_games = f" of {named(sorted(part))}" if part is not None else ""
                 raise crash(error, f" over the rows{of_games} in {self.batches}") from error
-            if not source.pipeline.extensions.transformations or is_session_lost(error):
+            code = [*map(str, source.pipeline.extensions.transformations), *source.rules.guilty(error)]
+            if not code or is_session_lost(error):
                 raise
-            raise run_time_failure("; ".join(map(str, source.pipeline.extensions.transformations)), error) from error
+            raise run_time_failure("; ".join(code), error) from error
 
     def arrow_batches(self) -> tuple[int, bool]:
         """Rows of an Arrow batch, and whether they need no limit of bytes: small records, in columns without lists."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -100,5 +101,7 @@ def run_time_failure(code: object, error: Exception) -> UserCodeError:
 def _cause(error: Exception) -> str:
     """The line with the reason: of a Python function, the last line of its traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, Py4JJavaError):
+        lines = lines[1:]  # without the name of the call
     raised = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line) and "Traceback" not in line]
     return (raised or lines or [type(error).__name__])[-1 if "Traceback" in str(error) and raised else 0]
