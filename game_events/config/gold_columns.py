@@ -19,8 +19,10 @@ _CHANGING = re.compile(
 )
 #: Without an order of rows, unless the whole expression is such a call: then rows are ordered by time.
 _UNORDERED = re.compile(r"\b(first|last|first_value|last_value)\s*\(", re.IGNORECASE)
-#: Windows, too: they see other keys' rows, of all games of a refresh.
-_QUERY = re.compile(r"\bselect\b|;|--|/\*|\bover\s*\(", re.IGNORECASE)
+#: Windows, too: they see other keys' rows, of all games of a refresh; and functions that make several rows of one.
+_QUERY = re.compile(
+    r"\bselect\b|;|--|/\*|\bover\s*\(|\b(?:(?:pos)?explode(?:_outer)?|inline(?:_outer)?|stack|json_tuple)\s*\(", re.IGNORECASE
+)
 _BRACKETS = re.compile(r"\([^()\[\]{}]*\)|\[[^()\[\]{}]*\]|\{[^()\[\]{}]*\}")
 _BY_TIME = {"first": "min_by", "last": "max_by"}
 #: Orders rows of the same time, so that `first` and `last` are deterministic.
@@ -39,7 +41,7 @@ def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:
         if _outside(sql) is None or re.search(r"['\"`]", bare) or not re.search(r"\w\s*\(", bare):
             return f"{name}: {sql!r} is no aggregate: write it like max(temperature)"
         if _QUERY.search(bare):
-            return f"{name}: {sql!r} holds a query or a comment, or a window (OVER): it must be about one key's rows"
+            return f"{name}: {sql!r} holds a query or a comment, a window (OVER) or explode: it must be one value of a key"
         changing = _CHANGING.search(bare) or (None if _is_by_time(sql) else _UNORDERED.search(bare))
         if changing:
             only = "; first(x) and last(x) must be the whole expression" if _UNORDERED.match(changing[0]) else ""

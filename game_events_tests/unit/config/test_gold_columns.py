@@ -81,6 +81,7 @@ def test_calls_of_one_plain_column_are_known():
         ({"a": "count_if(t > curdate())"}, "is not deterministic"),
         ({"a": "rank() OVER (ORDER BY sum(t) DESC)"}, "a window (OVER)"),
         ({"a": "count(*) / sum(count(*)) over()"}, "a window (OVER)"),
+        ({"a": "explode(collect_set(t))"}, "one value of a key"),
         ({"a b": "max(t)"}, "cannot name a column"),
         ({"_a": "max(t)"}, "cannot name a column"),
         ({"gamer_id": "max(t)"}, "the key's"),
