@@ -7,20 +7,17 @@ If all columns are `count`, `sum`, `min` or `max` of one expression, new rows ar
 import re
 from collections.abc import Mapping
 
+from game_events.config.sql_text import reads_clock, without_texts
 from game_events.extending import COLUMN_PATTERN, Measure, count, max_of, min_of, sum_of
 
 _CALL = re.compile(r"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
 _MERGING = {"count": count, "sum": sum_of, "min": min_of, "max": max_of}
 #: Not deterministic: gold could not be compared with a recompute.
-_CHANGING = re.compile(
-    r"\b(current_date\b|current_timestamp\b|localtimestamp\b|"  # these need no brackets
-    r"(?:current_\w+|curdate|now|rand|randn|random|uuid|any_value|approx_\w+)(?=\s*\()|unix_timestamp(?=\s*\(\s*\)))",
-    re.IGNORECASE,
-)
+_CHANGING = re.compile(r"\b(current_\w+|rand|randn|random|uuid|any_value|approx_\w+)(?=\s*\()", re.IGNORECASE)
 #: Without an order of rows, unless the whole expression is such a call: then rows are ordered by time.
 _UNORDERED = re.compile(r"\b(first|last|first_value|last_value)\s*\(", re.IGNORECASE)
-#: Windows, too: they see other keys' rows, of all games of a refresh; and functions that make several rows of one.
-_QUERY = re.compile(
+#: Queries and comments; windows, which see other keys' rows, of all games of a refresh; functions that make rows.
+_REFUSED = re.compile(
     r"\bselect\b|;|--|/\*|\bover\s*\(|\b(?:(?:pos)?explode(?:_outer)?|inline(?:_outer)?|stack|json_tuple)\s*\(", re.IGNORECASE
 )
 _BRACKETS = re.compile(r"\([^()\[\]{}]*\)|\[[^()\[\]{}]*\]|\{[^()\[\]{}]*\}")
@@ -37,15 +34,16 @@ def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:
             return f"{name!r} cannot name a column: it must match {COLUMN_PATTERN}"
         if lower.count(name.casefold()) > 1:
             return f"{name!r} is used twice, or is the key's or the entity's column"
-        bare = _without_texts(sql)
+        bare = without_texts(sql)
         if _outside(sql) is None or re.search(r"['\"`]", bare) or not re.search(r"\w\s*\(", bare):
             return f"{name}: {sql!r} is no aggregate: write it like max(temperature)"
-        if _QUERY.search(bare):
+        if _REFUSED.search(bare):
             return f"{name}: {sql!r} holds a query or a comment, a window (OVER) or explode: it must be one value of a key"
         changing = _CHANGING.search(bare) or (None if _is_by_time(sql) else _UNORDERED.search(bare))
-        if changing:
-            only = "; first(x) and last(x) must be the whole expression" if _UNORDERED.match(changing[0]) else ""
-            return f"{name}: {changing[1]} in {sql!r} is not deterministic{only}"
+        if changing or reads_clock(sql):
+            what = changing[1] if changing else "the clock"
+            only = "; first(x) and last(x) must be the whole expression" if changing and _UNORDERED.match(changing[0]) else ""
+            return f"{name}: {what} in {sql!r} is not deterministic{only}"
     return None
 
 
@@ -73,7 +71,7 @@ def simple_call(sql: str) -> tuple[str, str] | None:
 
 def _is_by_time(sql: str) -> bool:
     call = _whole_call(sql)
-    return call is not None and call[0] in _BY_TIME and not _UNORDERED.search(_without_texts(call[1]))
+    return call is not None and call[0] in _BY_TIME and not _UNORDERED.search(without_texts(call[1]))
 
 
 def _measure(sql: str) -> Measure | None:
@@ -93,12 +91,7 @@ def _whole_call(sql: str) -> tuple[str, str] | None:
 
 def _outside(sql: str) -> str | None:
     """The SQL outside of brackets and quotes; None: brackets do not match."""
-    bare = _without_texts(sql)
+    bare = without_texts(sql)
     while (shorter := _BRACKETS.sub("", bare)) != bare:
         bare = shorter
     return None if re.search(r"[()\[\]{}]", bare) else bare
-
-
-def _without_texts(sql: str) -> str:
-    """The expression with quoted parts replaced."""
-    return re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`", "x", sql)

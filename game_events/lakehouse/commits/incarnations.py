@@ -56,6 +56,12 @@ class BronzeIdentity:
         """The identity of a version of bronze."""
         return cls(str(bronze.metadata().id), incarnation(bronze))
 
+    @classmethod
+    def of_key(cls, key: str) -> BronzeIdentity:
+        """The identity with this `key`."""
+        table, _, first_batch = key.partition("@")
+        return cls(table, int(first_batch or 0))
+
     @property
     def key(self) -> str:
         """Key of the incarnation in `progress` and in quarantine's decisions."""

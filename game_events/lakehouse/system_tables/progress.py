@@ -20,6 +20,7 @@ from deltalake import DeltaTable
 from game_events.config.naming import PROGRESS
 from game_events.errors import without_quotes
 from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.handle import KeptHandles
@@ -187,17 +188,20 @@ class ProgressTable:
 
     def read(self, bronze_id: str) -> Progress:
         """The state for this bronze table; an empty one if there is none."""
+        return self._current().of(bronze_id)
+
+    def silver_batch(self, bronze: DeltaTable) -> int:
+        """The low watermark of silver for a bronze table, in whatever incarnation; 0: there is none."""
+        state = self._current().state
+        if state is None or BronzeIdentity.of_key(state.bronze_id).table_id != table_id(bronze):
+            return 0
+        return state.floor(Layer.SILVER)
+
+    def _current(self) -> _Version:
         handle = self._handles.take(self.declaration.table)
         newest = self._read(handle)
         self._handles.keep(self.declaration.table, handle)
-        return newest.of(bronze_id)
-
-    def silver_batch(self, table_id: str) -> int:
-        """The low watermark of silver for a bronze table, of whatever incarnation, by its id; 0: there is none."""
-        handle = self._handles.take(self.declaration.table)
-        state = self._read(handle).state
-        self._handles.keep(self.declaration.table, handle)
-        return state.floor(Layer.SILVER) if state is not None and state.bronze_id.partition("@")[0] == table_id else 0
+        return newest
 
     @retry_on_conflict(ATTEMPTS)
     def update(self, bronze_id: str, change: Callable[[Progress], Progress]) -> Progress:
@@ -266,8 +270,8 @@ def _state(bronze_id: str, rows: Sequence[_Row]) -> Progress:
 
 def _is_later(held: str, bronze_id: str) -> bool:
     """Whether the table is of a later incarnation of the same bronze: the earlier one needs no state."""
-    (table, _, later), (mine, _, earlier) = held.partition("@"), bronze_id.partition("@")
-    return table == mine and int(later or 0) > int(earlier or 0)
+    there, other = BronzeIdentity.of_key(held), BronzeIdentity.of_key(bronze_id)
+    return there.table_id == other.table_id and there.incarnation > other.incarnation
 
 
 @lru_cache(MOST_COUNTED)

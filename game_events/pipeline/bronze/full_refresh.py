@@ -105,7 +105,7 @@ class _FullRefresh:
 
     def __post_init__(self) -> None:
         # All micro-batches are one batch, as they are one commit. In an older copy of bronze silver's batch is the later one.
-        taken = self.pipeline.progress.silver_batch(str(self.bronze.metadata().id))
+        taken = self.pipeline.progress.silver_batch(self.bronze)
         self.batch = max(counter(self.bronze, Txn.BATCH), taken) + 1
         # Names the list of quarantine's files: each of two concurrent full refreshes has its own list.
         self.ticket = max(counter(self.bronze, Txn.FULL_REFRESH) + 1, time.time_ns() // 1000)

@@ -78,10 +78,10 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
         if is_crash(error):
             batches = f"batches up to {max(plan.batch for plan in plans.values())} of {pipeline.bronze.name}"
             raise crash(error, f" over the silver rows of {named(sorted(plans))} for {aggregate.asset}, {batches}") from error
-        guilty = rules.guilty(error)
-        if (has_shipped_columns(aggregate) and not guilty) or is_session_lost(error):
+        overflowed = rules.out_of_stack(error)
+        if (has_shipped_columns(aggregate) and not overflowed) or is_session_lost(error):
             raise
-        raise run_time_failure("; ".join([str(aggregate), *guilty]), error) from error
+        raise run_time_failure("; ".join([str(aggregate), *overflowed]), error) from error
     strange = (set(result.files) - set(plans)) | {n or "NULL" for names in result.refused.values() for n in names}
     if strange:
         for game, files in result.files.items():

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn, txn
@@ -180,7 +181,7 @@ def _commit_plan(
 ) -> Commit:
     bronze_id = now.bronze_id
     # A full refresh of bronze that has reached quarantine meanwhile: the rows are of a bronze that is gone.
-    refreshed = Txn.FULL_REFRESH.of(bronze_id.partition("@")[0])
+    refreshed = Txn.FULL_REFRESH.of(BronzeIdentity.of_key(bronze_id).table_id)
     expected = {refreshed: txn(before.handle, refreshed)}
     advance: dict[str, int] = {}
     for game, decision in due.items():

@@ -80,8 +80,8 @@ class RuleColumns:
             for name, part in zip(self.names, parts, strict=True)
         ]
 
-    def guilty(self, error: Exception) -> list[str]:
-        """The rules that may have ended a job: only Java's own errors, such as an overflow of its stack, pass `holds`."""
+    def out_of_stack(self, error: Exception) -> list[str]:
+        """The rules, if one of them may have ended a job by an overflow of Java's stack, which `holds` cannot catch."""
         return [f"rule {r.name}" for r in self.rules] if "java.lang.StackOverflowError" in str(error) else []
 
     def has(self, action: Action) -> bool:

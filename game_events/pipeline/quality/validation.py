@@ -10,23 +10,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructType
 
+from game_events.config.sql_text import reads_clock, without_texts_and_comments
 from game_events.errors import ConfigurationError, first_line
 from game_events.rules import Rule
 from game_events.spark.config import null_on_error
 
-#: Texts, quoted names and comments: their content is no SQL.
-_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/""", re.DOTALL)
 _SUBQUERY = re.compile(r"\bselect\b|\(\s*(?:from|table|with)\s+\w|\(\s*values\s*[(\w']", re.IGNORECASE)
-_CLOCK = re.compile(
-    r"\b(?:current_timestamp|current_date|current_time|localtimestamp|curdate)\b|\b(?:now|unix_timestamp)\s*\(\s*\)",
-    re.IGNORECASE,
-)
-#: A text that becomes a time: `timestamp'now'`, `CAST('now' AS ...)`, `to_date('now')`, `'now'::timestamp`.
-_CLOCK_TEXT = re.compile(
-    r"\b(?:date|timestamp\w*|(?:(?:try_)?cast|(?:try_)?to_(?:date|timestamp\w*))\s*\()\s*'\s*(?:now|today|yesterday|tomorrow)\b"
-    r"|'\s*(?:now|today|yesterday|tomorrow)\s*'\s*::",
-    re.IGNORECASE,
-)
 
 
 def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructType) -> None:
@@ -55,10 +44,9 @@ def refuse(found: dict[str, str], columns: Sequence[str]) -> None:
 
 def _refused(sql: str) -> str | None:
     """The reason if a rule has a query or a clock, which Spark would evaluate; else None."""
-    bare = _QUOTED.sub("''", sql)
-    if _SUBQUERY.search(bare):
+    if _SUBQUERY.search(without_texts_and_comments(sql)):
         return f"{sql!r} holds a query: a rule may read one row and nothing else"
-    if _CLOCK.search(bare) or _CLOCK_TEXT.search(sql):
+    if reads_clock(sql):
         return (
             f"{sql!r} reads the clock: a rule must always give the same result for a row. Compare with "
             "_kafka_timestamp, the record's time"

@@ -57,7 +57,7 @@ def _refuse_older_bronze(pipeline: Pipeline, bronze: DeltaTable) -> DeltaTable:
     Raises:
         DataError: bronze is an older copy.
     """
-    taken = pipeline.progress.silver_batch(str(bronze.metadata().id))
+    taken = pipeline.progress.silver_batch(bronze)
     if counter(bronze, Txn.BATCH) < taken:
         # A concurrent run may have committed to both since it was opened.
         bronze = pipeline.bronze.open() or bronze

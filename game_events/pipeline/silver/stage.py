@@ -181,7 +181,7 @@ class Staging:
         games = self.games if part is None else len(part)
         if not games and self.files.rows > TASK_ROWS:
             # The first load: the number of games decides whether to shuffle, and reading one column gives it.
-            games = int(rows.agg(F.approx_count_distinct(entity)).first()[0])  # type: ignore[index]
+            games = sum(int(row[0]) for row in rows.agg(F.approx_count_distinct(entity)).collect())
         split = _split(source, held=held is not None)
         task = FanOut(source.pipeline.lakehouse, "silver", entity, schema, self.routing, split=split, choice=source.choice)
         rows = _prepared(source, rows, held, split)
@@ -193,7 +193,7 @@ class Staging:
             if is_crash(error):
                 of_games = f" of {named(sorted(part))}" if part is not None else ""
                 raise crash(error, f" over the rows{of_games} in {self.batches}") from error
-            code = [*map(str, source.pipeline.extensions.transformations), *source.rules.guilty(error)]
+            code = [*map(str, source.pipeline.extensions.transformations), *source.rules.out_of_stack(error)]
             if not code or is_session_lost(error):
                 raise
             raise run_time_failure("; ".join(code), error) from error

@@ -74,12 +74,14 @@ def plan_files(pipeline: Pipeline, tables: ExportTables, account: Export, folder
         ConflictError: another run planned at the same time.
     """
     outbox = tables.outbox.open()
-    files = new_files(pipeline, tables, folder, outbox)
+    place = folder_table(pipeline, folder)
+    # One version, also of a table that is compacted meanwhile.
+    delta = place.open()
+    files = new_files(tables, place, delta, outbox)
     if not files:
         return False
-    place = folder_table(pipeline, folder).uri
-    origins = {file: ChunkOrigin(file, None, place) for file in files}
-    staged = _staged(pipeline, tables, outbox, file_rows(pipeline, folder, files), origins)
+    origins = {file: ChunkOrigin(file, None, place.uri) for file in files}
+    staged = _staged(pipeline, tables, outbox, file_rows(pipeline, place, delta, files), origins)
     if staged:
         _commit(tables, outbox, staged, {}, {}, account)
     return bool(staged)

@@ -151,15 +151,13 @@ def folder_table(pipeline: Pipeline, folder: str) -> Table:
     return Table(name, f"{root}/{name}", pipeline.lakehouse.options)
 
 
-def new_files(pipeline: Pipeline, tables: ExportTables, folder: str, outbox: DeltaTable | None) -> list[str]:
-    """Addresses of the folder's Parquet files that were not exported yet, sorted.
+def new_files(tables: ExportTables, place: Table, delta: DeltaTable | None, outbox: DeltaTable | None) -> list[str]:
+    """Addresses of a folder's Parquet files that were not exported yet, sorted; `delta`: a version of it as a Delta table.
 
     Raises:
         ConfigurationError: there is no such folder.
         DataError: the Delta table's files were rewritten since.
     """
-    place = folder_table(pipeline, folder)
-    delta = place.open()
     here = {f"{place.uri}/{path}" for path in (paths(delta) if delta is not None else _listed(place))}
     known = _exported(tables, outbox, place.uri)
     gone = known - here
@@ -190,14 +188,12 @@ def _exported(tables: ExportTables, outbox: DeltaTable | None, uri: str) -> set[
     return {name for name in names if name is not None and name.startswith(f"{uri}/")}
 
 
-def file_rows(pipeline: Pipeline, folder: str, files: Sequence[str]) -> DataFrame:
-    """Rows of `chunks.ROWS`; the group is the file, the coordinate the row's number in it.
+def file_rows(pipeline: Pipeline, place: Table, delta: DeltaTable | None, files: Sequence[str]) -> DataFrame:
+    """Rows of `chunks.ROWS`; the group is the file, the coordinate the row's number in it; folder and `delta`: see `new_files`.
 
     Raises:
         ConfigurationError: the files cannot be read together.
     """
-    place = folder_table(pipeline, folder)
-    delta = place.open()
     reader = pipeline.spark.read
     reader = reader.option("mergeSchema", "true") if delta is None else reader.schema(spark_schema(delta.schema()))
     try:
@@ -213,16 +209,17 @@ def file_rows(pipeline: Pipeline, folder: str, files: Sequence[str]) -> DataFram
     file = F.regexp_replace(F.url_decode(F.regexp_replace(found["file_path"], r"\+", "%2B")), "^file:(//)?", "")
     number = found["row_index"]
     if delta is not None and delta.metadata().partition_columns:
-        rows = _with_partitions(pipeline, rows.withColumns({_FILE: file, _NUMBER: number}), delta, place)
+        rows = _with_partitions(pipeline, rows.withColumns({_FILE: file, _NUMBER: number}), delta, place, files)
         file, number = F.col(_FILE), F.col(_NUMBER)
     sent = shaped(rows, pipeline.settings.key_column, file, columns, _place=file, _kafka_offset=number)
     return sent.repartition(min(8, len(files)), "_group").sortWithinPartitions(*ORDER)
 
 
-def _with_partitions(pipeline: Pipeline, rows: DataFrame, delta: DeltaTable, place: Table) -> DataFrame:
+def _with_partitions(pipeline: Pipeline, rows: DataFrame, delta: DeltaTable, place: Table, files: Sequence[str]) -> DataFrame:
     """Rows with the values of a Delta table's partition columns, which its log has and its files have not."""
     names = delta.metadata().partition_columns
     actions = add_actions(delta)
     values = {name: actions.column(f"partition.{name}") for name in names}
     known = pa.table({_FILE: [f"{place.uri}/{path}" for path in paths(delta)], **values})
+    known = known.filter(pc.is_in(known.column(_FILE), pa.array(files)))
     return rows.drop(*names).join(F.broadcast(pipeline.spark.createDataFrame(known)), _FILE)

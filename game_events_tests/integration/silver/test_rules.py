@@ -230,13 +230,13 @@ def test_rules_of_a_module_judge_rows_before_its_transformations_make_others_of_
 @pytest.mark.parametrize("layer", ["silver", "gold"])
 def test_a_rule_that_runs_out_of_stack_fails_the_games_of_these_rows_alone(layer, make_settings, make_pipeline):
     """Java's regular expressions call themselves for each repetition of a group; no `try` of Spark's stops that error."""
-    deep = rule("letters", "gamer_id = 'bob' OR repeat(gamer_id, 100000) RLIKE '^(a|n)*$'", layer=layer)
+    deep = rule("pattern", "gamer_id = 'bob' OR repeat(gamer_id, 100000) RLIKE '^(a|n)*$'", layer=layer)
     settings = make_settings(rules=[deep])
     send_events(settings, [Event("uno"), Event("chess", gamer="bob")])
     report = refresh(make_pipeline(settings))
     (error,) = report.errors
     assert (error.layer, error.game) == (layer, "uno")
-    assert "rule letters" in error.error
+    assert "rule pattern" in error.error
     assert "java.lang.StackOverflowError" in error.error
     assert gold(settings, "chess")["bob"][0] == 1
     assert refresh(make_pipeline(make_settings())).success

@@ -21,6 +21,7 @@ from game_events.pipeline.erasure.old_files import remove_old_files
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sinks.http.failed_chunks import export_status
+from game_events.sinks.http.rows import file_rows, folder_table, new_files
 from game_events.sinks.http.tables import ExportTables
 from game_events_tests.support.fixtures.cli import Cli, cli  # noqa: F401 - a fixture
 from game_events_tests.support.servers.rest_receiver import receiving
@@ -96,22 +97,36 @@ def test_files_are_sent_once_each_and_a_delta_table_that_was_rewritten_is_refuse
 def test_files_are_sent_whatever_their_names_and_columns_are_called_and_those_of_a_partitioned_table_whole(
     world: World, tmp_path: Path
 ):
-    folder, theirs = tmp_path / "a{b}", tmp_path / "theirs"
+    folder, partitioned = tmp_path / "a{b}", tmp_path / "partitioned"
     folder.mkdir()
     rows = {"a1": {"x": 1}, "a[1]": {"x": 2}, "c*": {"_row": "mine", "_file": "mine, too", "_metadata": 3}}
     for name, row in rows.items():
         pq.write_table(pa.Table.from_pylist([row]), folder / f"{name}.parquet")
     parted = [{"at": "é 1/2", "n": 7, "x": 1}, {"at": None, "n": 8, "x": 2}]
-    write_deltalake(theirs, pa.Table.from_pylist(parted), partition_by=["at", "n"])
+    write_deltalake(partitioned, pa.Table.from_pylist(parted), partition_by=["at", "n"])
     with receiving(tmp_path / "log") as receiver:
         assert world.export(receiver, files=str(folder)).export.delivered_rows == 3
         sent = [{name: value for name, value in row.items() if value is not None} for row in receiver.rows]
         assert sorted(sent, key=str) == sorted(rows.values(), key=str)
-        assert world.export(receiver, files=str(theirs)).export.delivered_rows == 2
+        assert world.export(receiver, files=str(partitioned)).export.delivered_rows == 2
         assert sorted(receiver.rows[3:], key=lambda row: row["x"]) == parted
         (folder / "cut off.parquet").write_bytes(b"PAR1 and no more")
         with pytest.raises(ConfigurationError, match=r"cannot be read together.*cut off.parquet"):
             world.export(receiver, files=str(folder))
+
+
+def test_a_table_that_is_compacted_while_its_export_is_planned_is_sent_whole(world: World, tmp_path: Path):
+    pipeline, folder = world.pipeline("http://127.0.0.1:1/"), tmp_path / "partitioned"
+    for number in range(2):
+        write_deltalake(folder, pa.table({"at": ["one"], "x": [number]}), partition_by=["at"], mode="append")
+    place = folder_table(pipeline, str(folder))
+    delta = place.open()
+    files = new_files(ExportTables.of(pipeline.lakehouse, "gamer_id"), place, delta, None)
+    DeltaTable(folder).optimize.compact()
+    sent = file_rows(pipeline, place, delta, files).collect()
+    assert sorted((json.loads(row["json"]) for row in sent), key=lambda row: row["x"]) == [
+        {"at": "one", "x": number} for number in range(2)
+    ]
 
 
 def test_a_forgotten_gamer_is_neither_sent_nor_kept_in_the_outbox_or_the_failed_chunks(world: World, tmp_path: Path):
