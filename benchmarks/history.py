@@ -16,7 +16,7 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.handle import KeptHandles
+from game_events.lakehouse.kept_handles import KeptHandles
 from game_events.lakehouse.tables import Lakehouse, Table, paths, table_id
 from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.maintenance.run import SHARE, IncrementalMaintenance

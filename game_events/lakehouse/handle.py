@@ -1,29 +1,29 @@
-"""Open tables: one version of a table's log, with what was read of it, and where handles wait for their next use."""
+"""Open tables: one version of a table's log, what was read of it, and what this process's own commits have changed since."""
 
 from __future__ import annotations
 
 import json
 import re
-import threading
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Metadata, Schema
 from deltalake.fs import DeltaStorageHandler
+from deltalake.table import ProtocolVersions
 
 from game_events.lakehouse.log_entries import COMMIT_ID, Entry
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import is_remote
 
-#: Handles that wait at most. One takes some 0.3 MiB, more with many files.
-MOST_KEPT = 2_000
 #: Versions, and seconds, after which a table is opened again. A handle that is moved forward keeps what it has read of each
 #: entry. And it goes on reading the checkpoint that it was opened with, which others delete after the log's retention.
 MOST_VERSIONS, LONGEST_S = 50, 300.0
-#: Files of a version that a handle remembers at most; of more their statistics are read each time.
+#: Files of a version that a handle remembers at most; more are read from the log each time.
 MOST_FILES = 64
 #: Retention of a log without the property (Delta Lake protocol: 30 days).
 _DEFAULT_S = 30 * 86_400.0
@@ -36,6 +36,24 @@ NOTED = "game_events_transactions"
 MOST_NOTED = 16
 
 
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of a version.
+
+    Attributes:
+        path: as the log has it, encoded for URIs, below the table's folder.
+        size: bytes.
+        rows: None: the log does not say.
+        lowest_batch, highest_batch: of `_batch` in its rows; None: the log does not say.
+    """
+
+    path: str
+    size: int
+    rows: int | None
+    lowest_batch: int | None
+    highest_batch: int | None
+
+
 def log_retention_s(handle: DeltaTable) -> float:
     """Seconds that a table's log entries stay, by its properties."""
     found = _SECONDS.fullmatch(handle.metadata().configuration.get("delta.logRetentionDuration") or "")
@@ -43,23 +61,30 @@ def log_retention_s(handle: DeltaTable) -> float:
 
 
 def read_add_actions(handle: DeltaTable) -> pa.Table:
-    """As `tables.add_actions`, read from the log."""
+    """The files of a version with all statistics, read from the log: see `tables.add_actions`."""
     # `pa.table` would import pandas: a third of a second of every start.
     return pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=True)).read_all()
 
 
-def _as_bytes(rows: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    return bytes(sink.getvalue())
+def read_data_files(handle: DeltaTable) -> tuple[DataFile, ...]:
+    """The files of a version, read from the log."""
+    actions = read_add_actions(handle)
+    unknown = [None] * actions.num_rows
+    columns = (
+        actions.column(name).to_pylist() if name in actions.column_names else unknown
+        for name in ("path", "size_bytes", "num_records", "min._batch", "max._batch")
+    )
+    return tuple(map(DataFile, *columns))
 
 
 class Handle(DeltaTable):
     """A version of a table; what was read of it is read once.
 
+    After a commit of this process (`moved`) the handle has the next version, without reading it from the log: columns and
+    properties are as before, transaction ids and files are known. delta-rs reads the entries when it is asked for more.
+
     Attributes:
-        first: the version that was opened; `version()` is later once a commit or `Table.advance` has moved it.
+        first: the version that was opened; `version()` is later once a commit has moved it.
         good_until_s: by `time.monotonic`: until then the log has all that the handle may read.
         entry: a version, and the identity of its entry in the log (`log_entries`); None: it is not known. `Table` notes it of a
             local table; in an object store it is the mark of the version's commit, if that was read, or made by this process.
@@ -67,37 +92,77 @@ class Handle(DeltaTable):
     """
 
     def __init__(self, uri: str, options: dict[str, str]) -> None:
+        #: Version that delta-rs has read, and the one that this handle has; they differ after own commits.
+        self._moved = -1, -1
         super().__init__(uri, storage_options=options)
         self.first = self.version()
         self.good_until_s = time.monotonic() + min(LONGEST_S, log_retention_s(self) / 2)
         self.entry: tuple[int, Entry | None] | None = None
         remote = is_remote(uri)
-        self.store = pafs.PyFileSystem(DeltaStorageHandler.from_table(self._table, options)) if remote else None
+        self.store = pafs.PyFileSystem(DeltaStorageHandler.from_table(self._read, options)) if remote else None
         self._transactions: tuple[int, dict[str, int | None]] = -1, {}
         self._newest: tuple[int, Mapping[str, Any]] = -1, {}
-        self._files: tuple[int, bytes | None] = -1, None
+        self._files: tuple[int, tuple[DataFile, ...] | None] = -1, None
+
+    @property
+    def _table(self) -> Any:  # noqa: ANN401 - delta-rs' own class, without types
+        """delta-rs' table, through which all methods of `DeltaTable` go; it has read this handle's version afterwards."""
+        read, version = self._moved
+        if self._read.version() == read:
+            self._read.load_version(version)
+        return self._read
+
+    @_table.setter
+    def _table(self, table: Any) -> None:  # noqa: ANN401
+        self._read = table
+
+    def version(self) -> int:
+        """This handle's version."""
+        read, version = self._moved
+        found = int(self._read.version())
+        return version if found == read else found
+
+    def schema(self) -> Schema:
+        """Columns, which `moved` leaves as they are."""
+        schema: Schema = self._read.schema
+        return schema
+
+    def metadata(self) -> Metadata:
+        """Metadata, which `moved` leaves as they are."""
+        return Metadata(self._read)
+
+    def protocol(self) -> ProtocolVersions:
+        """Protocol, which `moved` leaves as it is."""
+        return ProtocolVersions(*self._read.protocol_versions())
+
+    @property
+    def table_uri(self) -> str:
+        """Where the table is."""
+        return str(self._read.table_uri())
 
     @property
     def is_young(self) -> bool:
         """Whether it may still be kept."""
         return self.version() - self.first < MOST_VERSIONS and time.monotonic() < self.good_until_s
 
-    def update_incremental(self, sets: Mapping[str, int] | None = None, info: Mapping[str, str] | None = None) -> None:
-        """Move to the newest version.
+    def moved(
+        self, sets: Mapping[str, int], info: Mapping[str, str], added: Sequence[DataFile], removed: Collection[str]
+    ) -> None:
+        """Move to the next version: a commit that this process has made after this one, with the same columns.
 
-        `sets`, `info`: of a commit that this process has made after this version: transaction ids, and information.
+        `sets`, `info`: its transaction ids, and its information. `added`; `removed`: paths below the table's folder.
         """
-        before, known = self._transactions
-        old = self.version()
-        super().update_incremental()
-        if self.version() != old + 1:
-            return
-        # The only commit since is that one: all other ids are as they were.
-        if sets is not None and before == old:
-            self._transactions = old + 1, known | dict(sets)
-        if info is not None:
-            self._newest = old + 1, info
-            self._note_mark(info.get(COMMIT_ID))
+        old, known = self.version(), self._known()
+        if self._files[0] != old:
+            self.files()
+        files = self._files[1]
+        if files is not None:
+            files = (*(file for file in files if unquote(file.path) not in removed), *added)
+        self._moved = int(self._read.version()), old + 1
+        self._transactions = old + 1, known | dict(sets)
+        self._newest = old + 1, info
+        self._files = old + 1, files if files is not None and len(files) <= MOST_FILES else None
+        self._note_mark(info.get(COMMIT_ID))
 
     def newest_commit(self) -> Mapping[str, Any]:
         """Information of the newest commit, of this version or (beside concurrent writers) a later one; {}: of none."""
@@ -107,14 +172,13 @@ class Handle(DeltaTable):
                 self._newest = version, next(iter(self.history(1)), {})
         return self._newest[1]
 
-    def add_actions(self) -> pa.Table:
-        """See `tables.add_actions`."""
+    def files(self) -> tuple[DataFile, ...]:
+        """The files of this version."""
         version, (of, kept) = self.version(), self._files
         if of == version and kept is not None:
-            return pa.ipc.open_stream(kept).read_all()
-        files = read_add_actions(self)
-        # As bytes: delta-rs's columns keep buffers of half a MiB, however few files there are.
-        self._files = version, _as_bytes(files) if files.num_rows <= MOST_FILES else None
+            return kept
+        files = read_data_files(self)
+        self._files = version, files if len(files) <= MOST_FILES else None
         return files
 
     def identify(self) -> None:
@@ -154,82 +218,3 @@ class Handle(DeltaTable):
 def note_of(version: int, transactions: Mapping[str, int | None]) -> dict[str, str]:
     """Commit information with the transaction ids of a version; nothing if they are many."""
     return {NOTED: json.dumps([version, transactions])} if len(transactions) <= MOST_NOTED else {}
-
-
-class Openable(Protocol):
-    """What `KeptHandles` needs of a table (`tables.Table`)."""
-
-    @property
-    def uri(self) -> str:
-        """Where the table is."""
-        ...
-
-    def open(self) -> DeltaTable | None:
-        """A handle on the newest version."""
-        ...
-
-    def is_newest(self, handle: DeltaTable) -> bool:
-        """Whether a handle has the newest version still."""
-        ...
-
-
-class KeptHandles:
-    """Handles between the steps of a run and between the cycles of a loop, as opening a table reads its log.
-
-    Guarantee: a handle has one user at a time, or readers only; what `take` and `shared` return has the newest version.
-    """
-
-    def __init__(self, most: int = MOST_KEPT) -> None:
-        self._most = most
-        self._kept: dict[str, Handle] = {}
-        self._shared: dict[str, Handle] = {}
-        self._lock = threading.Lock()
-
-    def take(self, table: Openable) -> DeltaTable | None:
-        """A handle for the caller alone; None: there is no table. Raises as `Table.open`."""
-        with self._lock:
-            handle = self._kept.pop(table.uri, None)
-        if handle is None or not handle.is_young or not table.is_newest(handle):
-            return _opened(table)
-        return handle
-
-    def shared(self, table: Openable) -> DeltaTable | None:
-        """A handle that all who ask for it share, until the table has a newer version: none of them may move it.
-
-        For tables that many steps read (bronze, quarantine). Raises as `Table.open`.
-        """
-        handle = self._shared.get(table.uri)
-        if handle is not None and handle.is_young and table.is_newest(handle):
-            return handle
-        opened = _opened(table)
-        self.share(table, opened)
-        return opened
-
-    def share(self, table: Openable, handle: DeltaTable | None) -> None:
-        """Let `shared` return a handle, which its user moves no more."""
-        if isinstance(handle, Handle) and handle.entry is not None:
-            self._shared[table.uri] = handle
-        else:
-            self._shared.pop(table.uri, None)
-
-    def keep(self, table: Openable, handle: DeltaTable | None) -> None:
-        """Take back a handle, which its user uses no more; one that `take` would not return, or has no room, is dropped.
-
-        The others stay where there is no room: each cycle takes the handles in the same order, so those that have waited the
-        longest are the next ones that it takes.
-        """
-        if not isinstance(handle, Handle) or handle.entry is None or not handle.is_young:
-            return
-        with self._lock:
-            if len(self._kept) >= self._most:
-                self._kept = {uri: held for uri, held in self._kept.items() if held.is_young}
-            if len(self._kept) < self._most:
-                self._kept[table.uri] = handle
-
-
-def _opened(table: Openable) -> DeltaTable | None:
-    """A new handle whose version may be compared with the log later."""
-    handle = table.open()
-    if isinstance(handle, Handle):
-        handle.identify()
-    return handle

@@ -4,6 +4,7 @@ Source: Delta Lake protocol, "Delta Log Entries", "Commit Provenance Information
 """
 
 import json
+import os
 from pathlib import Path
 
 import pyarrow.fs as pafs
@@ -25,9 +26,8 @@ def entry_of(uri: str, store: pafs.FileSystem | None, version: int) -> Entry | N
     """
     try:
         if store is None:
-            found = Path(uri, _path(version)).stat()
-            return found.st_ino, found.st_size, found.st_mtime_ns
-        with store.open_input_file(_path(version)) as source:
+            return identity_of(Path(uri, path_of(version)).stat())
+        with store.open_input_file(path_of(version)) as source:
             first = source.read(_HEAD).partition(b"\n")[0]
     except FileNotFoundError:
         return None
@@ -44,11 +44,17 @@ def has_entry(uri: str, store: pafs.FileSystem | None, version: int) -> bool:
         return entry_of(uri, None, version) is not None
     try:
         # `get_file_info` would list the folder of that name, too.
-        store.open_input_file(_path(version)).close()
+        store.open_input_file(path_of(version)).close()
     except FileNotFoundError:
         return False
     return True
 
 
-def _path(version: int) -> str:
+def identity_of(entry: os.stat_result) -> tuple[int, int, int]:
+    """Identity of a local entry."""
+    return entry.st_ino, entry.st_size, entry.st_mtime_ns
+
+
+def path_of(version: int) -> str:
+    """Path of a version's entry, below the table's folder."""
     return f"_delta_log/{version:020}.json"

@@ -20,6 +20,17 @@ CHECKPOINT_COMMITS = 10
 #: within the retention need; a handle reads its checkpoint only when it is asked for progress, and would fail then.
 KEEP_LOG = PostCommitHookProperties(cleanup_expired_logs=False)
 
+#: Properties of the tables that this project makes.
+PROPERTIES = frozenset(
+    {
+        "delta.checkpointInterval",
+        "delta.dataSkippingNumIndexedCols",
+        "delta.deletedFileRetentionDuration",
+        "delta.enableExpiredLogCleanup",
+        "delta.logRetentionDuration",
+    }
+)
+
 
 def is_derived(key: str) -> bool:
     """Whether a table, by its key, is derived from others and replaced as a whole."""

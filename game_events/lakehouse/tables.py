@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -24,10 +25,10 @@ from game_events.decoding.core.kept_columns import is_of_any_kind
 from game_events.errors import ConfigurationError, DataError, ReadOnlyError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
-from game_events.lakehouse.handle import Handle, read_add_actions
+from game_events.lakehouse.handle import DataFile, Handle, read_add_actions, read_data_files
 from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.log_entries import entry_of, has_entry
+from game_events.lakehouse.log_entries import Entry, entry_of, has_entry
 from game_events.lakehouse.retention import Retention
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import delta_options
@@ -41,6 +42,7 @@ SUPPRESSED = "suppressed_entities"
 SOURCE_FILES = "source_files"
 #: Of the export of rows over HTTP: rows in chunks that wait for their call, outcome of each chunk, failed chunks.
 REST_OUTBOX, REST_DELIVERIES, REST_FAILED_CHUNKS = REST_TABLES = ("rest_outbox", "rest_deliveries", "rest_dead_letters")
+AnyTable = TypeVar("AnyTable", bound=DeltaTable)
 #: All tables but those of games.
 OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, *OWN})
 
@@ -94,13 +96,18 @@ def version_of(handle: DeltaTable | None) -> int | None:
 
 
 def add_actions(handle: DeltaTable) -> pa.Table:
-    """The files of a version with their statistics: a column `min.{column}`, `max.{column}` for each of them."""
-    return handle.add_actions() if isinstance(handle, Handle) else read_add_actions(handle)
+    """The files of a version with all statistics, read from the log: columns `min.{column}`, `max.{column}` for each column."""
+    return read_add_actions(handle)
+
+
+def files_of(handle: DeltaTable) -> tuple[DataFile, ...]:
+    """The files of a version."""
+    return handle.files() if isinstance(handle, Handle) else read_data_files(handle)
 
 
 def paths(handle: DeltaTable) -> list[str]:
     """Paths of a version's files, below the table's folder."""
-    return [unquote(path) for path in add_actions(handle).column("path").to_pylist()]
+    return [unquote(file.path) for file in files_of(handle)]
 
 
 def is_person(column: str, person: str | None) -> bool:
@@ -170,7 +177,7 @@ class Table:
         with store_errors_named(self.uri):
             return DeltaTable.is_deltatable(self.uri, self.options)
 
-    def open(self) -> DeltaTable | None:
+    def open(self) -> Handle | None:
         """A handle on the newest version, or None if there is no such table.
 
         Raises:
@@ -189,16 +196,8 @@ class Table:
             raise DataError(
                 f"table {self.uri} cannot be opened: {error}: restore its log, or delete the table to have it rebuilt"
             ) from error
-        self._note_entry(table)
+        self.note_entry(table)
         return self.readable(table)
-
-    def advance(self, handle: DeltaTable, sets: Mapping[str, int] | None = None, info: Mapping[str, str] | None = None) -> None:
-        """Move a handle to the newest version of its table; `sets`, `info`: as `Handle.update_incremental`."""
-        if isinstance(handle, Handle):
-            handle.update_incremental(sets, info)
-            self._note_entry(handle)
-        else:
-            handle.update_incremental()
 
     def is_newest(self, handle: DeltaTable) -> bool:
         """Whether a handle has the table's newest version still.
@@ -221,13 +220,16 @@ class Table:
         except ConfigurationError:
             return False
 
-    def _note_entry(self, handle: Handle) -> None:
-        """Note the log entry of a handle's version, for `is_newest`; in an object store the handle does it (`identify`)."""
+    def note_entry(self, handle: Handle, entry: Entry | None = None) -> None:
+        """Note the log entry of a handle's version, for `is_newest`; in an object store the handle does it (`identify`).
+
+        `entry`: its identity, if this process has written it; None: it is asked for.
+        """
         if self.is_local:
-            entry = entry_of(self.uri, None, handle.version())
+            entry = entry or entry_of(self.uri, None, handle.version())
             handle.entry = None if entry is None else (handle.version(), entry)
 
-    def readable(self, handle: DeltaTable) -> DeltaTable:
+    def readable(self, handle: AnyTable) -> AnyTable:
         """The handle.
 
         Raises:

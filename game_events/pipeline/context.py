@@ -16,7 +16,7 @@ from game_events.config.extensions import Extensions, extensions_of
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
 from game_events.decoding.core.kept_columns import kept_columns
-from game_events.lakehouse.handle import KeptHandles
+from game_events.lakehouse.kept_handles import KeptHandles
 from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
 from game_events.pipeline.schemas.catalog import SchemaCatalog

@@ -75,7 +75,7 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
     pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of {pipeline.bronze.name}")
     known = SchemaArchive(pipeline.lakehouse).read()
     schema = marked_records([known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in schema_ids(rows)])
-    new = selection(bronze, "_batch", int(since or 0)).rows
+    new = selection(bronze, int(since or 0)).rows
     records = rows.select(*_as_records()).coalesce(max(1, -(-new // TASK_RECORDS)))
     files = FileStage(table, schema, "headers").write(records)
     failpoints.reach("archive_staged")
@@ -119,7 +119,7 @@ def _records(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, archived: DeltaTable | None, since: int
 ) -> tuple[DataFrame, int]:
     """Rows that the archive lacks, with bronze's own columns, and the number of bronze's rows without a raw value."""
-    uris = files_with(bronze, "_batch", since)
+    uris = files_with(bronze, since)
     rows = read_files(pipeline.spark, uris, spark_schema(bronze.schema())).where(F.col("_batch") > since)
     without_raw = rows.where(F.col("_raw_value").isNull()).count() if uris else 0
     rows = rows.where(F.col("_raw_value").isNotNull()).select(*_READ_COLUMNS)

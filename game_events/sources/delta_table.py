@@ -87,14 +87,14 @@ class TableSource(Source):
 
     def records(self, batch: MicroBatch) -> int:
         """Rows of the files that hold the batch: an upper bound."""
-        return selection(self._handle(), "_batch", min(batch.start.values()) - 1).rows
+        return selection(self._handle(), min(batch.start.values()) - 1).rows
 
     def read(self, spark: SparkSession, batch: MicroBatch) -> DataFrame:
         """Rows of these batches, columns `RAW_COLUMNS`; a row without its raw value fails the job."""
         handle = self._handle()
         (split,) = batch.end
         start, end = batch.start[split], batch.end[split]
-        rows = read_files(spark, files_with(handle, "_batch", start - 1), spark_schema(handle.schema()))
+        rows = read_files(spark, files_with(handle, start - 1), spark_schema(handle.schema()))
         rows = rows.where(F.col("_batch").between(start, end - 1))
         missing = F.raise_error(F.lit(f"{self._table.uri} {_NO_RAW}"))
         raw = F.when(F.col("_raw_value").isNull(), missing.cast("binary")).otherwise(F.col("_raw_value"))

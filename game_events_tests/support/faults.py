@@ -14,7 +14,7 @@ from game_events.lakehouse.commits import commit
 from game_events.lakehouse.tables import Table
 
 Open = Callable[[Table], DeltaTable | None]
-Write = Callable[..., None]
+Write = Callable[..., object]
 
 
 def handle_failpoints(patch: pytest.MonkeyPatch, handler: Callable[[str, object], object]) -> None:
@@ -76,14 +76,14 @@ def at_creation(instead: Callable[..., object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_commit(instead: Callable[..., object]) -> Iterator[None]:
-    """Within the block `instead` commits to tables; it gets delta-rs' call, and the arguments."""
-    usual: Write = DeltaTable.create_write_transaction
+    """Within the block `instead` writes the next versions of tables; it gets `write_version`, and the arguments."""
+    usual: Write = commit.write_version
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DeltaTable, "create_write_transaction", lambda *given, **options: instead(usual, *given, **options))
+        patch.setattr(commit, "write_version", functools.partial(instead, usual))
         yield
 
 
 def wrap_writes(patch: pytest.MonkeyPatch, wrap: Callable[[Write], Write]) -> None:
-    """Until `patch` is undone, `wrap` is around the two calls of delta-rs that commit to a table and that create one."""
-    for owner, name in ((DeltaTable, "create_write_transaction"), (commit, "create_table_with_add_actions")):
-        patch.setattr(owner, name, wrap(getattr(owner, name)))
+    """Until `patch` is undone, `wrap` is around the two functions that commit to a table and that create one."""
+    for name in ("write_version", "create_table_with_add_actions"):
+        patch.setattr(commit, name, wrap(getattr(commit, name)))

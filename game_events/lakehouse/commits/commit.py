@@ -5,21 +5,19 @@ it follows. So of two concurrent writers with overlapping ranges one commits, an
 """
 
 import logging
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction, create_table_with_add_actions
+from deltalake.transaction import create_table_with_add_actions
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.evolution import evolve, same_columns, with_features
+from game_events.lakehouse.commits.log_writer import Changes, write_version
 from game_events.lakehouse.commits.outcome import CommitOutcome, is_refusal, new_mark, outcome_of
 from game_events.lakehouse.commits.restores import restored_between
 from game_events.lakehouse.commits.transactions import txn
@@ -27,10 +25,10 @@ from game_events.lakehouse.data.staging import StagedFile, discard, unseen
 from game_events.lakehouse.descriptions import comments_of, describe, described
 from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.handle import Handle, log_retention_s, note_of
-from game_events.lakehouse.log_entries import COMMIT_ID
-from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEEP_LOG
+from game_events.lakehouse.log_entries import COMMIT_ID, Entry
+from game_events.lakehouse.retention import CHECKPOINT_COMMITS
 from game_events.lakehouse.storage.errors import storage_error
-from game_events.lakehouse.tables import Table, add_actions, paths, table_id, version_of
+from game_events.lakehouse.tables import Table, files_of, paths, table_id
 
 log = logging.getLogger(__name__)
 #: Attempts: each concurrent commit, of whatever kind, makes a commit compare again (some 20 ms on a local disk), and a loop
@@ -106,7 +104,7 @@ class Landed:
     table_bytes: int
     bytes: int = 0
     comments: Mapping[str, str] = field(default_factory=dict)
-    handle: DeltaTable | None = field(default=None, compare=False, repr=False)
+    handle: Handle | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass
@@ -116,6 +114,15 @@ class _Attempt:
     mark: str = field(default_factory=new_mark)
     handle: DeltaTable | None = None
     sent: bool = False
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A visible commit of `changes` after a handle's version; `entry`: the log entry, if this process has written it itself."""
+
+    handle: DeltaTable
+    changes: Changes
+    entry: Entry | None
 
 
 def commit(plan: Commit) -> Landed:
@@ -136,15 +143,15 @@ def commit(plan: Commit) -> Landed:
             f"{plan.table.uri}: {len(elsewhere)} of {len(plan.files)} files that Spark's workers have written are not there "
             f"({elsewhere[0]}): GAME_EVENTS_LAKEHOUSE has to be storage that all machines share (docs/cluster.md)"
         )
-    followed: DeltaTable | None = None
+    written: _Written | None = None
     for number in range(ATTEMPTS):
         attempt = _Attempt()
         try:
-            planned = plan.follows if number == 0 else None
+            planned = plan.follows if number == 0 and isinstance(plan.follows, Handle) else None
             newest = planned is not None and plan.table.is_newest(planned)
             attempt.handle = planned if newest else plan.table.open()
             _require(plan, attempt.handle)
-            followed = _write(plan, attempt)
+            written = _write(plan, attempt)
             break
         except (ConflictError, DataError, ConfigurationError):  # of the comparison: nothing was sent
             discard(plan.table, list(plan.files))
@@ -152,7 +159,7 @@ def commit(plan: Commit) -> Landed:
         except (CommitFailedError, DeltaError, OSError) as error:
             if _is_visible(plan, attempt, error, last=number == ATTEMPTS - 1):
                 break
-    return _landed(plan, followed, attempt.mark)
+    return _landed(plan, written)
 
 
 def _require(plan: Commit, handle: DeltaTable | None) -> None:
@@ -171,14 +178,12 @@ def _require(plan: Commit, handle: DeltaTable | None) -> None:
         raise ConflictError(f"{plan.table.name}: files to be rewritten are gone: somebody else rewrote them first")
 
 
-def _write(plan: Commit, attempt: _Attempt) -> DeltaTable | None:
-    """Write the next version; returns a handle on the one that it follows, None: the table was made."""
+def _write(plan: Commit, attempt: _Attempt) -> _Written | None:
+    """Write the next version; None: the table was made, or made anew, and has to be opened."""
     handle, wanted = attempt.handle, described(plan.table, plan.schema)
     if handle is None or (plan.replace and plan.partition_by != tuple(handle.metadata().partition_columns)):
         _create(plan, attempt, wanted)
         return None
-    mode: Literal["overwrite", "append"]
-    actions: list[AddAction | RemoveAction] = [f.add_action(same_rows=plan.same_rows) for f in plan.files]
     reshaped = plan.replace and plan.reshape and not same_columns(handle, plan.schema)
     evolved = with_features(plan.table, handle, wanted)
     if not reshaped:
@@ -187,54 +192,42 @@ def _write(plan: Commit, attempt: _Attempt) -> DeltaTable | None:
     if evolved is not handle:
         handle = evolved
         _require(plan, handle)
+    changes = _changes(plan, attempt, handle.note_after(plan.advance) if isinstance(handle, Handle) else {})
     if reshaped:
-        # delta-rs removes the old files itself, and writes the schema, in this mode.
-        schema, mode = Schema.from_arrow(marked(wanted, partitioned=bool(plan.partition_by))), "overwrite"
+        columns = Schema.from_arrow(marked(wanted, partitioned=bool(plan.partition_by)))
+        changes = replace(changes, columns=columns)
     else:
-        if plan.replace or plan.rewritten:
-            removed = paths(handle) if plan.replace else sorted(plan.rewritten)
-            actions += removals(removed, same_rows=plan.same_rows)
-        schema, mode = handle.schema(), "append"
-    noted = handle.note_after(plan.advance) if isinstance(handle, Handle) else {}
+        changes = replace(changes, removed=paths(handle) if plan.replace else sorted(plan.rewritten))
     attempt.sent = True
-    handle.create_write_transaction(
-        actions, mode, schema, commit_properties=_properties(plan, attempt, noted), post_commithook_properties=KEEP_LOG
-    )
-    return handle
+    entry = write_version(plan.table, handle, changes)
+    return None if reshaped else _Written(handle, changes, entry)
 
 
-def _properties(plan: Commit, attempt: _Attempt, noted: Mapping[str, str]) -> CommitProperties:
-    """What goes into the log with the commit; `noted`: values of transaction ids, for whoever opens the version."""
-    return CommitProperties(
-        # 0 retries: the commit becomes the next version after the one that was compared, or fails. With retries, the second of
-        # two creators would become version 1; a commit that removes files would succeed after a compaction (of ours or of
-        # another engine) that has moved the same rows, as delta-rs 1.6.6 finds no conflict with commits of `dataChange=false`:
-        # the table would have these rows twice; and a reader of the version between would believe what is noted of a later one.
-        max_commit_retries=0,
-        custom_metadata={**plan.info, COMMIT_ID: attempt.mark, **noted},
-        app_transactions=[Transaction(app, to) for app, to in plan.advance.items()],
-    )
+def _changes(plan: Commit, attempt: _Attempt, noted: Mapping[str, str]) -> Changes:
+    """What a plan adds; `noted`: values of transaction ids, for whoever opens the version."""
+    info = {**plan.info, COMMIT_ID: attempt.mark, **noted}
+    return Changes(plan.files, same_rows=plan.same_rows, advance=plan.advance, info=info)
 
 
 def _create(plan: Commit, attempt: _Attempt, wanted: pa.Schema) -> None:
     """Make the table, or a new one in place of another."""
     # Which version a new table in place of another becomes is not known.
     noted = note_of(0, {**dict.fromkeys(plan.expected), **plan.advance}) if attempt.handle is None else {}
+    changes = _changes(plan, attempt, noted)
     own = {"delta.dataSkippingNumIndexedCols": "32"}
     failpoints.reach("before_create", plan.table.name)
     attempt.sent = True
     create_table_with_add_actions(
         plan.table.uri,
         Schema.from_arrow(marked(wanted, partitioned=bool(plan.partition_by))),
-        [f.add_action() for f in plan.files],
+        changes.added,
         mode="error" if attempt.handle is None else "overwrite",
         partition_by=list(plan.partition_by),
         name=plan.table.name,
         description=plan.description,
         configuration={**own, **plan.table.retention.properties(plan.table.key)},
         storage_options=plan.table.options,
-        commit_properties=_properties(plan, attempt, noted),
-        post_commithook_properties=KEEP_LOG,
+        **changes.options,
     )
 
 
@@ -262,27 +255,29 @@ def _is_visible(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool
     ) from error
 
 
-def _landed(plan: Commit, followed: DeltaTable | None, mark: str) -> Landed:
-    """The table after the commit of that mark; `followed`: the version before it, if it is known: the log is not read again.
+def _landed(plan: Commit, written: _Written | None) -> Landed:
+    """The table after its commit; None: the commit is not the next version of a known one, so the table is opened.
 
     Raises:
         TransientError: it cannot be read. The commit is visible, so whatever the cause is its files must stay.
     """
     try:
-        before = version_of(followed)
-        if followed is not None:
-            plan.table.advance(followed, plan.advance, {**plan.info, COMMIT_ID: mark})
-        handle = followed if version_of(followed) != before else plan.table.open()
+        handle = plan.table.open() if written is None else _moved(plan.table, written)
         if handle is None:
             raise DataError(f"the table is gone: who else deletes below {plan.table.uri}?")
-        actions = add_actions(handle)
-        total, size = (int(pc.sum(actions.column(name)).as_py() or 0) for name in ("num_records", "size_bytes"))
-        rows, added = sum(f.rows for f in plan.files), sum(f.size for f in plan.files)
-        # As often as there is a checkpoint.
-        if (handle.version() + 1) % CHECKPOINT_COMMITS == 0:
-            _shorten_log(plan.table, handle)
-        found = (plan.table.name, handle.version(), str(handle.metadata().id), rows, len(plan.files), total, size, added)
-        return Landed(*found, comments_of(pa.schema(handle.schema())), handle)
+        found = files_of(handle)
+        return Landed(
+            plan.table.name,
+            handle.version(),
+            str(handle.metadata().id),
+            sum(f.rows for f in plan.files),
+            len(plan.files),
+            sum(f.rows or 0 for f in found),
+            sum(f.size for f in found),
+            sum(f.size for f in plan.files),
+            comments_of(pa.schema(handle.schema())),
+            handle,
+        )
     except (GameEventsError, DeltaError, OSError) as error:
         raise TransientError(
             f"{plan.table.name}: the commit landed, but the table cannot be read since: {error}. Run again: its own progress "
@@ -290,15 +285,18 @@ def _landed(plan: Commit, followed: DeltaTable | None, mark: str) -> Landed:
         ) from error
 
 
-def _shorten_log(table: Table, handle: DeltaTable) -> None:
-    """Delete expired entries of the log; what cannot be deleted stays for the next time, or for maintenance."""
-    try:
-        TableLog(table).delete_expired(log_retention_s(handle))
-    except (OSError, DeltaError) as error:
-        log.warning("table=%s log_not_shortened=%r", table.name, str(error))
-
-
-def removals(files: Iterable[str], *, same_rows: bool = False) -> list[RemoveAction]:
-    """Actions that remove files, by their paths below the table's folder."""
-    now = int(time.time() * 1000)
-    return [RemoveAction(path, not same_rows, now) for path in files]
+def _moved(table: Table, written: _Written) -> Handle | None:
+    """The handle on the version that was written; its log gets a checkpoint, and is shortened, if that is due."""
+    handle, changes = written.handle, written.changes
+    if not isinstance(handle, Handle):
+        return table.open()
+    handle.moved(changes.advance, changes.info, [file.data_file() for file in changes.files], frozenset(changes.removed))
+    table.note_entry(handle, written.entry)
+    if (handle.version() + 1) % CHECKPOINT_COMMITS == 0:
+        try:
+            if written.entry is not None:  # else delta-rs has made the checkpoint
+                handle.create_checkpoint()
+            TableLog(table).delete_expired(log_retention_s(handle))
+        except (OSError, DeltaError) as error:  # stays for the next time, or for maintenance
+            log.warning("table=%s log_not_shortened=%r", table.name, str(error))
+    return handle

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse.data.staging import file_system, partition_of
 from game_events.lakehouse.storage.errors import store_errors_named
-from game_events.lakehouse.tables import Table, add_actions, paths
+from game_events.lakehouse.tables import Table, files_of, paths
 
 #: Key in the commit information of silver, gold and unified, which marks a commit as this project's own.
 BATCH_INFO = "bronze_batch"
@@ -23,19 +23,19 @@ BATCH_INFO = "bronze_batch"
 READ_ROWS = 1_048_576
 
 
-def files_with(handle: DeltaTable, column: str | None = None, above: int = 0) -> list[str]:
-    """URIs of the files that may hold rows with ``column > above``, by their statistics; of all files without a column."""
-    return selection(handle, column, above).files
+def files_with(handle: DeltaTable, above: int | None = None) -> list[str]:
+    """URIs of the files that may hold rows of later bronze batches than `above`, by their statistics; None: of all files."""
+    return selection(handle, above).files
 
 
 @dataclass(frozen=True)
 class FileSelection:
-    """Files of one version that may hold rows above a bound.
+    """Files of one version that may hold rows of later bronze batches than a bound.
 
     Attributes:
         files, paths: their URIs, and their paths below the table's folder.
         rows: rows in them; without those of files with an unknown number, unless `rows_known`.
-        exact: by their statistics every row is above the bound, so no filter is needed. A filter's bound is part of the code
+        exact: by their statistics every row is of a later batch, so no filter is needed. A filter's bound is part of the code
             that Spark generates: with one, each small batch would be compiled again and run cold.
     """
 
@@ -46,33 +46,18 @@ class FileSelection:
     rows_known: bool = True
 
 
-def selection(handle: DeltaTable, column: str | None = None, above: int = 0) -> FileSelection:
-    """Files that may hold rows with ``column > above``; without a column, all files."""
-    actions = _actions(handle, column, above)
+def selection(handle: DeltaTable, above: int | None = None) -> FileSelection:
+    """Files that may hold rows of later bronze batches than `above`; None: all files."""
+    found, exact = files_of(handle), True
+    if above is not None:
+        found = tuple(file for file in found if file.highest_batch is None or file.highest_batch > above)
+        exact = all(file.lowest_batch is not None and file.lowest_batch > above for file in found)
     root = handle.table_uri.rstrip("/")
-    listed = actions.column("path").to_pylist()
-    uris = [f"{root}/{path}" for path in listed]
-    exact = column is None or not uris
-    if not exact and f"min.{column}" in actions.column_names:
-        exact = bool(pc.all(pc.greater(actions.column(f"min.{column}"), _literal(above)), skip_nulls=False).as_py())
-    rows = actions.column("num_records")
-    return FileSelection(uris, list(map(unquote, listed)), int(pc.sum(rows).as_py() or 0), exact, rows.null_count == 0)
-
-
-def _actions(handle: DeltaTable, column: str | None, above: int) -> pa.Table:
-    """Path, number of rows, and minimum and maximum of the column."""
-    actions = add_actions(handle)
-    names = {"path", "num_records", f"min.{column}", f"max.{column}"}
-    actions = actions.select([name for name in actions.column_names if name in names])
-    if column is not None and f"max.{column}" in actions.column_names:
-        highest = actions.column(f"max.{column}")
-        return actions.filter(pc.or_kleene(pc.is_null(highest), pc.greater(highest, _literal(above))))
-    return actions
-
-
-def _literal(value: int) -> pa.Scalar:
-    """An integer for Arrow's functions, which to make one of Python's import pandas: a quarter of a short command's time."""
-    return pa.arange(value, value + 1)[0]
+    listed = [file.path for file in found]
+    rows = [file.rows for file in found]
+    return FileSelection(
+        [f"{root}/{path}" for path in listed], list(map(unquote, listed)), sum(n or 0 for n in rows), exact, None not in rows
+    )
 
 
 def may_hold(actions: pa.Table, column: str, low: object, high: object) -> pa.Array | pa.ChunkedArray:
@@ -85,9 +70,7 @@ def may_hold(actions: pa.Table, column: str, low: object, high: object) -> pa.Ar
 
 def row_count(handle: DeltaTable | None) -> int:
     """Rows of a version, from its log alone; 0 without a table."""
-    if handle is None:
-        return 0
-    return int(pc.sum(add_actions(handle).column("num_records")).as_py() or 0)
+    return sum(file.rows or 0 for file in files_of(handle)) if handle is not None else 0
 
 
 def read_arrow(

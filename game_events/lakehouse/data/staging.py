@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,7 @@ from deltalake.transaction import AddAction
 from game_events.decoding.core.expansion import Shape, cuts
 from game_events.decoding.core.wire_format import NO_ROWS, Rows
 from game_events.lakehouse import failpoints
+from game_events.lakehouse.handle import DataFile
 from game_events.lakehouse.tables import Table, is_person
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,12 @@ class StagedFile:
     def add_action(self, *, same_rows: bool = False) -> AddAction:
         """The Delta action that makes the file part of its table; `same_rows`: instead of files with the same rows."""
         return AddAction(self.path, self.size, partition_of(self.path), self.modified_ms, not same_rows, self.stats)
+
+    def data_file(self) -> DataFile:
+        """The file as the log lists it after its commit."""
+        stats = json.loads(self.stats)
+        lowest, highest = (stats.get(bounds, {}).get("_batch") for bounds in ("minValues", "maxValues"))
+        return DataFile(quote(self.path, safe="/="), self.size, stats.get("numRecords"), lowest, highest)
 
     def to_json(self) -> str:
         """JSON of the file."""

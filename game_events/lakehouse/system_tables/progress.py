@@ -23,7 +23,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.handle import KeptHandles
+from game_events.lakehouse.kept_handles import KeptHandles
 from game_events.lakehouse.layers import OWN_GOLD, Layer
 from game_events.lakehouse.system_tables.system_table import SystemTable, schema_of
 from game_events.lakehouse.tables import Lakehouse, table_id, version_of

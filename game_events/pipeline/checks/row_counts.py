@@ -87,7 +87,7 @@ def count_later(
     `few_rows`: with at most so many rows in a few files they are counted in this process; more, or a number that the log does
     not say, take a Spark job.
     """
-    later = selection(handle, "_batch", above)
+    later = selection(handle, above)
     if later.rows <= few_rows and later.rows_known and len(later.files) <= FEW_FILES:
         return _counted_here(pipeline, handle, later.paths, above)
     rows = read_files(pipeline.spark, later.files, spark_schema(handle.schema())).where(F.col("_batch") > above)

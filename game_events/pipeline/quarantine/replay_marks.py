@@ -65,7 +65,7 @@ def _stage(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, batch: int
 ) -> tuple[list[StagedFile], frozenset[str]]:
     """Files with the rows of that batch marked, and the paths of the files that they replace."""
-    came = read_files(pipeline.spark, files_with(bronze, "_batch", batch - 1), spark_schema(bronze.schema()))
+    came = read_files(pipeline.spark, files_with(bronze, batch - 1), spark_schema(bronze.schema()))
     came = came.where(F.col("_batch") == batch).select(*COORDINATES, F.lit(True).alias("_came"))
     held = read_table(pipeline.spark, quarantine).where("layer = 'bronze'")
     touched = held.select(*COORDINATES, file_name()).join(came, list(COORDINATES), "left_semi").select("_file")

@@ -100,7 +100,7 @@ def games_waiting(pipeline: Pipeline) -> Counter[str]:
     if entity not in wanted.names:
         return Counter()
     try:
-        for rows in read_parts(pipeline.bronze, wanted, selection(bronze, "_batch", floor).paths):
+        for rows in read_parts(pipeline.bronze, wanted, selection(bronze, floor).paths):
             names = rows.filter(pc.greater(rows.column("_batch"), floor)).column(entity).combine_chunks()
             found.update({entry["values"]: entry["counts"] for entry in pc.value_counts(names).to_pylist()})
     except FileNotFoundError as error:

@@ -95,7 +95,7 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
         return []
     source = SilverInput.of(pipeline, handle)
     state = pipeline.progress.read(source.bronze.key)
-    uris = files_with(handle, "_batch", state.floor(Layer.SILVER) if above is None else above)
+    uris = files_with(handle, state.floor(Layer.SILVER) if above is None else above)
     if not uris:
         return []
     # Read first: PySpark's columns need a session, and this may be its first use.

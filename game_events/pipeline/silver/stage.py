@@ -149,7 +149,7 @@ class Staging:
     @cached_property
     def files(self) -> FileSelection:
         """Bronze's files with these rows."""
-        return selection(self.source.handle, "_batch", self.above)
+        return selection(self.source.handle, self.above)
 
     def rows(self) -> DataFrame:
         """Bronze's rows with the column `DECIDED`."""

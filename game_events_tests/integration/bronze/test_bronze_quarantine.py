@@ -59,8 +59,9 @@ class Writes:
             self.made += 1
             number = self.made
             self.before.get(number, lambda: None)()
-            write(*arguments, **options)
+            written = write(*arguments, **options)
             self.after.get(number, lambda: None)()
+            return written
 
         return made
 

@@ -143,12 +143,12 @@ class FanOutModel(RuleBasedStateMachine):
         """Whether the commit is made, or not."""
         seen = []
 
-        def lossy(real: Write, *arguments: Any, **options: Any) -> None:
+        def lossy(real: Write, *arguments: Any, **options: Any) -> object:
             seen.append(1)
-            if landed or len(seen) != number:
-                real(*arguments, **options)
+            made = real(*arguments, **options) if landed or len(seen) != number else None
             if len(seen) == number:
                 raise DeltaError("timed out")
+            return made
 
         with at_commit(lossy), suppress(GameEventsError):
             self.world.work(**how)

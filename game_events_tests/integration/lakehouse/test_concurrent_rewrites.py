@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from contextlib import suppress
@@ -14,6 +15,7 @@ from game_events.errors import ConflictError, TransientError
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
 from game_events.lakehouse.tables import Lakehouse, paths
+from game_events_tests.support.faults import at_commit
 from game_events_tests.support.tables import SCHEMA, data_files, numbers, plan, staged_numbers
 
 WIDER = SCHEMA.append(pa.field("more", pa.string()))
@@ -55,17 +57,19 @@ def other_engine(table):
     return DeltaTable(table.uri).optimize.compact
 
 
-def before_the_write(monkeypatch, action):
+@contextlib.contextmanager
+def before_the_write(action):
     """Do something at the last moment before a commit is handed to the storage, once."""
-    write, happened = DeltaTable.create_write_transaction, []
+    happened = []
 
-    def late(self, *arguments, **options):
+    def late(write, *given):
         if not happened:
             happened.append(True)
             action()
-        return write(self, *arguments, **options)
+        return write(*given)
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", late)
+    with at_commit(late):
+        yield
 
 
 REPLACED, WITHOUT_OLDEST, SAME = [10, 11, 12], [1, 2], [0, 1, 2]
@@ -85,10 +89,9 @@ REPLACED, WITHOUT_OLDEST, SAME = [10, 11, 12], [1, 2], [0, 1, 2]
         (reshaping, other_engine, REPLACED),
     ],
 )
-def test_of_two_commits_that_remove_files_the_later_one_sees_the_earlier_one(ours, rival, held, table, monkeypatch):
+def test_of_two_commits_that_remove_files_the_later_one_sees_the_earlier_one(ours, rival, held, table):
     late, early = ours(table), rival(table)
-    before_the_write(monkeypatch, early)
-    with suppress(ConflictError):
+    with before_the_write(early), suppress(ConflictError):
         late()
     assert numbers(table) == held
     if rival is not other_engine:
@@ -96,18 +99,17 @@ def test_of_two_commits_that_remove_files_the_later_one_sees_the_earlier_one(our
 
 
 @pytest.mark.parametrize("rival", [compaction, other_engine])
-def test_rows_that_are_erased_beside_a_compaction_are_gone_or_the_erasure_says_that_it_lost(rival, table, monkeypatch):
+def test_rows_that_are_erased_beside_a_compaction_are_gone_or_the_erasure_says_that_it_lost(rival, table):
     late, early = erasure(table), rival(table)
-    before_the_write(monkeypatch, early)
-    with pytest.raises(ConflictError):
+    with before_the_write(early), pytest.raises(ConflictError):
         late()
     assert numbers(table) == SAME
 
 
-def test_a_replacement_beside_a_compaction_lands_without_being_planned_anew(table, monkeypatch):
+def test_a_replacement_beside_a_compaction_lands_without_being_planned_anew(table):
     late, early = replacement(table), compaction(table)
-    before_the_write(monkeypatch, early)
-    assert late().version == table.open().version()
+    with before_the_write(early):
+        assert late().version == table.open().version()
 
 
 def test_two_compactions_of_one_version_by_deltalake_duplicate_rows(table):

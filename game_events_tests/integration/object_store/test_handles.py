@@ -12,7 +12,7 @@ from deltalake.transaction import CommitProperties, Transaction
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, ConflictError, TransientError
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.handle import KeptHandles
+from game_events.lakehouse.kept_handles import KeptHandles
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events_tests.support.faults import opened_tables
 from game_events_tests.support.servers.object_store import ObjectStore

@@ -86,14 +86,14 @@ class World:
         self.patch.undo()
         shutil.rmtree(self.folder)
 
-    def after_a_step(self, write: Callable[..., None]) -> Callable[..., None]:
+    def after_a_step(self, write: Callable[..., object]) -> Callable[..., object]:
         """The last moment before a commit is handed to the storage is a step, too."""
 
-        def written(*arguments: Any, **options: Any) -> None:
+        def written(*arguments: Any, **options: Any) -> object:
             self.stepped()
             if self.late is not None:
-                self.late(arguments[0].table_uri if isinstance(arguments[0], DeltaTable) else str(arguments[0]))
-            write(*arguments, **options)
+                self.late(arguments[0].uri if isinstance(arguments[0], Table) else str(arguments[0]))
+            return write(*arguments, **options)
 
         return written
 

@@ -162,7 +162,7 @@ def test_of_rivals_that_passed_the_comparison_together_exactly_one_lands(table, 
 
     def meet(write, *given, **options):
         meeting.wait(10)  # both hold a handle from before either commit
-        write(*given, **options)
+        return write(*given, **options)
 
     with at_commit(meet):
         outcomes = both(*(partial(commit, plan(table, range(1, end), 1, end)) for end in ends))

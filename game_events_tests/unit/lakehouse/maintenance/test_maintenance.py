@@ -99,9 +99,9 @@ def test_batches_are_still_found_by_their_files_statistics(table):
         commit(plan(table, [], batch - 1 or None, batch, schema=schema, files=files))
     first, second, *_ = small_files(table, table.open(), FULL_GOAL)[0]
     join_files(table, table.open(), [first, second])
-    assert selection(table.open(), "_batch", 2).exact
-    assert selection(table.open(), "_batch", 2).rows == 2
-    assert not selection(table.open(), "_batch", 1).exact
+    assert selection(table.open(), 2).exact
+    assert selection(table.open(), 2).rows == 2
+    assert not selection(table.open(), 1).exact
 
 
 def test_a_loop_writes_a_row_again_once_for_each_size_class(table):
@@ -159,7 +159,7 @@ def test_a_commit_that_meets_a_compaction_half_way_lands_all_the_same(table):
             joined.append(True)
             (group,) = small_files(table, table.open(), FULL_GOAL)
             join_files(table, table.open(), group)
-        write(*given, **options)
+        return write(*given, **options)
 
     with at_commit(beaten):
         landed = commit(ours)

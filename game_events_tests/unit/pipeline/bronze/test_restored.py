@@ -120,7 +120,7 @@ def test_a_restore_is_checked_again_if_the_table_is_restored_once_more_in_the_me
     def late(write, *given, **options):
         if not beaten:
             beaten.append(pipeline.bronze.open().restore(first))
-        write(*given, **options)
+        return write(*given, **options)
 
     with at_commit(late), pytest.raises(DataError, match=refusal(pipeline.bronze, whole)):
         checked(pipeline)

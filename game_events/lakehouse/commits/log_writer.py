@@ -1,0 +1,171 @@
+"""Writes the log entry of a commit: the next version of a table, or an error because another commit has taken it.
+
+delta-rs reads the log before and after each entry that it writes, and lists its folder: 10 of the 12 ms of a small commit. So
+the entry of a plain commit to a local table is written here: files added and removed, columns and properties as before.
+Everything else, and every table with a property or feature that this module does not know, is delta-rs'
+(docs/decisions/0029).
+
+Source: Delta Lake protocol, "Delta Log Entries", "Add File and Remove File", "Transaction Identifiers", "Commit Provenance
+Information", "Requirements for Writers".
+"""
+
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
+
+from game_events.lakehouse.data.staging import StagedFile, partition_of
+from game_events.lakehouse.handle import Handle
+from game_events.lakehouse.log_entries import Entry, identity_of, path_of
+from game_events.lakehouse.retention import KEEP_LOG, PROPERTIES
+from game_events.lakehouse.tables import Table
+
+#: Features that ask nothing of a writer, or nothing without a property or a column's metadata, which are looked at.
+_PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
+#: Version of the protocol for writers without features, and the one that lists them.
+_PLAIN_VERSION, _LISTED_VERSION = 2, 7
+#: Paths that are the same encoded for URIs and not.
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_.=/-]+")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a commit changes.
+
+    Attributes:
+        files: files to add.
+        removed: paths of files to remove, below the table's folder.
+        same_rows: the added files have the rows of the removed ones, so streaming readers skip the commit.
+        advance: transaction id -> value.
+        info: the commit's information.
+        columns: the table's new columns: all files that it has are removed; None: columns and files stay.
+    """
+
+    files: Sequence[StagedFile] = ()
+    removed: Sequence[str] = ()
+    same_rows: bool = False
+    advance: Mapping[str, int] = field(default_factory=dict)
+    info: Mapping[str, str] = field(default_factory=dict)
+    columns: Schema | None = None
+
+    @property
+    def added(self) -> list[AddAction]:
+        """The added files as delta-rs takes them."""
+        return [file.add_action(same_rows=self.same_rows) for file in self.files]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of delta-rs' functions that commit: transaction ids, information, and what they do afterwards."""
+        properties = CommitProperties(
+            # 0 retries: the commit becomes the next version after the one that was compared, or fails. With retries, the second
+            # of two creators would become version 1; a commit that removes files would succeed after a compaction (of ours or
+            # of another engine) that has moved the same rows, as delta-rs 1.6.6 finds no conflict with commits of
+            # `dataChange=false`: the table would have these rows twice; and a reader of the version between would believe what
+            # is noted of a later one.
+            max_commit_retries=0,
+            custom_metadata=dict(self.info),
+            app_transactions=[Transaction(app, to) for app, to in self.advance.items()],
+        )
+        return {"commit_properties": properties, "post_commithook_properties": KEEP_LOG}
+
+
+def write_version(table: Table, handle: DeltaTable, changes: Changes) -> Entry | None:
+    """Make the changes the version after a handle's. The handle stays as it is.
+
+    Returns the identity of the log entry if it was written here; None: delta-rs has written it, and a checkpoint if one was
+    due.
+
+    Raises:
+        CommitFailedError: another commit has taken the version.
+        OSError, DeltaError: the storage failed; the commit may be visible all the same.
+    """
+    if table.is_local and isinstance(handle, Handle) and _is_plain(handle, changes):
+        return _append(table, handle.version() + 1, _actions(changes))
+    actions: list[AddAction | RemoveAction] = [*changes.added, *removals(changes.removed, same_rows=changes.same_rows)]
+    if changes.columns is None:
+        handle.create_write_transaction(actions, "append", handle.schema(), **changes.options)
+    else:
+        # delta-rs removes the old files itself, and writes the schema, in this mode.
+        handle.create_write_transaction(actions, "overwrite", changes.columns, **changes.options)
+    return None
+
+
+def removals(files: Iterable[str], *, same_rows: bool = False) -> list[RemoveAction]:
+    """delta-rs' actions that remove files, by their paths below the table's folder."""
+    now = _now_ms()
+    return [RemoveAction(path, not same_rows, now) for path in files]
+
+
+def _is_plain(handle: DeltaTable, changes: Changes) -> bool:
+    """Whether the protocol asks nothing of the writer of these changes but their actions."""
+    protocol = handle.protocol()
+    if protocol.min_writer_version == _LISTED_VERSION:
+        known = _PLAIN_FEATURES.issuperset(protocol.writer_features or ())
+    else:
+        known = protocol.min_writer_version <= _PLAIN_VERSION
+    return (
+        known
+        and changes.columns is None
+        and handle.metadata().configuration.keys() <= PROPERTIES
+        # Invariants, generated columns, identities: in the metadata of columns, nested ones, too.
+        and '"delta.' not in handle.schema().to_json()
+        and all(map(_PLAIN_PATH.fullmatch, changes.removed))
+        and all(_PLAIN_PATH.fullmatch(file.path) for file in changes.files)
+    )
+
+
+def _actions(changes: Changes) -> Iterator[dict[str, Any]]:
+    """The entry's actions; readers of a version look for its information in the first one."""
+    now, rows_change = _now_ms(), not changes.same_rows
+    parameters = {"mode": "Append", "partitionBy": "[]"}
+    info = {"timestamp": now, "operation": "WRITE", "operationParameters": parameters, "engineInfo": "game_events"}
+    yield {"commitInfo": info | dict(changes.info)}
+    for file in changes.files:
+        yield {
+            "add": {
+                "path": file.path,
+                "partitionValues": partition_of(file.path),
+                "size": file.size,
+                "modificationTime": file.modified_ms,
+                "dataChange": rows_change,
+                "stats": file.stats,
+            }
+        }
+    for path in changes.removed:
+        yield {"remove": {"path": path, "deletionTimestamp": now, "dataChange": rows_change, "extendedFileMetadata": False}}
+    for app, to in changes.advance.items():
+        yield {"txn": {"appId": app, "version": to}}
+
+
+def _append(table: Table, version: int, actions: Iterable[dict[str, Any]]) -> Entry:
+    """Make the actions an entry, whole or not at all: a hard link fails if the name is there.
+
+    The name of the file that is linked is the one that delta-rs gives to its own.
+    """
+    entry = Path(table.uri, path_of(version))
+    written = entry.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
+    content = "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions)
+    try:
+        with written.open("x", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            found = identity_of(os.fstat(file.fileno()))
+        os.link(written, entry)
+    except FileExistsError as error:
+        raise CommitFailedError(f"version {version} of {table.uri} already exists") from error
+    finally:
+        written.unlink(missing_ok=True)
+    return found
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

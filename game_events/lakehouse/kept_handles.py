@@ -1,0 +1,90 @@
+"""Handles that wait for their next use: between the steps of a run, and between the cycles of a loop."""
+
+import threading
+from typing import Protocol
+
+from deltalake import DeltaTable
+
+from game_events.lakehouse.handle import Handle
+
+#: Handles that wait at most. One takes some 0.3 MiB, more with many files.
+MOST_KEPT = 2_000
+
+
+class Openable(Protocol):
+    """What `KeptHandles` needs of a table (`tables.Table`)."""
+
+    @property
+    def uri(self) -> str:
+        """Where the table is."""
+        ...
+
+    def open(self) -> Handle | None:
+        """A handle on the newest version."""
+        ...
+
+    def is_newest(self, handle: Handle) -> bool:
+        """Whether a handle has the newest version still."""
+        ...
+
+
+class KeptHandles:
+    """Handles between the steps of a run and between the cycles of a loop, as opening a table reads its log.
+
+    Guarantee: a handle has one user at a time, or readers only; what `take` and `shared` return has the newest version.
+    """
+
+    def __init__(self, most: int = MOST_KEPT) -> None:
+        self._most = most
+        self._kept: dict[str, Handle] = {}
+        self._shared: dict[str, Handle] = {}
+        self._lock = threading.Lock()
+
+    def take(self, table: Openable) -> Handle | None:
+        """A handle for the caller alone; None: there is no table. Raises as `Table.open`."""
+        with self._lock:
+            handle = self._kept.pop(table.uri, None)
+        if handle is None or not handle.is_young or not table.is_newest(handle):
+            return _opened(table)
+        return handle
+
+    def shared(self, table: Openable) -> Handle | None:
+        """A handle that all who ask for it share, until the table has a newer version: none of them may move it.
+
+        For tables that many steps read (bronze, quarantine). Raises as `Table.open`.
+        """
+        handle = self._shared.get(table.uri)
+        if handle is not None and handle.is_young and table.is_newest(handle):
+            return handle
+        opened = _opened(table)
+        self.share(table, opened)
+        return opened
+
+    def share(self, table: Openable, handle: Handle | None) -> None:
+        """Let `shared` return a handle, which its user moves no more."""
+        if handle is not None and handle.entry is not None:
+            self._shared[table.uri] = handle
+        else:
+            self._shared.pop(table.uri, None)
+
+    def keep(self, table: Openable, handle: DeltaTable | None) -> None:
+        """Take back a handle, which its user uses no more; one that `take` would not return, or has no room, is dropped.
+
+        The others stay where there is no room: each cycle takes the handles in the same order, so those that have waited the
+        longest are the next ones that it takes.
+        """
+        if not isinstance(handle, Handle) or handle.entry is None or not handle.is_young:
+            return
+        with self._lock:
+            if len(self._kept) >= self._most:
+                self._kept = {uri: held for uri, held in self._kept.items() if held.is_young}
+            if len(self._kept) < self._most:
+                self._kept[table.uri] = handle
+
+
+def _opened(table: Openable) -> Handle | None:
+    """A new handle whose version may be compared with the log later."""
+    handle = table.open()
+    if handle is not None:
+        handle.identify()
+    return handle

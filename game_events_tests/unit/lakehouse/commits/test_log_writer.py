@@ -1,0 +1,197 @@
+"""Entries of the log that are written without delta-rs: other readers take them for its own; delta-rs writes all the others."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, Field
+from deltalake import Schema as DeltaSchema
+from deltalake.exceptions import CommitFailedError
+
+from game_events.errors import GameEventsError
+from game_events.lakehouse.commits import log_writer
+from game_events.lakehouse.commits.commit import commit
+from game_events.lakehouse.commits.log_writer import write_version
+from game_events.lakehouse.data.staging import StagedWriter, staged
+from game_events.lakehouse.retention import CHECKPOINT_COMMITS
+from game_events.lakehouse.tables import Lakehouse
+from game_events_tests.support.faults import at_commit
+from game_events_tests.support.tables import SCHEMA, assert_nothing_left_over, data_files, numbers, plan, txn
+
+
+@pytest.fixture
+def table(tmp_path):
+    table = Lakehouse(str(tmp_path)).table("t")
+    commit(plan(table, [0], None, 1))
+    return table
+
+
+def entry(table, version):
+    """Actions of a version; without those of their keys that differ for each commit."""
+    lines = Path(table.uri, "_delta_log", f"{version:020}.json").read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def in_log(table):
+    """Names of the files in the folder of the log."""
+    return sorted(file.name for file in Path(table.uri, "_delta_log").iterdir())
+
+
+def is_own(table, version):
+    """Whether the entry was written without delta-rs."""
+    return entry(table, version)[0]["commitInfo"]["engineInfo"] == "game_events"
+
+
+def by_delta_rs():
+    """Within the block delta-rs writes all entries."""
+
+    def write(usual, table, handle, changes):
+        return usual(replace(table, uri=f"file://{table.uri}"), handle, changes)
+
+    return at_commit(write)
+
+
+@pytest.mark.parametrize("how", [{}, {"replace": True}, {"same_rows": True}], ids=str)
+def test_an_entry_says_what_delta_rs_says(tmp_path, how):
+    """But for values of single commits, the name of the engine, and keys of `add` without a value."""
+
+    def made(folder):
+        table = Lakehouse(str(tmp_path / folder)).table("t")
+        commit(plan(table, [0], None, 1))
+        rewritten = frozenset(data_files(table)) if "same_rows" in how else frozenset()
+        commit(plan(table, [1, None, 7], 1, 2, info={"note": 'ä "quoted"'}, rewritten=rewritten, **how))
+        return table
+
+    with by_delta_rs():
+        theirs = made("theirs")
+    ours = made("ours")
+    assert (is_own(theirs, 1), is_own(ours, 1)) == (False, True)
+
+    def comparable(table):
+        (name,) = data_files(table) - {action["add"]["path"] for action in entry(table, 0) if "add" in action}
+        found = {}
+        for action in entry(table, 1):
+            ((kind, values),) = action.items()
+            values = {key: value for key, value in values.items() if value is not None}
+            drop = {"timestamp", "modificationTime", "deletionTimestamp", "engineInfo", "clientVersion", "game_events_commit"}
+            values = {key: value for key, value in values.items() if key not in drop}
+            values["path"] = {name: "new"}.get(values.get("path"), "old")
+            found.setdefault(kind, []).append(values)
+        return found
+
+    assert comparable(ours) == comparable(theirs)
+
+
+def test_a_file_of_a_partition_says_so(tmp_path):
+    table = Lakehouse(str(tmp_path)).table("t")
+    schema = pa.schema([("n", pa.int64()), ("game", pa.string())])
+
+    def files(n):
+        Path(table.uri, "game=uno").mkdir(parents=True, exist_ok=True)
+        writer = StagedWriter(table, schema.remove(1), folder="game=uno/")
+        writer.write(pa.table({"n": [n]}))
+        return writer.close()
+
+    first = plan(table, [], None, 1, schema=schema, files=files(1), partition_by=("game",))
+    handle = commit(first).handle
+    commit(replace(first, files=files(2), expected={"txn": 1}, advance={"txn": 2}, table_id=str(handle.metadata().id)))
+    assert is_own(table, 1)
+    assert sorted(pa.table(DeltaTable(table.uri).get_add_actions(flatten=True))["partition.game"].to_pylist()) == ["uno", "uno"]
+
+
+def test_a_version_that_another_commit_has_taken_is_refused_and_nothing_is_left(table):
+    handle = table.open()
+    commit(plan(table, [1], 1, 2))
+    before = in_log(table)
+    with pytest.raises(CommitFailedError, match=r"version 1 of .* already exists"):
+        write_version(table, handle, log_writer.Changes(advance={"txn": 9}))
+    assert in_log(table) == before
+    assert txn(table) == 2
+
+
+@pytest.mark.parametrize("call", ["link", "fstat"])
+def test_a_disk_that_fails_leaves_neither_an_entry_nor_a_file(table, monkeypatch, call):
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    before = in_log(table)
+    late = plan(table, [1], 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(log_writer.os, call, fails)
+        with pytest.raises(GameEventsError, match=r"no space is left.*nothing else is visible"):
+            commit(late)
+    assert in_log(table) == before
+    assert_nothing_left_over(table)
+
+
+def test_an_entry_that_a_crash_left_unfinished_is_invisible(table):
+    Path(table.uri, "_delta_log", "_commit_0.json.tmp").write_text('{"commitInfo":', "utf-8")
+    commit(plan(table, [1], 1, 2, follows=table.open()))
+    assert (numbers(table), table.open().version()) == ([0, 1], 1)
+
+
+def test_checkpoints_are_made_as_often_as_delta_rs_makes_them(table):
+    handle = table.open()
+    for n in range(1, 2 * CHECKPOINT_COMMITS + 1):
+        handle = commit(plan(table, [n], n, n + 1, follows=handle)).handle
+    names = in_log(table)
+    due = [CHECKPOINT_COMMITS - 1, 2 * CHECKPOINT_COMMITS - 1]
+    assert sorted(name for name in names if "checkpoint.parquet" in name) == [f"{v:020}.checkpoint.parquet" for v in due]
+    for version in range(due[-1]):
+        Path(table.uri, "_delta_log", f"{version:020}.json").unlink()
+    assert (numbers(table), txn(table)) == (list(range(2 * CHECKPOINT_COMMITS + 1)), 2 * CHECKPOINT_COMMITS + 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.alter.set_table_properties({"delta.appendOnly": "true"}),
+        lambda table: table.alter.set_table_properties({"delta.enableChangeDataFeed": "true"}),
+        lambda table: table.alter.set_table_properties({"delta.targetFileSize": "1mb"}),
+        lambda table: table.alter.add_constraint({"positive": "n > -1"}),
+    ],
+    ids=["append only", "change data", "an unknown property", "a constraint"],
+)
+def test_a_table_that_asks_more_of_its_writers_is_left_to_delta_rs(table, change):
+    change(DeltaTable(table.uri))
+    before = table.open().version()
+    commit(plan(table, [1], 1, 2))
+    assert not is_own(table, before + 1)
+    assert numbers(table) == [0, 1]
+
+
+def test_a_table_with_an_invariant_is_left_to_delta_rs(tmp_path):
+    table = Lakehouse(str(tmp_path)).table("t")
+    invariant = {"delta.invariants": '{"expression":{"expression":"n > -1"}}'}
+    fields = [Field(f.name, Field.from_arrow(f).type, metadata=invariant if f.name == "n" else {}) for f in SCHEMA]
+    DeltaTable.create(table.uri, DeltaSchema(fields))
+    commit(plan(table, [1], None, 1))
+    assert not is_own(table, table.open().version())
+
+
+def test_a_table_with_times_without_a_zone_is_written_to(tmp_path):
+    table = Lakehouse(str(tmp_path)).table("t")
+    rows = pa.table({"at": pa.array([0], pa.timestamp("us"))})
+    for number in range(2):
+        planned = plan(table, [], number or None, number + 1, schema=rows.schema, files=staged(table, rows))
+        commit(planned)
+    assert is_own(table, 1)
+
+
+def test_new_columns_and_names_that_addresses_encode_are_left_to_delta_rs(table):
+    wider = SCHEMA.append(pa.field("more", pa.string()))
+    rows = pa.table({"n": [1], "s": ["a"], "more": ["b"]}, wider)
+    commit(plan(table, [1], 1, 2, schema=wider, files=staged(table, rows)))
+    assert entry(table, 1)[0]["commitInfo"]["operation"] == "ADD COLUMN"
+    assert is_own(table, 2)
+    (file,) = plan(table, [2], 2, 3).files
+    odd = replace(file, path="part 1%.parquet")
+    Path(table.uri, file.path).rename(Path(table.uri, odd.path))
+    handle = commit(plan(table, [2], 2, 3, files=[odd])).handle
+    assert not is_own(table, 3)
+    assert numbers(table) == [0, 1, 2]
+    assert sorted(path for path in handle.file_uris() if "%" in path) == sorted(
+        path for path in DeltaTable(table.uri).file_uris() if "%" in path
+    )
