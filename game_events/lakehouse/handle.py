@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from game_events.lakehouse.log_entries import COMMIT_ID, Entry
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import is_remote
 
+T = TypeVar("T")
 #: Versions, and seconds, after which a table is opened again. A handle that is moved forward keeps what it has read of each
 #: entry. And it goes on reading the checkpoint that it was opened with, which others delete after the log's retention.
 MOST_VERSIONS, LONGEST_S = 50, 300.0
@@ -77,6 +78,11 @@ def read_data_files(handle: DeltaTable) -> tuple[DataFile, ...]:
     return tuple(map(DataFile, *columns))
 
 
+def _read_schema(handle: Handle) -> Schema:
+    schema: Schema = handle._read.schema
+    return schema
+
+
 class Handle(DeltaTable):
     """A version of a table; what was read of it is read once.
 
@@ -94,6 +100,7 @@ class Handle(DeltaTable):
     def __init__(self, uri: str, options: dict[str, str]) -> None:
         #: Version that delta-rs has read, and the one that this handle has; they differ after own commits.
         self._moved = -1, -1
+        self._made: tuple[int, dict[Any, Any]] = -1, {}
         super().__init__(uri, storage_options=options)
         self.first = self.version()
         self.good_until_s = time.monotonic() + min(LONGEST_S, log_retention_s(self) / 2)
@@ -103,6 +110,7 @@ class Handle(DeltaTable):
         self._transactions: tuple[int, dict[str, int | None]] = -1, {}
         self._newest: tuple[int, Mapping[str, Any]] = -1, {}
         self._files: tuple[int, tuple[DataFile, ...] | None] = -1, None
+        self._columns: tuple[int, pa.Schema | None, str | None] = -1, None, None
 
     @property
     def _table(self) -> Any:  # noqa: ANN401 - delta-rs' own class, without types
@@ -124,8 +132,7 @@ class Handle(DeltaTable):
 
     def schema(self) -> Schema:
         """Columns, which `moved` leaves as they are."""
-        schema: Schema = self._read.schema
-        return schema
+        return self.once(_read_schema)
 
     def metadata(self) -> Metadata:
         """Metadata, which `moved` leaves as they are."""
@@ -134,6 +141,17 @@ class Handle(DeltaTable):
     def protocol(self) -> ProtocolVersions:
         """Protocol, which `moved` leaves as it is."""
         return ProtocolVersions(*self._read.protocol_versions())
+
+    def once(self, make: Callable[[Handle], T]) -> T:
+        """What a function makes of columns, properties and protocol alone; it is called again when these may have changed."""
+        read = int(self._read.version())
+        if self._made[0] != read:
+            self._made = read, {}
+        made = self._made[1]
+        if make not in made:
+            made[make] = make(self)
+        found: T = made[make]
+        return found
 
     @property
     def table_uri(self) -> str:
@@ -163,6 +181,15 @@ class Handle(DeltaTable):
         self._newest = old + 1, info
         self._files = old + 1, files if files is not None and len(files) <= MOST_FILES else None
         self._note_mark(info.get(COMMIT_ID))
+
+    def has_columns(self, schema: pa.Schema, about: str | None) -> bool:
+        """Whether these columns and this description were noted for the table's present ones."""
+        version, known, described = self._columns
+        return version == self._read.version() and described == about and known is not None and known.equals(schema, True)
+
+    def note_columns(self, schema: pa.Schema, about: str | None) -> None:
+        """Note that the table has these columns with their metadata, and this description (None: any)."""
+        self._columns = int(self._read.version()), schema, about
 
     def newest_commit(self) -> Mapping[str, Any]:
         """Information of the newest commit, of this version or (beside concurrent writers) a later one; {}: of none."""

@@ -110,6 +110,15 @@ def paths(handle: DeltaTable) -> list[str]:
     return [unquote(file.path) for file in files_of(handle)]
 
 
+def names_of(handle: DeltaTable) -> frozenset[str]:
+    """Names of a version's columns."""
+    return handle.once(_names) if isinstance(handle, Handle) else _names(handle)
+
+
+def _names(handle: DeltaTable) -> frozenset[str]:
+    return frozenset(field.name for field in handle.schema().fields)
+
+
 def is_person(column: str, person: str | None) -> bool:
     """Whether a column identifies the data subject: by its name, or as its double of another type."""
     return person is not None and is_of_any_kind(column, person)

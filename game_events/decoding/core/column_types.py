@@ -22,6 +22,9 @@ def kind_of(kind: pa.DataType) -> str:
 
 def type_name(kind: pa.DataType, *, members: bool = True) -> str:
     """Spark SQL's name of an Arrow type, for display; `members`: with members of structs."""
+    name = _NAMES.get(kind)
+    if name is not None:
+        return name
     if pa.types.is_struct(kind):
         inner = ",".join(f"{f.name}:{type_name(f.type)}" for f in kind) if members else ""
         return f"struct<{inner}>" if members else "struct"
@@ -31,7 +34,7 @@ def type_name(kind: pa.DataType, *, members: bool = True) -> str:
         return f"array<{type_name(kind.value_type, members=members)}>"
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
-    return "timestamp" if pa.types.is_timestamp(kind) else _NAMES.get(kind, str(kind))
+    return "timestamp" if pa.types.is_timestamp(kind) else str(kind)
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:

@@ -180,27 +180,41 @@ def _require(plan: Commit, handle: DeltaTable | None) -> None:
 
 def _write(plan: Commit, attempt: _Attempt) -> _Written | None:
     """Write the next version; None: the table was made, or made anew, and has to be opened."""
-    handle, wanted = attempt.handle, described(plan.table, plan.schema)
+    handle = attempt.handle
     if handle is None or (plan.replace and plan.partition_by != tuple(handle.metadata().partition_columns)):
-        _create(plan, attempt, wanted)
+        _create(plan, attempt)
         return None
     reshaped = plan.replace and plan.reshape and not same_columns(handle, plan.schema)
-    evolved = with_features(plan.table, handle, wanted)
-    if not reshaped:
-        evolved = evolve(plan.table, evolved, wanted, owns_map=plan.owns_map)
-        evolved = describe(plan.table, evolved, wanted, plan.about)
-    if evolved is not handle:
-        handle = evolved
-        _require(plan, handle)
+    handle = _with_columns(plan, handle, reshaped=reshaped)
     changes = _changes(plan, attempt, handle.note_after(plan.advance) if isinstance(handle, Handle) else {})
     if reshaped:
-        columns = Schema.from_arrow(marked(wanted, partitioned=bool(plan.partition_by)))
-        changes = replace(changes, columns=columns)
+        changes = replace(changes, columns=_new_columns(plan))
     else:
         changes = replace(changes, removed=paths(handle) if plan.replace else sorted(plan.rewritten))
     attempt.sent = True
     entry = write_version(plan.table, handle, changes)
     return None if reshaped else _Written(handle, changes, entry)
+
+
+def _with_columns(plan: Commit, handle: DeltaTable, *, reshaped: bool) -> DeltaTable:
+    """A handle on a version that has the plan's columns and descriptions; `reshaped`: that the plan's columns can replace."""
+    if isinstance(handle, Handle) and not reshaped and handle.has_columns(plan.schema, plan.about):
+        return handle
+    wanted = described(plan.table, plan.schema)
+    evolved = with_features(plan.table, handle, wanted)
+    if not reshaped:
+        evolved = evolve(plan.table, evolved, wanted, owns_map=plan.owns_map)
+        evolved = describe(plan.table, evolved, wanted, plan.about)
+    if evolved is not handle:
+        _require(plan, evolved)
+    elif isinstance(handle, Handle) and not reshaped:
+        handle.note_columns(plan.schema, plan.about)
+    return evolved
+
+
+def _new_columns(plan: Commit) -> Schema:
+    """Columns of a new table, or of one whose columns are replaced."""
+    return Schema.from_arrow(marked(described(plan.table, plan.schema), partitioned=bool(plan.partition_by)))
 
 
 def _changes(plan: Commit, attempt: _Attempt, noted: Mapping[str, str]) -> Changes:
@@ -209,7 +223,7 @@ def _changes(plan: Commit, attempt: _Attempt, noted: Mapping[str, str]) -> Chang
     return Changes(plan.files, same_rows=plan.same_rows, advance=plan.advance, info=info)
 
 
-def _create(plan: Commit, attempt: _Attempt, wanted: pa.Schema) -> None:
+def _create(plan: Commit, attempt: _Attempt) -> None:
     """Make the table, or a new one in place of another."""
     # Which version a new table in place of another becomes is not known.
     noted = note_of(0, {**dict.fromkeys(plan.expected), **plan.advance}) if attempt.handle is None else {}
@@ -219,7 +233,7 @@ def _create(plan: Commit, attempt: _Attempt, wanted: pa.Schema) -> None:
     attempt.sent = True
     create_table_with_add_actions(
         plan.table.uri,
-        Schema.from_arrow(marked(wanted, partitioned=bool(plan.partition_by))),
+        _new_columns(plan),
         changes.added,
         mode="error" if attempt.handle is None else "overwrite",
         partition_by=list(plan.partition_by),
@@ -275,7 +289,7 @@ def _landed(plan: Commit, written: _Written | None) -> Landed:
             sum(f.rows or 0 for f in found),
             sum(f.size for f in found),
             sum(f.size for f in plan.files),
-            comments_of(pa.schema(handle.schema())),
+            handle.once(_comments),
             handle,
         )
     except (GameEventsError, DeltaError, OSError) as error:
@@ -283,6 +297,10 @@ def _landed(plan: Commit, written: _Written | None) -> Landed:
             f"{plan.table.name}: the commit landed, but the table cannot be read since: {error}. Run again: its own progress "
             "says how far it is"
         ) from error
+
+
+def _comments(handle: DeltaTable) -> dict[str, str]:
+    return comments_of(pa.schema(handle.schema()))
 
 
 def _moved(table: Table, written: _Written) -> Handle | None:

@@ -33,7 +33,7 @@ from game_events.lakehouse.tables import Table
 _PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
 #: Version of the protocol for writers without features, and the one that lists them.
 _PLAIN_VERSION, _LISTED_VERSION = 2, 7
-#: Paths that are the same encoded for URIs and not.
+#: A path that is the same encoded for URIs and not.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_.=/-]+")
 
 
@@ -88,7 +88,7 @@ def write_version(table: Table, handle: DeltaTable, changes: Changes) -> Entry |
         CommitFailedError: another commit has taken the version.
         OSError, DeltaError: the storage failed; the commit may be visible all the same.
     """
-    if table.is_local and isinstance(handle, Handle) and _is_plain(handle, changes):
+    if table.is_local and isinstance(handle, Handle) and handle.once(_is_plain) and _are_plain(changes):
         return _append(table, handle.version() + 1, _actions(changes))
     actions: list[AddAction | RemoveAction] = [*changes.added, *removals(changes.removed, same_rows=changes.same_rows)]
     if changes.columns is None:
@@ -105,22 +105,21 @@ def removals(files: Iterable[str], *, same_rows: bool = False) -> list[RemoveAct
     return [RemoveAction(path, not same_rows, now) for path in files]
 
 
-def _is_plain(handle: DeltaTable, changes: Changes) -> bool:
-    """Whether the protocol asks nothing of the writer of these changes but their actions."""
-    protocol = handle.protocol()
+def _is_plain(table: Handle) -> bool:
+    """Whether the protocol asks nothing of a writer but the actions of its commit."""
+    protocol = table.protocol()
     if protocol.min_writer_version == _LISTED_VERSION:
         known = _PLAIN_FEATURES.issuperset(protocol.writer_features or ())
     else:
         known = protocol.min_writer_version <= _PLAIN_VERSION
-    return (
-        known
-        and changes.columns is None
-        and handle.metadata().configuration.keys() <= PROPERTIES
-        # Invariants, generated columns, identities: in the metadata of columns, nested ones, too.
-        and '"delta.' not in handle.schema().to_json()
-        and all(map(_PLAIN_PATH.fullmatch, changes.removed))
-        and all(_PLAIN_PATH.fullmatch(file.path) for file in changes.files)
-    )
+    # Invariants, generated columns, identities: in the metadata of columns, nested ones, too.
+    return known and table.metadata().configuration.keys() <= PROPERTIES and '"delta.' not in table.schema().to_json()
+
+
+def _are_plain(changes: Changes) -> bool:
+    """Whether columns stay, and each path is the same encoded for URIs and not."""
+    paths = (*changes.removed, *(file.path for file in changes.files))
+    return changes.columns is None and all(map(_PLAIN_PATH.fullmatch, paths))
 
 
 def _actions(changes: Changes) -> Iterator[dict[str, Any]]:

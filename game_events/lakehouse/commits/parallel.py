@@ -28,7 +28,7 @@ MEASURED = 3
 #: Processor time of one game's work: while one game waits for the storage, one thread may work on so many others.
 WORK_S = 0.002
 #: Threads at least and at most. On a local disk nothing waits, and more threads only take turns.
-FEWEST_THREADS, MOST_THREADS = 4, 64
+FEWEST_THREADS, MOST_THREADS = 1, 64
 #: Times games are planned again (concurrent writers, games ahead of the low watermark) before a run fails.
 GAME_ATTEMPTS = 10
 

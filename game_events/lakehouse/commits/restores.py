@@ -74,7 +74,7 @@ def restored_between(table: Table, seen: int, version: int) -> bool:
 
     By the files of the log: delta-rs' history of a handle also has entries of later versions.
     """
-    return any(info.get("operation") == "RESTORE" for info in TableLog(table).infos(version, seen))
+    return version > seen and any(info.get("operation") == "RESTORE" for info in TableLog(table).infos(version, seen))
 
 
 def unchecked_restore(table: Table, handle: DeltaTable) -> str | None:

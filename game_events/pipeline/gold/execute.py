@@ -2,12 +2,12 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
@@ -21,6 +21,7 @@ from game_events.errors import QUOTED, ExtensionError
 from game_events.extending import COLUMN_PATTERN, GoldAggregate
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.data.staging import discard
+from game_events.lakehouse.handle import Handle
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
@@ -178,14 +179,15 @@ def _by_game(rows: DataFrame, tasks: int) -> DataFrame:
 
 def _columns(pipeline: Pipeline, tables: Iterable[DeltaTable]) -> tuple[StructType, dict[str, list[str]]]:
     """All columns of silver: of these tables, most of which have the same, then of other games; column -> types that differ."""
-    schemas: dict[str, dict[str, Any]] = {}
-    for table in tables:
-        # delta-rs gives the keys of a column's metadata in any order.
-        schema = json.loads(table.schema().to_json())
-        schemas.setdefault(json.dumps(schema, sort_keys=True), schema)
-    columns, clashes = merged_columns(map(StructType.fromJson, schemas.values()))
+    schemas = dict.fromkeys(t.once(_columns_as_json) if isinstance(t, Handle) else _columns_as_json(t) for t in tables)
+    columns, clashes = merged_columns(StructType.fromJson(json.loads(schema)) for schema in schemas)
     others = [f for f in silver_columns(pipeline).fields if f.name not in {*columns.names, *clashes}]
     return StructType([*columns.fields, *others]), clashes
+
+
+def _columns_as_json(table: DeltaTable) -> str:
+    # delta-rs gives the keys of a column's metadata in any order. Most tables have the same columns: one text in memory.
+    return sys.intern(json.dumps(json.loads(table.schema().to_json()), sort_keys=True))
 
 
 def _recomputed(aggregate: GoldAggregate, silver: DataFrame) -> DataFrame:

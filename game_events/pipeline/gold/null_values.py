@@ -29,15 +29,18 @@ def looked_at(settings: Settings) -> dict[str, str]:
     return found | ({FIRST: "GAME_EVENTS_TIME_COLUMN"} if has_shipped_columns(player_agg(settings)) else {})
 
 
-def null_notices(settings: Settings, game: str, files: Collection[StagedFile], silver: Collection[str]) -> list[str]:
-    """Notices for a game without any key, or time, in its new gold files; `silver`: names of its silver table's columns."""
+def null_notices(
+    settings: Settings, columns: Mapping[str, str], game: str, files: Collection[StagedFile], silver: DeltaTable
+) -> list[str]:
+    """Notices for a game without any key, or time, in its new gold files; `columns`: see `looked_at`; `silver`: its table."""
     stats = [json.loads(f.stats) for f in files if f.rows]
     sentences = []
-    for column, setting in looked_at(settings).items():
+    for column, setting in columns.items():
         if not stats or any(s["nullCount"].get(column) != s["numRecords"] for s in stats):
             continue
         wanted = settings.key_column if column == settings.key_column else settings.time_column
-        others = ", ".join(sorted(c for c in silver if c != wanted and is_of_any_kind(c, wanted)))
+        names = (f.name for f in silver.schema().fields)
+        others = ", ".join(sorted(c for c in names if c != wanted and is_of_any_kind(c, wanted)))
         elsewhere = f" There are columns of other kinds: {others} (docs/decoding.md)." if others else ""
         sentences.append(
             f"gold of {game}: {column} is NULL in every row, as no row of its silver table has a value in {wanted}.{elsewhere} "

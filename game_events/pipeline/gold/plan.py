@@ -25,7 +25,8 @@ from game_events.lakehouse.data.snapshot import BATCH_INFO, FileSelection, selec
 from game_events.lakehouse.data.spark_files import spark_schema
 from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.lakehouse.event_columns import has_decoded_columns
-from game_events.lakehouse.tables import table_id
+from game_events.lakehouse.handle import Handle
+from game_events.lakehouse.tables import names_of, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import declared_in, definition_for, has_shipped_columns
 from game_events.pipeline.gold.null_values import key_and_time_kept
@@ -109,7 +110,7 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
     again = run.full or taken is None or declared != definition or (gold is not None and restored(gold))
     if taken == batch and not again:
         return None
-    there = {f.name for f in silver.schema().fields}.union(known)
+    there = names_of(silver) | set(known)
     missing = ", ".join(repr(c) for c in (settings.key_column, settings.time_column) if c not in there)
     if missing and has_shipped_columns(aggregate):  # Spark names those that custom aggregates lack
         raise DataError(f"silver has no column {missing}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN")
@@ -124,8 +125,14 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
 
 
 def _nested(table: DeltaTable | None) -> frozenset[str]:
-    fields = table.schema().fields if table is not None else ()
-    return frozenset(f.name for f in fields if not isinstance(f.type, PrimitiveType))
+    """Names of a table's nested columns."""
+    if table is None:
+        return frozenset()
+    return table.once(_nested_names) if isinstance(table, Handle) else _nested_names(table)
+
+
+def _nested_names(table: DeltaTable) -> frozenset[str]:
+    return frozenset(f.name for f in table.schema().fields if not isinstance(f.type, PrimitiveType))
 
 
 def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[StagedFile]) -> Commit:

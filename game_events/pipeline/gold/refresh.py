@@ -21,7 +21,7 @@ from game_events.lakehouse.system_tables.progress import Mark, Progress
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.gold.aggregates import due, player_agg, scope
 from game_events.pipeline.gold.execute import Staged, execute
-from game_events.pipeline.gold.null_values import null_notices
+from game_events.pipeline.gold.null_values import looked_at, null_notices
 from game_events.pipeline.gold.plan import GoldRun, commit_of, plan_games
 from game_events.pipeline.quality.judging import failed_rules
 from game_events.pipeline.reporting.report import RunReport
@@ -166,12 +166,13 @@ def _pass(run: GoldRun, report: RunReport, games: Collection[str]) -> Committed:
     outcome = commit_games(commits, "gold_game_committed", settings, of)
     # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
     _note_replaced(run, replaced & outcome.landed.keys())
+    columns = looked_at(settings)
     for game, landed in sorted(outcome.landed.items()):
         plan, counts, table = plans[game], staged.result.counts.get(game), lakehouse.gold(game, run.aggregate.name)
         new = plan.gold is None
         report.add_landed(run.aggregate.layer, table, landed, staged.schema, plan.batch, game, new=new, counts=counts)
         if run.built_in:
-            report.warn(*null_notices(settings, game, files.get(game, []), {f.name for f in plan.silver.schema().fields}))
+            report.warn(*null_notices(settings, columns, game, files.get(game, []), plan.silver))
         if counts is not None:
             report.add_rules(run.aggregate.layer, game, staged.rules.rules, counts)
         pipeline.handles.keep(table, landed.handle)

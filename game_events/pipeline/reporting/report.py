@@ -91,7 +91,7 @@ class RunReport(RunResult):
             table_bytes=landed.table_bytes,
             version=landed.version,
             batch=batch,
-            columns=[(f.name, type_name(f.type)) for f in schema],
+            columns=list(zip(schema.names, map(type_name, schema.types), strict=True)),
             comments=dict(landed.comments),
             new=new,
             new_columns=[] if known_columns is None else [name for name in schema.names if name not in known_columns],

@@ -17,7 +17,7 @@ from game_events.lakehouse.data.spark_files import read_files, read_table, spark
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import silver_name, table_id, version_of
+from game_events.lakehouse.tables import names_of, silver_name, table_id, version_of
 from game_events.pipeline.column_comments import message_comment
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOutResult
@@ -145,11 +145,9 @@ def _columns(source: SilverInput, start: Start, result: FanOutResult, game: str)
 
     Rows that replace all others bring their own.
     """
-    if source.choice is None:
-        return source.schema
     sent, table = result.columns.get(game, frozenset()), start.handle
-    kept = {f.name for f in table.schema().fields} if table is not None and not (start.replace and sent) else set()
-    return source.choice.chosen(source.schema, sent | kept)
+    kept = names_of(table) if table is not None and not (start.replace and sent) else frozenset()
+    return source.columns_with(sent | kept)
 
 
 def drop(pipeline: Pipeline, result: FanOutResult, game: str, *, quarantine: bool = True) -> None:

@@ -83,6 +83,19 @@ class SilverInput:
         always = (settings.entity_column, settings.key_column, settings.time_column)
         return ColumnChoice.of(self.schema, column_map(self.handle), always)
 
+    def columns_with(self, sent: frozenset[str]) -> pa.Schema:
+        """Columns of the table of a game with these of the optional columns; other names are ignored."""
+        if self.choice is None:
+            return self.schema
+        chosen = sent & self.choice.together.keys()
+        if chosen not in self._chosen:
+            self._chosen[chosen] = self.choice.chosen(self.schema, chosen)
+        return self._chosen[chosen]
+
+    @cached_property
+    def _chosen(self) -> dict[frozenset[str], pa.Schema]:
+        return {}
+
     def transformed(self, rows: DataFrame) -> tuple[DataFrame, pa.Schema]:
         """Rows with the columns of `base`, transformed, and the columns of the result."""
         entity = self.pipeline.settings.entity_column
