@@ -110,7 +110,6 @@ class Handle(DeltaTable):
         self._transactions: tuple[int, dict[str, int | None]] = -1, {}
         self._newest: tuple[int, Mapping[str, Any]] = -1, {}
         self._files: tuple[int, tuple[DataFile, ...] | None] = -1, None
-        self._columns: tuple[int, pa.Schema | None, str | None] = -1, None, None
 
     @property
     def _table(self) -> Any:  # noqa: ANN401 - delta-rs' own class, without types
@@ -118,6 +117,8 @@ class Handle(DeltaTable):
         read, version = self._moved
         if self._read.version() == read:
             self._read.load_version(version)
+            if self._made[0] == read:  # columns and properties are as they were
+                self._made = version, self._made[1]
         return self._read
 
     @_table.setter
@@ -144,14 +145,18 @@ class Handle(DeltaTable):
 
     def once(self, make: Callable[[Handle], T]) -> T:
         """What a function makes of columns, properties and protocol alone; it is called again when these may have changed."""
-        read = int(self._read.version())
-        if self._made[0] != read:
-            self._made = read, {}
-        made = self._made[1]
+        made = self._of_columns()
         if make not in made:
             made[make] = make(self)
         found: T = made[make]
         return found
+
+    def _of_columns(self) -> dict[Any, Any]:
+        """What is known while columns and properties stay: function -> its result, and `note_columns`."""
+        read = int(self._read.version())
+        if self._made[0] != read:
+            self._made = read, {}
+        return self._made[1]
 
     @property
     def table_uri(self) -> str:
@@ -184,12 +189,12 @@ class Handle(DeltaTable):
 
     def has_columns(self, schema: pa.Schema, about: str | None) -> bool:
         """Whether these columns and this description were noted for the table's present ones."""
-        version, known, described = self._columns
-        return version == self._read.version() and described == about and known is not None and known.equals(schema, True)
+        known, described = self._of_columns().get(self.note_columns.__name__, (None, None))
+        return known is not None and described == about and known.equals(schema, check_metadata=True)
 
     def note_columns(self, schema: pa.Schema, about: str | None) -> None:
         """Note that the table has these columns with their metadata, and this description (None: any)."""
-        self._columns = int(self._read.version()), schema, about
+        self._of_columns()[self.note_columns.__name__] = schema, about
 
     def newest_commit(self) -> Mapping[str, Any]:
         """Information of the newest commit, of this version or (beside concurrent writers) a later one; {}: of none."""

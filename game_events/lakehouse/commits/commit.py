@@ -26,7 +26,7 @@ from game_events.lakehouse.descriptions import comments_of, describe, described
 from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.handle import Handle, log_retention_s, note_of
 from game_events.lakehouse.log_entries import COMMIT_ID, Entry
-from game_events.lakehouse.retention import CHECKPOINT_COMMITS
+from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
 from game_events.lakehouse.storage.errors import storage_error
 from game_events.lakehouse.tables import Table, files_of, paths, table_id
 
@@ -310,7 +310,8 @@ def _moved(table: Table, written: _Written) -> Handle | None:
         return table.open()
     handle.moved(changes.advance, changes.info, [file.data_file() for file in changes.files], frozenset(changes.removed))
     table.note_entry(handle, written.entry)
-    if (handle.version() + 1) % CHECKPOINT_COMMITS == 0:
+    interval = CHECKPOINT_COMMITS if handle.version() == handle.first + 1 else KEPT_CHECKPOINT_COMMITS
+    if (handle.version() + 1) % interval == 0:
         try:
             if written.entry is not None:  # else delta-rs has made the checkpoint
                 handle.create_checkpoint()

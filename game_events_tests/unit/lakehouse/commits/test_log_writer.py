@@ -15,7 +15,7 @@ from game_events.lakehouse.commits import log_writer
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.log_writer import write_version
 from game_events.lakehouse.data.staging import StagedWriter, staged
-from game_events.lakehouse.retention import CHECKPOINT_COMMITS
+from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.faults import at_commit
 from game_events_tests.support.tables import SCHEMA, assert_nothing_left_over, data_files, numbers, plan, txn
@@ -132,16 +132,18 @@ def test_an_entry_that_a_crash_left_unfinished_is_invisible(table):
     assert (numbers(table), table.open().version()) == ([0, 1], 1)
 
 
-def test_checkpoints_are_made_as_often_as_delta_rs_makes_them(table):
+@pytest.mark.parametrize(("kept", "every"), [(False, CHECKPOINT_COMMITS), (True, KEPT_CHECKPOINT_COMMITS)])
+def test_checkpoints_are_made_more_often_for_those_that_open_the_table_for_each_commit(table, kept, every):
+    """And what is in them needs no older entry."""
     handle = table.open()
-    for n in range(1, 2 * CHECKPOINT_COMMITS + 1):
-        handle = commit(plan(table, [n], n, n + 1, follows=handle)).handle
+    for n in range(1, 2 * every + 1):
+        handle = commit(plan(table, [n], n, n + 1, follows=handle if kept else None)).handle
     names = in_log(table)
-    due = [CHECKPOINT_COMMITS - 1, 2 * CHECKPOINT_COMMITS - 1]
+    due = [every - 1, 2 * every - 1]
     assert sorted(name for name in names if "checkpoint.parquet" in name) == [f"{v:020}.checkpoint.parquet" for v in due]
     for version in range(due[-1]):
         Path(table.uri, "_delta_log", f"{version:020}.json").unlink()
-    assert (numbers(table), txn(table)) == (list(range(2 * CHECKPOINT_COMMITS + 1)), 2 * CHECKPOINT_COMMITS + 1)
+    assert (numbers(table), txn(table)) == (list(range(2 * every + 1)), 2 * every + 1)
 
 
 @pytest.mark.parametrize(
