@@ -13,10 +13,11 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake import DeltaTable, Metadata, Schema
+from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.table import ProtocolVersions
 
-from game_events.lakehouse.log_entries import COMMIT_ID, Entry
+from game_events.lakehouse.log_entries import COMMIT_ID, Entry, entry_of
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import is_remote
 
@@ -98,9 +99,10 @@ class Handle(DeltaTable):
     """
 
     def __init__(self, uri: str, options: dict[str, str]) -> None:
-        #: Version that delta-rs has read, and the one that this handle has; they differ after own commits.
+        #: After own commits: the version that delta-rs has read, and the one that this handle has.
         self._moved = -1, -1
         self._made: tuple[int, dict[Any, Any]] = -1, {}
+        self._uri = uri
         super().__init__(uri, storage_options=options)
         self.first = self.version()
         self.good_until_s = time.monotonic() + min(LONGEST_S, log_retention_s(self) / 2)
@@ -113,12 +115,22 @@ class Handle(DeltaTable):
 
     @property
     def _table(self) -> Any:  # noqa: ANN401 - delta-rs' own class, without types
-        """delta-rs' table, through which all methods of `DeltaTable` go; it has read this handle's version afterwards."""
+        """delta-rs' table, through which all methods of `DeltaTable` go; it has read this handle's version afterwards.
+
+        Raises:
+            DeltaError: another commit has that version now, as the table was deleted and made again. Its entries after those of
+                the old table would be neither of the two.
+        """
         read, version = self._moved
         if self._read.version() == read:
+            noted = self.entry
+            if noted is not None and noted[0] == version and entry_of(self._uri, self.store, version) != noted[1]:
+                raise DeltaError(f"version {version} of {self._uri} is gone: was the table deleted, or made again?")
             self._read.load_version(version)
             if self._made[0] == read:  # columns and properties are as they were
                 self._made = version, self._made[1]
+            # delta-rs may go back to the version that it had read (`load_as_version`).
+            self._moved = -1, -1
         return self._read
 
     @_table.setter

@@ -1,11 +1,13 @@
 """A handle reads the log once for each version, and after a commit of its own not at all."""
 
+import shutil
 from dataclasses import replace
 from functools import partialmethod
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import CommitProperties, Transaction
 from hypothesis import given
 from hypothesis import strategies as st
@@ -209,3 +211,25 @@ def test_a_reader_of_the_version_between_never_gets_transaction_ids_of_the_next_
         assert commit(planned).version == 2
     assert between[0].version() == 1
     assert between[0].transaction_version("txn") == 1
+
+
+@pytest.mark.parametrize("newer", [0, 1, 3])
+def test_a_handle_never_mixes_its_table_with_another_one_that_was_made_in_its_place(table, newer):
+    """`newer`: versions of the other table after the handle's own."""
+    handle = commit(plan(table, [1], 1, 2, follows=table.open())).handle
+    shutil.rmtree(table.uri)
+    commit(plan(table, [10], None, 1))
+    for n in range(1, newer + 2):
+        commit(plan(table, [10 + n], n, n + 1))
+    for _ in range(2):
+        with pytest.raises(DeltaError, match=r"version 1 of .* is gone"):
+            handle.file_uris()
+    with pytest.raises(DeltaError, match=r"version 1 of .* is gone"):
+        handle.create_checkpoint()
+    assert (handle.version(), len(paths(handle))) == (1, 2), "what it knows is of its own table"
+
+
+def test_a_handle_that_was_moved_by_its_commits_may_go_back_to_the_version_that_was_opened(table):
+    handle = commit(plan(table, [1], 1, 2, follows=table.open())).handle
+    handle.load_as_version(0)
+    assert (handle.version(), len(handle.file_uris()), len(paths(handle)), handle.transaction_version("txn")) == (0, 1, 1, 1)
