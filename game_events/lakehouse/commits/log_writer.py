@@ -33,6 +33,8 @@ from game_events.lakehouse.tables import Table
 _PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
 #: Version of the protocol for writers without features, and the one that lists them.
 _PLAIN_VERSION, _LISTED_VERSION = 2, 7
+#: The log's numbers have 64 bits.
+_BEYOND = 2**63
 #: A path that is the same encoded for URIs and not.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_.=/-]+")
 
@@ -117,9 +119,13 @@ def _is_plain(table: Handle) -> bool:
 
 
 def _are_plain(changes: Changes) -> bool:
-    """Whether columns stay, and each path is the same encoded for URIs and not."""
+    """Whether columns stay, and delta-rs would write paths and numbers as they are."""
     paths = (*changes.removed, *(file.path for file in changes.files))
-    return changes.columns is None and all(map(_PLAIN_PATH.fullmatch, paths))
+    return (
+        changes.columns is None
+        and all(map(_PLAIN_PATH.fullmatch, paths))
+        and all(type(to) is int and abs(to) < _BEYOND for to in changes.advance.values())
+    )
 
 
 def _actions(changes: Changes) -> Iterator[dict[str, Any]]:
@@ -152,7 +158,9 @@ def _append(table: Table, version: int, actions: Iterable[dict[str, Any]]) -> En
     """
     entry = Path(table.uri, path_of(version))
     written = entry.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
-    content = "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions)
+    # Unescaped: a text that is none in UTF-8 (a broken file name) is refused here. As an escape it would end in the log, which
+    # no reader could read from then on.
+    content = "".join(json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions)
     try:
         with written.open("x", encoding="utf-8") as file:
             file.write(content)

@@ -1,6 +1,7 @@
 """Entries of the log that are written without delta-rs: other readers take them for its own; delta-rs writes all the others."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def table(tmp_path):
 
 def entry(table, version):
     """Actions of a version; without those of their keys that differ for each commit."""
-    lines = Path(table.uri, "_delta_log", f"{version:020}.json").read_text("utf-8").splitlines()
+    lines = Path(table.uri, "_delta_log", f"{version:020}.json").read_bytes().splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -197,3 +198,26 @@ def test_new_columns_and_names_that_addresses_encode_are_left_to_delta_rs(table)
     assert sorted(path for path in handle.file_uris() if "%" in path) == sorted(
         path for path in DeltaTable(table.uri).file_uris() if "%" in path
     )
+
+
+@pytest.mark.parametrize("text", ["ä \u2028 \U0001f600", '"\\', "\ttab\nline"])
+def test_texts_of_any_kind_come_back(table, text):
+    commit(plan(table, [1], 1, 2, app="txn", info={"note": text}))
+    assert is_own(table, 1)
+    assert DeltaTable(table.uri).history(1)[0]["note"] == text
+
+
+def test_a_text_that_is_none_in_utf_8_is_refused_as_no_reader_could_read_the_log(table):
+    """Python has such texts of broken file names and arguments; JSON has an escape for them that only Python reads."""
+    before = in_log(table)
+    with pytest.raises(UnicodeEncodeError):
+        commit(plan(table, [1], 1, 2, info={"note": "broken \udc80"}))
+    assert in_log(table) == before
+    assert txn(table) == 1
+
+
+@pytest.mark.parametrize("number", [True, 2**63, -(2**63) - 1], ids=repr)
+def test_a_number_that_the_log_has_no_form_for_leaves_the_table_readable(table, number):
+    with suppress(OverflowError):
+        commit(plan(table, [1], 1, number))
+    assert txn(table) == 1
