@@ -25,7 +25,7 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Tra
 
 from game_events.lakehouse.data.staging import StagedFile, partition_of
 from game_events.lakehouse.handle import Handle
-from game_events.lakehouse.log_entries import Entry, identity_of, path_of
+from game_events.lakehouse.log_entries import Entry, entry_of, identity_of, path_of
 from game_events.lakehouse.retention import KEEP_LOG, PROPERTIES
 from game_events.lakehouse.tables import Table
 
@@ -91,7 +91,7 @@ def write_version(table: Table, handle: DeltaTable, changes: Changes) -> Entry |
         OSError, DeltaError: the storage failed; the commit may be visible all the same.
     """
     if table.is_local and isinstance(handle, Handle) and handle.once(_is_plain) and _are_plain(changes):
-        return _append(table, handle.version() + 1, _actions(changes))
+        return _append(table, handle, _actions(changes))
     actions: list[AddAction | RemoveAction] = [*changes.added, *removals(changes.removed, same_rows=changes.same_rows)]
     if changes.columns is None:
         handle.create_write_transaction(actions, "append", handle.schema(), **changes.options)
@@ -151,11 +151,12 @@ def _actions(changes: Changes) -> Iterator[dict[str, Any]]:
         yield {"txn": {"appId": app, "version": to}}
 
 
-def _append(table: Table, version: int, actions: Iterable[dict[str, Any]]) -> Entry:
-    """Make the actions an entry, whole or not at all: a hard link fails if the name is there.
+def _append(table: Table, handle: Handle, actions: Iterable[dict[str, Any]]) -> Entry:
+    """Make the actions the entry after a handle's, whole or not at all: a hard link fails if the name is there.
 
     The name of the file that is linked is the one that delta-rs gives to its own.
     """
+    version = handle.version() + 1
     entry = Path(table.uri, path_of(version))
     written = entry.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
     # Unescaped: a text that is none in UTF-8 (a broken file name) is refused here. As an escape it would end in the log, which
@@ -166,6 +167,10 @@ def _append(table: Table, version: int, actions: Iterable[dict[str, Any]]) -> En
             file.write(content)
             file.flush()
             found = identity_of(os.fstat(file.fileno()))
+        # Not before the file is there: whoever deletes the table from here on deletes it, too, and the link fails. In a table
+        # that was made again the entry would leave a gap, and no reader could open it.
+        if handle.entry is not None and handle.entry != (version - 1, entry_of(table.uri, None, version - 1)):
+            raise CommitFailedError(f"version {version - 1} of {table.uri} is gone: was the table deleted, or made again?")
         os.link(written, entry)
     except FileExistsError as error:
         raise CommitFailedError(f"version {version} of {table.uri} already exists") from error

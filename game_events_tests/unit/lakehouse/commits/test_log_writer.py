@@ -1,6 +1,8 @@
 """Entries of the log that are written without delta-rs: other readers take them for its own; delta-rs writes all the others."""
 
 import json
+import os
+import shutil
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,7 @@ from deltalake import DeltaTable, Field
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError
 
-from game_events.errors import GameEventsError
+from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse.commits import log_writer
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.log_writer import write_version
@@ -110,6 +112,33 @@ def test_a_version_that_another_commit_has_taken_is_refused_and_nothing_is_left(
         write_version(table, handle, log_writer.Changes(advance={"txn": 9}))
     assert in_log(table) == before
     assert txn(table) == 2
+
+
+def test_a_table_that_is_made_again_while_an_entry_is_written_gets_no_gap(table, monkeypatch):
+    """Deleted before the entry's file is written, or between that and the link."""
+
+    def made_again():
+        shutil.rmtree(table.uri)
+        commit(plan(table, [100], None, 1))
+
+    def late(write, *given):
+        made_again()
+        return write(*given)
+
+    for n in range(1, 3):
+        commit(plan(table, [n], n, n + 1))
+    with at_commit(late), pytest.raises(ConflictError):
+        commit(plan(table, [3], 3, 4, follows=table.open()))
+    assert (in_log(table), numbers(table)) == ([f"{0:020}.json"], [100])
+
+    for n in range(1, 3):
+        commit(plan(table, [n], n, n + 1))
+    link, handle = os.link, table.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(log_writer.os, "link", lambda *names: (made_again(), link(*names)))
+        with pytest.raises(FileNotFoundError):
+            write_version(table, handle, log_writer.Changes(advance={"txn": 9}))
+    assert (in_log(table), numbers(table)) == ([f"{0:020}.json"], [100])
 
 
 @pytest.mark.parametrize("call", ["link", "fstat"])
