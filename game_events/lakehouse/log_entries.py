@@ -11,6 +11,8 @@ import pyarrow.fs as pafs
 
 #: Key in the information of every commit, with a value of its own for each (the commit's mark).
 COMMIT_ID = "game_events_commit"
+#: Beginning of the name of a file that becomes an entry when it is complete.
+UNFINISHED = "_commit_"
 #: Identity of an entry: of a local table inode, bytes and time of its file; in an object store the mark of its commit.
 Entry = tuple[int, int, int] | str
 #: Bytes of an entry that are searched for its commit's information, its first line by Spark and delta-rs.

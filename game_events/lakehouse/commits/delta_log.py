@@ -18,6 +18,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.log_entries import UNFINISHED
 from game_events.lakehouse.tables import BRONZE, Table
 
 FOLDER = "_delta_log"
@@ -91,7 +92,12 @@ class TableLog:
         Versions that were the newest one at some time since then stay readable, also by whoever has opened them. So does
         bronze's newest version that names the topics.
         """
-        named, before = self._listed(), time.time() - kept_s
+        before = time.time() - kept_s
+        files = self._files()
+        named = {info.base_name: info for info in files if info.base_name[:_DIGITS].isdigit()}
+        for info in files:
+            if info.base_name.startswith(UNFINISHED) and info.mtime is not None and info.mtime.timestamp() < before:
+                self._delete(info)  # a crash has left it
         old = [
             int(name[:_DIGITS])
             for name, info in named.items()
@@ -103,9 +109,12 @@ class TableLog:
         # The oldest first: if this process is killed, no gap is left.
         expired = sorted(name for name in named if int(name[:_DIGITS]) < max(old, default=0))
         for name in expired:
-            with suppress(FileNotFoundError):  # another run has deleted it
-                self._system.delete_file(named[name].path)
+            self._delete(named[name])
         return len(expired)
+
+    def _delete(self, file: pafs.FileInfo) -> None:
+        with suppress(FileNotFoundError):  # another run has deleted it
+            self._system.delete_file(file.path)
 
     def _newest_with_sources(self, newest: int) -> int:
         """The newest version that names the topics; `newest`: if no entry that is left does."""
@@ -114,8 +123,11 @@ class TableLog:
 
     def _listed(self) -> dict[str, pafs.FileInfo]:
         """Entries and checkpoints, by name."""
+        return {info.base_name: info for info in self._files() if info.base_name[:_DIGITS].isdigit()}
+
+    def _files(self) -> list[pafs.FileInfo]:
         selector = pafs.FileSelector(self._prefix.rstrip("/"), recursive=False, allow_not_found=True)
-        return {info.base_name: info for info in self._system.get_file_info(selector) if info.base_name[:_DIGITS].isdigit()}
+        return list(self._system.get_file_info(selector))
 
     def _lines(self, version: int) -> list[bytes] | None:
         content = self._read(f"{version:020}.json")

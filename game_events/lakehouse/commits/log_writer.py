@@ -25,7 +25,7 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Tra
 
 from game_events.lakehouse.data.staging import StagedFile, partition_of
 from game_events.lakehouse.handle import Handle
-from game_events.lakehouse.log_entries import Entry, entry_of, identity_of, path_of
+from game_events.lakehouse.log_entries import UNFINISHED, Entry, entry_of, identity_of, path_of
 from game_events.lakehouse.retention import KEEP_LOG, PROPERTIES
 from game_events.lakehouse.tables import Table
 
@@ -154,11 +154,11 @@ def _actions(changes: Changes) -> Iterator[dict[str, Any]]:
 def _append(table: Table, handle: Handle, actions: Iterable[dict[str, Any]]) -> Entry:
     """Make the actions the entry after a handle's, whole or not at all: a hard link fails if the name is there.
 
-    The name of the file that is linked is the one that delta-rs gives to its own.
+    A crash may leave the file that is linked: readers skip its name, and `TableLog.delete_expired` deletes it.
     """
     version = handle.version() + 1
     entry = Path(table.uri, path_of(version))
-    written = entry.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
+    written = entry.with_name(f"{UNFINISHED}{uuid.uuid4().hex}.json.tmp")
     # Unescaped: a text that is none in UTF-8 (a broken file name) is refused here. As an escape it would end in the log, which
     # no reader could read from then on.
     content = "".join(json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions)

@@ -16,8 +16,10 @@ from deltalake.exceptions import CommitFailedError
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse.commits import log_writer
 from game_events.lakehouse.commits.commit import commit
+from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.log_writer import write_version
 from game_events.lakehouse.data.staging import StagedWriter, staged
+from game_events.lakehouse.log_entries import UNFINISHED
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.faults import at_commit
@@ -156,10 +158,17 @@ def test_a_disk_that_fails_leaves_neither_an_entry_nor_a_file(table, monkeypatch
     assert_nothing_left_over(table)
 
 
-def test_an_entry_that_a_crash_left_unfinished_is_invisible(table):
-    Path(table.uri, "_delta_log", "_commit_0.json.tmp").write_text('{"commitInfo":', "utf-8")
+def test_an_entry_that_a_crash_left_unfinished_is_invisible_and_goes_with_expired_ones(table):
+    left = Path(table.uri, "_delta_log", f"{UNFINISHED}0.json.tmp")
+    left.write_text('{"commitInfo":', "utf-8")
     commit(plan(table, [1], 1, 2, follows=table.open()))
     assert (numbers(table), table.open().version()) == ([0, 1], 1)
+    TableLog(table).delete_expired(60)
+    assert left.exists(), "another process may be writing it"
+    os.utime(left, (0, 0))
+    TableLog(table).delete_expired(60)
+    assert not left.exists()
+    assert numbers(table) == [0, 1]
 
 
 @pytest.mark.parametrize(("kept", "every"), [(False, CHECKPOINT_COMMITS), (True, KEPT_CHECKPOINT_COMMITS)])
