@@ -47,17 +47,17 @@ def _all_with_news(arena: Arena) -> list[Figure]:
     """Refreshes by a pipeline that keeps tables open, as continuous mode does, and by new ones, as runs do, in turns."""
     spent: dict[tuple[str, str], list[Parts]] = defaultdict(list)
     steps: dict[str, Counter[str]] = defaultdict(Counter)
-    with arena.lakehouse() as root:
-        kept = arena.pipeline(TOPIC, root)
-        for number in range(FIRST + 2 * arena.pairs):
-            of_run = number >= FIRST and number % 2
+    with arena.lakehouse() as made:
+        kept = arena.pipeline(TOPIC, made / "kept")
+        for number in range(FIRST + arena.pairs):
             _produce(arena, TOPIC, GAMES, RECORDS, seed=number)
-            pipeline = arena.pipeline(TOPIC, root) if of_run else kept
-            found = _refresh(arena, pipeline, defaultdict(Counter) if of_run or number < FIRST else steps)
-            arena.say("  " + "; ".join(f"{layer} {_text(parts)}" for layer, parts in found.items()))
-            if number >= FIRST:
-                for layer, parts in found.items():
-                    spent[layer, OPENED if of_run else KEPT].append(parts)
+            for how in (KEPT, OPENED):
+                pipeline = kept if how == KEPT else arena.pipeline(TOPIC, made / "opened")
+                found = _refresh(arena, pipeline, steps if how == KEPT and number >= FIRST else defaultdict(Counter))
+                arena.say(f"  {how}: " + "; ".join(f"{layer} {_text(parts)}" for layer, parts in found.items()))
+                if number >= FIRST:
+                    for layer, parts in found.items():
+                        spent[layer, how].append(parts)
     figures = []
     for (layer, how), all_parts in spent.items():
         note = _text({name: sum(p[name] for p in all_parts) / len(all_parts) for name in all_parts[0]})
