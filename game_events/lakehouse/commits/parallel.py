@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 MEASURED = 3
 #: Processor time of one game's work: while one game waits for the storage, one thread may work on so many others.
 WORK_S = 0.002
-#: Threads at least and at most. On a local disk nothing waits, and more threads only take turns.
+#: Threads at least and at most. On a local disk nothing waits: more threads only take turns.
 FEWEST_THREADS, MOST_THREADS = 1, 64
 #: Times games are planned again (concurrent writers, games ahead of the low watermark) before a run fails.
 GAME_ATTEMPTS = 10
@@ -73,9 +73,10 @@ def in_threads(items: Iterable[T], work: Callable[[T], R]) -> list[R]:
         results.append(work(item))
         seconds.append(time.monotonic() - began)
     others = waiting[MEASURED:]
-    if not others:
-        return results
-    with ThreadPoolExecutor(threads_for(median(seconds))) as pool:
+    threads = threads_for(median(seconds)) if others else 1
+    if threads == 1:
+        return [*results, *map(work, others)]
+    with ThreadPoolExecutor(threads) as pool:
         return [*results, *pool.map(work, others)]
 
 

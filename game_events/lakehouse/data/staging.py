@@ -38,6 +38,9 @@ ROW_GROUP_ROWS = 131_072
 ROW_GROUP_BYTES = 128 * 1024 * 1024
 #: Values in lists of a row group: Spark holds those of up to 4,096 rows of one at a time, with their positions in the lists.
 ROW_GROUP_CELLS = 4 * 1024**2
+#: Files that begin with fewer rows are compressed by Snappy: to set up Zstandard's compressor for each of their columns takes
+#: half of the time of a small file, and both give the same size. Compaction joins such files.
+SMALL_FILE_ROWS = 1_000
 #: Rows that decide which columns of a file get a dictionary; smaller files have one for each.
 SAMPLE_ROWS = 10_000
 #: Files are closed past this size; readers split larger ones anyway.
@@ -184,11 +187,12 @@ class StagedWriter:
         if self._writer is None:
             self._table.require_writable()
             system, prefix = file_system(self._table)
-            self._name = f"{self._folder}part-{uuid.uuid4()}.zstd.parquet"
+            codec, level = ("zstd", 1) if rows.num_rows >= SMALL_FILE_ROWS else ("snappy", None)
+            self._name = f"{self._folder}part-{uuid.uuid4()}.{codec}.parquet"
             self._sink = system.open_output_stream(prefix + self._name)
             repeated = repeated_columns(rows) if rows.num_rows >= SAMPLE_ROWS else True
             self._writer = pq.ParquetWriter(
-                self._sink, self.schema, compression="zstd", compression_level=1, use_dictionary=repeated
+                self._sink, self.schema, compression=codec, compression_level=level, use_dictionary=repeated
             )
         self._writer.write_table(rows, row_group_size=self._group_rows)
         failpoints.reach("file_open", self._table.name)
