@@ -60,6 +60,10 @@ class KeptHandles:
         self.share(table, opened)
         return opened
 
+    def withdraw(self, table: Openable) -> None:
+        """Let `shared` return another handle: the caller, whose steps alone use the present one, will move it."""
+        self._shared.pop(table.uri, None)
+
     def share(self, table: Openable, handle: Handle | None) -> None:
         """Let `shared` return a handle, which its user moves no more."""
         if handle is not None and handle.entry is not None:

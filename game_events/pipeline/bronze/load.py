@@ -150,7 +150,9 @@ def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, pa
     read = {split: (part.start[split], end) for split, end in part.end.items()}
     info = batch_info(batch, rows, quarantined, read, part.gaps, staged.suppressed, plan.now.latest)
     planned = commit_of(pipeline, bronze, staged, expected, advance, info)
-    landed = commit(replace(planned, about=about_bronze(pipeline, bronze, staged.types)))
+    about = about_bronze(pipeline, bronze, staged.types)
+    pipeline.handles.withdraw(pipeline.bronze)
+    landed = commit(replace(planned, about=about, follows=bronze))
     pipeline.handles.share(pipeline.bronze, landed.handle)
     failpoints.reach("bronze_committed")
     if isinstance(pipeline.source, KafkaSource) and pipeline.source.small_records:

@@ -178,3 +178,10 @@ def test_a_shared_handle_that_has_grown_old_or_may_be_overtaken_unseen_is_opened
     unknown.entry = None
     kept.share(table, unknown)
     assert kept.shared(table) is not unknown
+
+
+def test_a_shared_handle_that_its_user_takes_back_is_given_to_nobody_else(table):
+    kept = KeptHandles()
+    first = kept.shared(table)
+    kept.withdraw(table)
+    assert kept.shared(table) is not first
