@@ -87,7 +87,7 @@ class SilverInput:
         """Columns of the table of a game with these of the optional columns; other names are ignored."""
         if self.choice is None:
             return self.schema
-        chosen = sent & self.choice.together.keys()
+        chosen = sent.intersection(self.choice.together)
         if chosen not in self._chosen:
             self._chosen[chosen] = self.choice.chosen(self.schema, chosen)
         return self._chosen[chosen]
