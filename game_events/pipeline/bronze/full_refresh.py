@@ -26,6 +26,7 @@ from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.event_columns import HEADERS, column_map
 from game_events.lakehouse.event_expressions import travelling
 from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.tables import names_of
 from game_events.pipeline.bronze.full_refresh_guard import Expired, count_expired, refuse_unless_allowed, source_to_read
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch
 from game_events.pipeline.bronze.offset_plan import epochs_noted, epochs_unknown
@@ -74,7 +75,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     failpoints.reach("reset_committed")
     finish_reset(pipeline, report)
     sweep(pipeline)
-    report_batch(pipeline, report, bronze, planned, landed, work.found)
+    report_batch(pipeline, report, names_of(bronze), planned, landed, work.found)
     work.report_lost(report)
     report.add_read(work.start, work.end, work.now.unit)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)

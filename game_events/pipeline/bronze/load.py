@@ -6,7 +6,7 @@ it read, and fails unless these offsets are still the start of its micro-batch.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -23,6 +23,7 @@ from game_events.lakehouse.commits.transactions import Txn, counter, txns
 from game_events.lakehouse.event_columns import OWN_COLUMNS, bronze_schema, column_map
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.store_probe import refuse_unsafe_store
+from game_events.lakehouse.tables import names_of
 from game_events.pipeline.bronze.offset_plan import (
     OffsetPlan,
     all_there_is,
@@ -150,14 +151,14 @@ def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, pa
     read = {split: (part.start[split], end) for split, end in part.end.items()}
     info = batch_info(batch, rows, quarantined, read, part.gaps, staged.suppressed, plan.now.latest)
     planned = commit_of(pipeline, bronze, staged, expected, advance, info)
-    about = about_bronze(pipeline, bronze, staged.types)
+    about, known = about_bronze(pipeline, bronze, staged.types), names_of(bronze)
     pipeline.handles.withdraw(pipeline.bronze)
     landed = commit(replace(planned, about=about, follows=bronze))
     pipeline.handles.share(pipeline.bronze, landed.handle)
     failpoints.reach("bronze_committed")
     if isinstance(pipeline.source, KafkaSource) and pipeline.source.small_records:
         pipeline.small_batches.add(batch)
-    report_batch(pipeline, report, bronze, planned, landed, staged)
+    report_batch(pipeline, report, known, planned, landed, staged)
     report.add_read(part.start, part.end, part.unit)
     report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed))
     report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
@@ -196,10 +197,10 @@ def commit_of(
 
 
 def report_batch(
-    pipeline: Pipeline, report: RunReport, before: DeltaTable, planned: Commit, landed: Landed, staged: StageResult
+    pipeline: Pipeline, report: RunReport, known: Collection[str], planned: Commit, landed: Landed, staged: StageResult
 ) -> None:
-    """Report a commit of decoded rows; `before`: the version of bronze that it was planned from."""
-    known, batch = {f.name for f in before.schema().fields}, planned.advance[Txn.BATCH]
+    """Report a commit of decoded rows; `known`: bronze's columns before it."""
+    batch = planned.advance[Txn.BATCH]
     report.add_landed(Layer.BRONZE, pipeline.bronze, landed, planned.schema, batch, known_columns=known)
     report.add_batch(batch, (*staged.types, *staged.undecoded), pipeline.catalog.other_types(staged.undecoded))
 

@@ -30,7 +30,7 @@ from game_events.lakehouse.data.spark_files import read_files, read_table, spark
 from game_events.lakehouse.event_columns import COORDINATES, FIRST_MESSAGE, OWN_COLUMNS, QUARANTINE_COLUMNS, column_map
 from game_events.lakehouse.event_expressions import of_schemas, travelling
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import add_actions
+from game_events.lakehouse.tables import add_actions, names_of
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch
 from game_events.pipeline.bronze.staging import run_decode_job
 from game_events.pipeline.bronze.stored_worker import StoredTask
@@ -102,7 +102,7 @@ def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: S
     plan = commit_of(pipeline, bronze, staged, expected, {Txn.BATCH: batch, Txn.REPLAY: batch}, info)
     landed = commit(plan)
     failpoints.reach("replay_committed")
-    report_batch(pipeline, report, bronze, plan, landed, staged)
+    report_batch(pipeline, report, names_of(bronze), plan, landed, staged)
     return landed.rows
 
 
