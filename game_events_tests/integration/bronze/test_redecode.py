@@ -5,7 +5,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
-from game_events.lakehouse.commits.commit import removals
+from game_events.lakehouse.commits.log_writer import removals
 from game_events.lakehouse.tables import BRONZE, paths
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.reporting.report import RunReport
