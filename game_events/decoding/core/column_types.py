@@ -22,7 +22,8 @@ def kind_of(kind: pa.DataType) -> str:
 
 def type_name(kind: pa.DataType, *, members: bool = True) -> str:
     """Spark SQL's name of an Arrow type, for display; `members`: with members of structs."""
-    name = _NAMES.get(kind)
+    # Of a struct the hash is made of all that is in it.
+    name = _NAMES.get(kind) if not kind.num_fields else None
     if name is not None:
         return name
     if pa.types.is_struct(kind):
