@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -21,7 +21,12 @@ from game_events.lakehouse.log_entries import COMMIT_ID, Entry, entry_of
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import is_remote
 
+if TYPE_CHECKING:
+    from deltalake._internal import RawDeltaTable
+
 T = TypeVar("T")
+#: Keys of `Handle.schema` and `Handle.note_columns` in `Handle.known_of_columns`.
+_SCHEMA, _COLUMNS = "schema", "columns"
 #: Versions, and seconds, after which a table is opened again. A handle that is moved forward keeps what it has read of each
 #: entry. And it goes on reading the checkpoint that it was opened with, which others delete after the log's retention.
 MOST_VERSIONS, LONGEST_S = 50, 300.0
@@ -79,11 +84,6 @@ def read_data_files(handle: DeltaTable) -> tuple[DataFile, ...]:
     return tuple(map(DataFile, *columns))
 
 
-def _read_schema(handle: Handle) -> Schema:
-    schema: Schema = handle._read.schema
-    return schema
-
-
 class Handle(DeltaTable):
     """A version of a table; what was read of it is read once.
 
@@ -114,7 +114,7 @@ class Handle(DeltaTable):
         self._files: tuple[int, tuple[DataFile, ...] | None] = -1, None
 
     @property
-    def _table(self) -> Any:  # noqa: ANN401 - delta-rs' own class, without types
+    def _table(self) -> RawDeltaTable:
         """delta-rs' table, through which all methods of `DeltaTable` go; it has read this handle's version afterwards.
 
         Raises:
@@ -134,18 +134,22 @@ class Handle(DeltaTable):
         return self._read
 
     @_table.setter
-    def _table(self, table: Any) -> None:  # noqa: ANN401
+    def _table(self, table: RawDeltaTable) -> None:
         self._read = table
 
     def version(self) -> int:
         """This handle's version."""
         read, version = self._moved
-        found = int(self._read.version())
+        found = self._read.version()
         return version if found == read else found
 
     def schema(self) -> Schema:
         """Columns, which `moved` leaves as they are."""
-        return self.once(_read_schema)
+        known = self.known_of_columns
+        if _SCHEMA not in known:
+            known[_SCHEMA] = self._read.schema
+        found: Schema = known[_SCHEMA]
+        return found
 
     def metadata(self) -> Metadata:
         """Metadata, which `moved` leaves as they are."""
@@ -155,17 +159,10 @@ class Handle(DeltaTable):
         """Protocol, which `moved` leaves as it is."""
         return ProtocolVersions(*self._read.protocol_versions())
 
-    def once(self, make: Callable[[Handle], T]) -> T:
-        """What a function makes of columns, properties and protocol alone; it is called again when these may have changed."""
-        made = self._of_columns()
-        if make not in made:
-            made[make] = make(self)
-        found: T = made[make]
-        return found
-
-    def _of_columns(self) -> dict[Any, Any]:
-        """What is known while columns and properties stay: function -> its result, and `note_columns`."""
-        read = int(self._read.version())
+    @property
+    def known_of_columns(self) -> dict[Any, Any]:
+        """What is known of the table until its columns or properties may have changed (`of_columns`)."""
+        read = self._read.version()
         if self._made[0] != read:
             self._made = read, {}
         return self._made[1]
@@ -173,7 +170,7 @@ class Handle(DeltaTable):
     @property
     def table_uri(self) -> str:
         """Where the table is."""
-        return str(self._read.table_uri())
+        return self._read.table_uri()
 
     @property
     def is_young(self) -> bool:
@@ -193,7 +190,7 @@ class Handle(DeltaTable):
         files = self._files[1]
         if files is not None:
             files = (*(file for file in files if unquote(file.path) not in removed), *added)
-        self._moved = int(self._read.version()), old + 1
+        self._moved = self._read.version(), old + 1
         self._transactions = old + 1, known | dict(sets)
         self._newest = old + 1, info
         self._files = old + 1, files if files is not None and len(files) <= MOST_FILES else None
@@ -201,12 +198,12 @@ class Handle(DeltaTable):
 
     def has_columns(self, schema: pa.Schema, about: str | None) -> bool:
         """Whether these columns and this description were noted for the table's present ones."""
-        known, described = self._of_columns().get(self.note_columns.__name__, (None, None))
+        known, described = self.known_of_columns.get(_COLUMNS, (None, None))
         return known is not None and described == about and known.equals(schema, check_metadata=True)
 
     def note_columns(self, schema: pa.Schema, about: str | None) -> None:
         """Note that the table has these columns with their metadata, and this description (None: any)."""
-        self._of_columns()[self.note_columns.__name__] = schema, about
+        self.known_of_columns[_COLUMNS] = schema, about
 
     def newest_commit(self) -> Mapping[str, Any]:
         """Information of the newest commit, of this version or (beside concurrent writers) a later one; {}: of none."""
@@ -257,6 +254,17 @@ class Handle(DeltaTable):
         """Note the mark of this version's commit, which identifies its entry in an object store."""
         if mark is not None and self.store is not None:
             self.entry = self.version(), mark
+
+
+def of_columns(handle: DeltaTable, make: Callable[[DeltaTable], T]) -> T:
+    """What a function makes of a table's columns, properties and protocol alone; a `Handle` calls it once for these."""
+    if not isinstance(handle, Handle):
+        return make(handle)
+    known = handle.known_of_columns
+    if make not in known:
+        known[make] = make(handle)
+    found: T = known[make]
+    return found
 
 
 def note_of(version: int, transactions: Mapping[str, int | None]) -> dict[str, str]:

@@ -61,7 +61,7 @@ class KeptHandles:
         return opened
 
     def withdraw(self, table: Openable) -> None:
-        """Let `shared` return another handle: the caller, whose steps alone use the present one, will move it."""
+        """Let `shared` return another handle: the caller moves the present one, which no other step uses any more."""
         self._shared.pop(table.uri, None)
 
     def share(self, table: Openable, handle: Handle | None) -> None:
@@ -87,7 +87,7 @@ class KeptHandles:
 
 
 def _opened(table: Openable) -> Handle | None:
-    """A new handle whose version may be compared with the log later."""
+    """A new handle; its version can be compared with the log later."""
     handle = table.open()
     if handle is not None:
         handle.identify()

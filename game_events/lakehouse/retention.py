@@ -16,7 +16,7 @@ REMEMBERED_S = 2 * 3600
 #: Commits between two checkpoints. Each commit since the last one costs whoever opens the table 0.3 ms (in an object store a
 #: request), a checkpoint of a small table costs its writer 25 ms; a run opens each table with news several times.
 CHECKPOINT_COMMITS = 10
-#: The same for commits by a handle that is kept from commit to commit: nobody opens the table for them.
+#: The same for commits by a handle that is kept from commit to commit: they do not open the table.
 KEPT_CHECKPOINT_COMMITS = 30
 #: Of every commit: delta-rs would delete expired entries of the log by itself, and with them the checkpoint that versions
 #: within the retention need; a handle reads its checkpoint only when it is asked for progress, and would fail then.

@@ -25,7 +25,7 @@ from game_events.decoding.core.kept_columns import is_of_any_kind
 from game_events.errors import ConfigurationError, DataError, ReadOnlyError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
-from game_events.lakehouse.handle import DataFile, Handle, read_add_actions, read_data_files
+from game_events.lakehouse.handle import DataFile, Handle, of_columns, read_add_actions, read_data_files
 from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.log_entries import Entry, entry_of, has_entry
@@ -112,7 +112,7 @@ def paths(handle: DeltaTable) -> list[str]:
 
 def names_of(handle: DeltaTable) -> frozenset[str]:
     """Names of a version's columns."""
-    return handle.once(_names) if isinstance(handle, Handle) else _names(handle)
+    return of_columns(handle, _names)
 
 
 def _names(handle: DeltaTable) -> frozenset[str]:

@@ -24,7 +24,7 @@ from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
 from game_events.lakehouse.descriptions import comments_of, describe, described
 from game_events.lakehouse.format_version import marked
-from game_events.lakehouse.handle import Handle, log_retention_s, note_of
+from game_events.lakehouse.handle import Handle, log_retention_s, note_of, of_columns
 from game_events.lakehouse.log_entries import COMMIT_ID, Entry
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
 from game_events.lakehouse.storage.errors import storage_error
@@ -179,7 +179,7 @@ def _require(plan: Commit, handle: DeltaTable | None) -> None:
 
 
 def _write(plan: Commit, attempt: _Attempt) -> _Written | None:
-    """Write the next version; None: the table was made, or made anew, and has to be opened."""
+    """Write the next version; None: the table was made, or made again with other columns, and has to be opened."""
     handle = attempt.handle
     if handle is None or (plan.replace and plan.partition_by != tuple(handle.metadata().partition_columns)):
         _create(plan, attempt)
@@ -289,7 +289,7 @@ def _landed(plan: Commit, written: _Written | None) -> Landed:
             sum(f.rows or 0 for f in found),
             sum(f.size for f in found),
             sum(f.size for f in plan.files),
-            handle.once(_comments),
+            of_columns(handle, _comments),
             handle,
         )
     except (GameEventsError, DeltaError, OSError) as error:

@@ -24,7 +24,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
 from game_events.lakehouse.data.staging import StagedFile, partition_of
-from game_events.lakehouse.handle import Handle
+from game_events.lakehouse.handle import Handle, of_columns
 from game_events.lakehouse.log_entries import UNFINISHED, Entry, entry_of, identity_of, path_of
 from game_events.lakehouse.retention import KEEP_LOG, PROPERTIES
 from game_events.lakehouse.tables import Table
@@ -90,7 +90,7 @@ def write_version(table: Table, handle: DeltaTable, changes: Changes) -> Entry |
         CommitFailedError: another commit has taken the version.
         OSError, DeltaError: the storage failed; the commit may be visible all the same.
     """
-    if table.is_local and isinstance(handle, Handle) and handle.once(_is_plain) and _are_plain(changes):
+    if table.is_local and isinstance(handle, Handle) and of_columns(handle, _is_plain) and _are_plain(changes):
         return _append(table, handle, _actions(changes))
     actions: list[AddAction | RemoveAction] = [*changes.added, *removals(changes.removed, same_rows=changes.same_rows)]
     if changes.columns is None:
@@ -107,7 +107,7 @@ def removals(files: Iterable[str], *, same_rows: bool = False) -> list[RemoveAct
     return [RemoveAction(path, not same_rows, now) for path in files]
 
 
-def _is_plain(table: Handle) -> bool:
+def _is_plain(table: DeltaTable) -> bool:
     """Whether the protocol asks nothing of a writer but the actions of its commit."""
     protocol = table.protocol()
     if protocol.min_writer_version == _LISTED_VERSION:

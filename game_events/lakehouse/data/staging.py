@@ -38,9 +38,9 @@ ROW_GROUP_ROWS = 131_072
 ROW_GROUP_BYTES = 128 * 1024 * 1024
 #: Values in lists of a row group: Spark holds those of up to 4,096 rows of one at a time, with their positions in the lists.
 ROW_GROUP_CELLS = 4 * 1024**2
-#: Files that begin with fewer rows are compressed by Snappy: to set up Zstandard's compressor for each of their columns takes
-#: half of the time of a small file, and both give the same size. Compaction joins such files.
-SMALL_FILE_ROWS = 1_000
+#: Files that begin with fewer bytes in memory are compressed by Snappy: setting up Zstandard's compressor for each of their
+#: columns takes half of the time of such a file. It is up to a fifth larger, until compaction joins it with others.
+SMALL_FILE_BYTES = 16 * 1024
 #: Rows that decide which columns of a file get a dictionary; smaller files have one for each.
 SAMPLE_ROWS = 10_000
 #: Files are closed past this size; readers split larger ones anyway.
@@ -182,12 +182,12 @@ class StagedWriter:
         """Write what is buffered as a row group."""
         if not self._rows:
             return
-        rows = pa.concat_tables(self._buffer)
+        rows, size = pa.concat_tables(self._buffer), self._bytes
         self._buffer, self._rows, self._bytes, self._cells = [], 0, 0, 0
         if self._writer is None:
             self._table.require_writable()
             system, prefix = file_system(self._table)
-            codec, level = ("zstd", 1) if rows.num_rows >= SMALL_FILE_ROWS else ("snappy", None)
+            codec, level = ("zstd", 1) if size >= SMALL_FILE_BYTES else ("snappy", None)
             self._name = f"{self._folder}part-{uuid.uuid4()}.{codec}.parquet"
             self._sink = system.open_output_stream(prefix + self._name)
             repeated = repeated_columns(rows) if rows.num_rows >= SAMPLE_ROWS else True

@@ -21,7 +21,7 @@ from game_events.errors import QUOTED, ExtensionError
 from game_events.extending import COLUMN_PATTERN, GoldAggregate
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.handle import Handle
+from game_events.lakehouse.handle import of_columns
 from game_events.lakehouse.layers import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
@@ -179,7 +179,7 @@ def _by_game(rows: DataFrame, tasks: int) -> DataFrame:
 
 def _columns(pipeline: Pipeline, tables: Iterable[DeltaTable]) -> tuple[StructType, dict[str, list[str]]]:
     """All columns of silver: of these tables, most of which have the same, then of other games; column -> types that differ."""
-    schemas = dict.fromkeys(t.once(_columns_as_json) if isinstance(t, Handle) else _columns_as_json(t) for t in tables)
+    schemas = dict.fromkeys(of_columns(table, _columns_as_json) for table in tables)
     columns, clashes = merged_columns(StructType.fromJson(json.loads(schema)) for schema in schemas)
     others = [f for f in silver_columns(pipeline).fields if f.name not in {*columns.names, *clashes}]
     return StructType([*columns.fields, *others]), clashes

@@ -25,7 +25,7 @@ from game_events.lakehouse.data.snapshot import BATCH_INFO, FileSelection, selec
 from game_events.lakehouse.data.spark_files import spark_schema
 from game_events.lakehouse.data.staging import StagedFile, discard
 from game_events.lakehouse.event_columns import has_decoded_columns
-from game_events.lakehouse.handle import Handle
+from game_events.lakehouse.handle import of_columns
 from game_events.lakehouse.tables import names_of, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import declared_in, definition_for, has_shipped_columns
@@ -126,9 +126,7 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
 
 def _nested(table: DeltaTable | None) -> frozenset[str]:
     """Names of a table's nested columns."""
-    if table is None:
-        return frozenset()
-    return table.once(_nested_names) if isinstance(table, Handle) else _nested_names(table)
+    return of_columns(table, _nested_names) if table is not None else frozenset()
 
 
 def _nested_names(table: DeltaTable) -> frozenset[str]:

@@ -18,22 +18,8 @@ from game_events.lakehouse.data.snapshot import BATCH_INFO, row_count
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.handle import MOST_FILES, MOST_NOTED, NOTED
 from game_events.lakehouse.tables import Lakehouse, files_of, paths
-from game_events_tests.support.faults import at_commit, opened_tables
+from game_events_tests.support.faults import at_commit
 from game_events_tests.support.tables import plan, staged_numbers
-
-
-@pytest.fixture
-def table(tmp_path):
-    table = Lakehouse(str(tmp_path)).table("t")
-    commit(plan(table, [0], None, 1))
-    return table
-
-
-@pytest.fixture
-def opens():
-    """The tables that are opened from now on."""
-    with opened_tables() as keys:
-        yield keys
 
 
 @pytest.fixture

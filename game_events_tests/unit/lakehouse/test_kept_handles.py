@@ -12,28 +12,7 @@ from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.handle import LONGEST_S, MOST_VERSIONS
 from game_events.lakehouse.kept_handles import KeptHandles
 from game_events.lakehouse.retention import Retention
-from game_events.lakehouse.tables import Lakehouse
-from game_events_tests.support.faults import opened_tables
 from game_events_tests.support.tables import plan
-
-
-@pytest.fixture
-def lakehouse(tmp_path):
-    return Lakehouse(str(tmp_path))
-
-
-@pytest.fixture
-def table(lakehouse):
-    table = lakehouse.table("t")
-    commit(plan(table, [0], None, 1))
-    return table
-
-
-@pytest.fixture
-def opens():
-    """The tables that are opened from now on."""
-    with opened_tables() as keys:
-        yield keys
 
 
 def next_commit(table, kept, n, opens):

@@ -26,13 +26,6 @@ from game_events_tests.support.faults import at_commit
 from game_events_tests.support.tables import SCHEMA, assert_nothing_left_over, data_files, numbers, plan, txn
 
 
-@pytest.fixture
-def table(tmp_path):
-    table = Lakehouse(str(tmp_path)).table("t")
-    commit(plan(table, [0], None, 1))
-    return table
-
-
 def entry(table, version):
     """Actions of a version; without those of their keys that differ for each commit."""
     lines = Path(table.uri, "_delta_log", f"{version:020}.json").read_bytes().splitlines()
