@@ -192,8 +192,13 @@ class Handle(DeltaTable):
             files = (*(file for file in files if unquote(file.path) not in removed), *added)
         self._moved = self._read.version(), old + 1
         self._transactions = old + 1, known | dict(sets)
-        self._newest = old + 1, info
-        self._files = old + 1, files if files is not None and len(files) <= MOST_FILES else None
+        self.note_commit(info, files)
+
+    def note_commit(self, info: Mapping[str, str], files: tuple[DataFile, ...] | None) -> None:
+        """Note what this process knows of this version, as it has made it: its commit's information, and its files."""
+        version = self.version()
+        self._newest = version, info
+        self._files = version, files if files is not None and len(files) <= MOST_FILES else None
         self._note_mark(info.get(COMMIT_ID))
 
     def has_columns(self, schema: pa.Schema, about: str | None) -> bool:

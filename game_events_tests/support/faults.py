@@ -67,10 +67,10 @@ def unreadable(key: str, error: Exception) -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_creation(instead: Callable[..., object]) -> Iterator[None]:
-    """Within the block `instead` creates tables and replaces their layout; it gets delta-rs' call, and the arguments."""
-    usual: Write = commit.create_table_with_add_actions
+    """Within the block `instead` creates tables and replaces their layout; it gets `make_table`, and the arguments."""
+    usual: Write = commit.make_table
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commit, "create_table_with_add_actions", functools.partial(instead, usual))
+        patch.setattr(commit, "make_table", functools.partial(instead, usual))
         yield
 
 
@@ -85,5 +85,5 @@ def at_commit(instead: Callable[..., object]) -> Iterator[None]:
 
 def wrap_writes(patch: pytest.MonkeyPatch, wrap: Callable[[Write], Write]) -> None:
     """Until `patch` is undone, `wrap` is around the two functions that commit to a table and that create one."""
-    for name in ("write_version", "create_table_with_add_actions"):
+    for name in ("write_version", "make_table"):
         patch.setattr(commit, name, wrap(getattr(commit, name)))

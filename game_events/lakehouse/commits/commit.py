@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import create_table_with_add_actions
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.evolution import evolve, same_columns, with_features
-from game_events.lakehouse.commits.log_writer import Changes, write_version
+from game_events.lakehouse.commits.log_writer import Changes, make_table, write_version
 from game_events.lakehouse.commits.outcome import CommitOutcome, is_refusal, new_mark, outcome_of
 from game_events.lakehouse.commits.restores import restored_between
 from game_events.lakehouse.commits.transactions import txn
@@ -118,9 +117,12 @@ class _Attempt:
 
 @dataclass(frozen=True)
 class _Written:
-    """A visible commit of `changes` after a handle's version; `entry`: the log entry, if this process has written it itself."""
+    """A visible commit of `changes` after a handle's version, or the first one (None).
 
-    handle: DeltaTable
+    `entry`: the log entry, if this process has written it itself.
+    """
+
+    handle: DeltaTable | None
     changes: Changes
     entry: Entry | None
 
@@ -179,11 +181,10 @@ def _require(plan: Commit, handle: DeltaTable | None) -> None:
 
 
 def _write(plan: Commit, attempt: _Attempt) -> _Written | None:
-    """Write the next version; None: the table was made, or made again with other columns, and has to be opened."""
+    """Write the next version; None: nothing is known of it, so the table has to be opened."""
     handle = attempt.handle
     if handle is None or (plan.replace and plan.partition_by != tuple(handle.metadata().partition_columns)):
-        _create(plan, attempt)
-        return None
+        return _create(plan, attempt)
     reshaped = plan.replace and plan.reshape and not same_columns(handle, plan.schema)
     handle = _with_columns(plan, handle, reshaped=reshaped)
     changes = _changes(plan, attempt, handle.note_after(plan.advance) if isinstance(handle, Handle) else {})
@@ -223,26 +224,23 @@ def _changes(plan: Commit, attempt: _Attempt, noted: Mapping[str, str]) -> Chang
     return Changes(plan.files, same_rows=plan.same_rows, advance=plan.advance, info=info)
 
 
-def _create(plan: Commit, attempt: _Attempt) -> None:
-    """Make the table, or a new one in place of another."""
+def _create(plan: Commit, attempt: _Attempt) -> _Written | None:
+    """Make the table, or a new one in place of another; None: it has to be opened."""
     # Which version a new table in place of another becomes is not known.
-    noted = note_of(0, {**dict.fromkeys(plan.expected), **plan.advance}) if attempt.handle is None else {}
+    first = attempt.handle is None
+    noted = note_of(0, {**dict.fromkeys(plan.expected), **plan.advance}) if first else {}
     changes = _changes(plan, attempt, noted)
-    own = {"delta.dataSkippingNumIndexedCols": "32"}
     failpoints.reach("before_create", plan.table.name)
     attempt.sent = True
-    create_table_with_add_actions(
-        plan.table.uri,
+    entry = make_table(
+        plan.table,
         _new_columns(plan),
-        changes.added,
-        mode="error" if attempt.handle is None else "overwrite",
-        partition_by=list(plan.partition_by),
-        name=plan.table.name,
+        changes,
         description=plan.description,
-        configuration={**own, **plan.table.retention.properties(plan.table.key)},
-        storage_options=plan.table.options,
-        **changes.options,
+        partition_by=plan.partition_by,
+        replaces=not first,
     )
+    return None if entry is None else _Written(None, changes, entry)
 
 
 def _is_visible(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool) -> bool:
@@ -270,7 +268,7 @@ def _is_visible(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool
 
 
 def _landed(plan: Commit, written: _Written | None) -> Landed:
-    """The table after its commit; None: the commit is not the next version of a known one, so the table is opened.
+    """The table after its commit; None: nothing is known of that version.
 
     Raises:
         TransientError: it cannot be read. The commit is visible, so whatever the cause is its files must stay.
@@ -306,9 +304,13 @@ def _comments(handle: DeltaTable) -> dict[str, str]:
 def _moved(table: Table, written: _Written) -> Handle | None:
     """The handle on the version that was written; its log gets a checkpoint, and is shortened, if that is due."""
     handle, changes = written.handle, written.changes
+    files = [file.data_file() for file in changes.files]
     if not isinstance(handle, Handle):
-        return table.open()
-    handle.moved(changes.advance, changes.info, [file.data_file() for file in changes.files], frozenset(changes.removed))
+        opened = table.open()
+        if opened is not None and opened.entry == (0, written.entry):
+            opened.note_commit(changes.info, tuple(files))
+        return opened
+    handle.moved(changes.advance, changes.info, files, frozenset(changes.removed))
     table.note_entry(handle, written.entry)
     interval = CHECKPOINT_COMMITS if handle.version() == handle.first + 1 else KEPT_CHECKPOINT_COMMITS
     if (handle.version() + 1) % interval == 0:

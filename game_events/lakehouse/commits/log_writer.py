@@ -1,12 +1,12 @@
 """Writes the log entry of a commit: the next version of a table, or an error because another commit has taken it.
 
 delta-rs reads the log before and after each entry that it writes, and lists its folder: 10 of the 12 ms of a small commit. So
-the entry of a plain commit to a local table is written here: files added and removed, columns and properties as before.
-Everything else, and every table with a property or feature that this module does not know, is delta-rs'
+the entry of a plain commit to a local table is written here: the first one, or files added and removed, with columns and
+properties as before. Everything else, and every table with a property or feature that this module does not know, is delta-rs'
 (docs/decisions/0029).
 
-Source: Delta Lake protocol, "Delta Log Entries", "Add File and Remove File", "Transaction Identifiers", "Commit Provenance
-Information", "Requirements for Writers".
+Source: Delta Lake protocol, "Delta Log Entries", "Change Metadata", "Add File and Remove File", "Transaction Identifiers",
+"Protocol Evolution", "Commit Provenance Information", "Requirements for Writers".
 """
 
 import json
@@ -14,14 +14,20 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError
-from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
+from deltalake.transaction import (
+    AddAction,
+    CommitProperties,
+    RemoveAction,
+    Transaction,
+    create_table_with_add_actions,
+)
 
 from game_events.lakehouse.data.staging import StagedFile, partition_of
 from game_events.lakehouse.handle import Handle, of_columns
@@ -31,8 +37,10 @@ from game_events.lakehouse.tables import Table
 
 #: Features that ask nothing of a writer, or nothing without a property or a column's metadata, which are looked at.
 _PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
-#: Version of the protocol for writers without features, and the one that lists them.
-_PLAIN_VERSION, _LISTED_VERSION = 2, 7
+#: Versions of the protocol for readers and for writers without features, and the one for writers that lists them.
+_PLAIN_READER, _PLAIN_VERSION, _LISTED_VERSION = 1, 2, 7
+#: Types of columns that take features. Source: Delta Lake protocol, "Timestamp without timezone", "Variant Data Type".
+_OF_FEATURES = re.compile(r'"(timestamp_ntz|variant)"')
 #: The log's numbers have 64 bits.
 _BEYOND = 2**63
 #: A path that is the same encoded for URIs and not.
@@ -101,6 +109,37 @@ def write_version(table: Table, handle: DeltaTable, changes: Changes) -> Entry |
     return None
 
 
+def make_table(
+    table: Table, columns: Schema, changes: Changes, *, description: str | None, partition_by: Sequence[str], replaces: bool
+) -> Entry | None:
+    """Make a table with these columns and files.
+
+    `replaces`: in place of another table, as the next version of its log; else as version 0. Returns as `write_version`.
+
+    Raises:
+        CommitFailedError, DeltaError: there is a table already.
+        OSError, DeltaError: the storage failed; the table may be there all the same.
+    """
+    properties = {"delta.dataSkippingNumIndexedCols": "32", **table.retention.properties(table.key)}
+    if table.is_local and not replaces and _are_plain(changes) and _are_plain_columns(columns, partition_by):
+        begins = _first_actions(table, columns, description, partition_by, properties)
+        commit, *others = _actions(changes, "CREATE TABLE")
+        return _begin(table, [commit, *begins, *others])
+    create_table_with_add_actions(
+        table.uri,
+        columns,
+        changes.added,
+        mode="overwrite" if replaces else "error",
+        partition_by=list(partition_by),
+        name=table.name,
+        description=description,
+        configuration=properties,
+        storage_options=table.options,
+        **changes.options,
+    )
+    return None
+
+
 def removals(files: Iterable[str], *, same_rows: bool = False) -> list[RemoveAction]:
     """delta-rs' actions that remove files, by their paths below the table's folder."""
     now = _now_ms()
@@ -118,6 +157,13 @@ def _is_plain(table: DeltaTable) -> bool:
     return known and table.metadata().configuration.keys() <= PROPERTIES and '"delta.' not in table.schema().to_json()
 
 
+def _are_plain_columns(columns: Schema, partition_by: Sequence[str]) -> bool:
+    """Whether the protocol has these columns without features."""
+    text = columns.to_json()
+    known = {field.name for field in columns.fields}.issuperset(partition_by)
+    return known and '"delta.' not in text and not _OF_FEATURES.search(text)
+
+
 def _are_plain(changes: Changes) -> bool:
     """Whether columns stay, and delta-rs would write paths and numbers as they are."""
     paths = (*changes.removed, *(file.path for file in changes.files))
@@ -128,11 +174,11 @@ def _are_plain(changes: Changes) -> bool:
     )
 
 
-def _actions(changes: Changes) -> Iterator[dict[str, Any]]:
+def _actions(changes: Changes, operation: str = "WRITE") -> Iterator[dict[str, Any]]:
     """The entry's actions; readers of a version look for its information in the first one."""
     now, rows_change = _now_ms(), not changes.same_rows
-    parameters = {"mode": "Append", "partitionBy": "[]"}
-    info = {"timestamp": now, "operation": "WRITE", "operationParameters": parameters, "engineInfo": "game_events"}
+    parameters = {"mode": "Append", "partitionBy": "[]"} if operation == "WRITE" else {"mode": "ErrorIfExists"}
+    info = {"timestamp": now, "operation": operation, "operationParameters": parameters, "engineInfo": "game_events"}
     yield {"commitInfo": info | dict(changes.info)}
     for file in changes.files:
         yield {
@@ -151,12 +197,58 @@ def _actions(changes: Changes) -> Iterator[dict[str, Any]]:
         yield {"txn": {"appId": app, "version": to}}
 
 
+def _first_actions(
+    table: Table, columns: Schema, description: str | None, partition_by: Sequence[str], properties: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """What the first entry has beside its commit."""
+    yield {"protocol": {"minReaderVersion": _PLAIN_READER, "minWriterVersion": _PLAIN_VERSION}}
+    yield {
+        "metaData": {
+            "id": str(uuid.uuid4()),
+            "name": table.name,
+            "description": description,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": columns.to_json(),
+            "partitionColumns": list(partition_by),
+            "createdTime": _now_ms(),
+            "configuration": dict(properties),
+        }
+    }
+
+
+def _begin(table: Table, actions: Iterable[dict[str, Any]]) -> Entry:
+    """Make the actions the first entry of a log."""
+    log = Path(table.uri, path_of(0)).parent
+    log.mkdir(parents=True, exist_ok=True)
+
+    def require_none() -> None:
+        # The first entries of a log may have expired.
+        if any(not file.name.startswith(UNFINISHED) for file in log.iterdir()):
+            raise CommitFailedError(f"{table.uri} already exists")
+
+    return _linked(table, 0, actions, require_none)
+
+
 def _append(table: Table, handle: Handle, actions: Iterable[dict[str, Any]]) -> Entry:
-    """Make the actions the entry after a handle's, whole or not at all: a hard link fails if the name is there.
+    """Make the actions the entry after a handle's."""
+    version = handle.version()
+
+    def require_same() -> None:
+        # In a table that was made again the entry would leave a gap, and no reader could open it.
+        if handle.entry is not None and handle.entry != (version, entry_of(table.uri, None, version)):
+            raise CommitFailedError(f"version {version} of {table.uri} is gone: was the table deleted, or made again?")
+
+    return _linked(table, version + 1, actions, require_same)
+
+
+def _linked(table: Table, version: int, actions: Iterable[dict[str, Any]], require: Callable[[], None]) -> Entry:
+    """Make the actions a version's entry, whole or not at all: a hard link fails if the name is there.
+
+    `require`: raises if the entry must not be made. Asked once the file to be linked is there: whoever deletes the table from
+    then on deletes it, too, and the link fails.
 
     A crash may leave the file that is linked: readers skip its name, and `TableLog.delete_expired` deletes it.
     """
-    version = handle.version() + 1
     entry = Path(table.uri, path_of(version))
     written = entry.with_name(f"{UNFINISHED}{uuid.uuid4().hex}.json.tmp")
     # Unescaped: a text that is none in UTF-8 (a broken file name) is refused here. As an escape it would end in the log, which
@@ -167,10 +259,7 @@ def _append(table: Table, handle: Handle, actions: Iterable[dict[str, Any]]) -> 
             file.write(content)
             file.flush()
             found = identity_of(os.fstat(file.fileno()))
-        # Not before the file is there: whoever deletes the table from here on deletes it, too, and the link fails. In a table
-        # that was made again the entry would leave a gap, and no reader could open it.
-        if handle.entry is not None and handle.entry != (version - 1, entry_of(table.uri, None, version - 1)):
-            raise CommitFailedError(f"version {version - 1} of {table.uri} is gone: was the table deleted, or made again?")
+        require()
         os.link(written, entry)
     except FileExistsError as error:
         raise CommitFailedError(f"version {version} of {table.uri} already exists") from error

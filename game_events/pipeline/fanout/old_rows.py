@@ -1,10 +1,13 @@
 """Rows of the tables that a job replaces: the job's workers read them from the files, and merge or carry over.
 
-The rows of a table that a job does not change never pass through Spark: they are copied, as Arrow, into the table's new file.
+The rows of a table that a job does not change are copied, as Arrow, into the table's new file; they pass through Spark only in
+tables of few rows, whose files would be read a second time for it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,9 @@ import pyarrow.compute as pc
 
 from game_events.lakehouse.data.snapshot import read_parts
 from game_events.lakehouse.tables import Lakehouse
+
+#: Old rows that go to Spark together: each batch costs Spark more than some hundred rows.
+PASSED_ROWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,7 @@ class OldRows:
         keys: columns that identify a row; none: each table has one row.
         schema: columns of the tables; a file's missing ones are NULL.
         files: game -> paths of the files below the table's folder.
+        few: games of which `with_old` gives all old rows.
     """
 
     lakehouse: Lakehouse
@@ -32,9 +39,17 @@ class OldRows:
     keys: tuple[str, ...]
     schema: pa.Schema
     files: Mapping[str, Sequence[str]]
+    few: frozenset[str] = frozenset()
+
+    def without_few(self) -> OldRows:
+        """Those of the other games, some of whose rows `with_old` leaves out."""
+        return replace(self, files={game: files for game, files in self.files.items() if game not in self.few})
 
     def with_old(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`: the new rows, and the old rows with the same keys. All new rows of a game are in one task."""
+        """For `mapInArrow`: the new rows, and the old rows with the same keys, or all old rows of a game with new ones.
+
+        All new rows of a game are in one task.
+        """
         new: list[pa.RecordBatch] = []
         schema, games = pa.schema([]), pa.array(self.files, pa.string())
         for batch in batches:
@@ -48,10 +63,23 @@ class OldRows:
         keys = pa.Table.from_batches(new)
         order, parts = parts_by_game(keys, self.game_column)
         keys = keys.select(self.keys).take(order)
+        passed: list[pa.Table] = []
         for game in parts:
-            for rows, found in self._matched(game, keys.slice(*parts[game])):
-                for batch in rows.filter(found).to_batches():
-                    yield _with_game(batch, game, schema)
+            for rows in self._to_merge(game, keys.slice(*parts[game])):
+                passed.append(rows.add_column(0, self.game_column, pa.repeat(pa.scalar(game), rows.num_rows)))
+                if sum(map(len, passed)) >= PASSED_ROWS:
+                    yield from _joined(passed, schema)
+                    passed = []
+        if passed:
+            yield from _joined(passed, schema)
+
+    def _to_merge(self, game: str, keys: pa.Table) -> Iterator[pa.Table]:
+        """The old rows of a game with these keys; of a game of few rows all."""
+        if game in self.few:
+            yield from self._rows(game)
+            return
+        for rows, found in self._matched(game, keys):
+            yield rows.filter(found)
 
     def others(self, game: str, keys: pa.Table) -> Iterator[pa.Table]:
         """The old rows of a game with other keys than these."""
@@ -60,9 +88,11 @@ class OldRows:
 
     def _matched(self, game: str, keys: pa.Table) -> Iterator[tuple[pa.Table, pa.Array]]:
         """The old rows of a game, part by part, and which of them have one of these keys."""
-        table = self.lakehouse.gold(game, self.aggregate)
-        for rows in read_parts(table, self.schema, self.files[game]):
+        for rows in self._rows(game):
             yield rows, has_key(rows, keys)
+
+    def _rows(self, game: str) -> Iterator[pa.Table]:
+        return read_parts(self.lakehouse.gold(game, self.aggregate), self.schema, self.files[game])
 
 
 def parts_by_game(rows: pa.Table, game_column: str) -> tuple[pa.Array, dict[Any, tuple[int, int]]]:
@@ -101,7 +131,8 @@ def _numbers(keys: pa.ChunkedArray, values: pa.ChunkedArray) -> tuple[pa.Array, 
     return pc.index_in(keys, value_set=distinct).cast(pa.int64()), pc.index_in(values, value_set=distinct).cast(pa.int64())
 
 
-def _with_game(rows: pa.RecordBatch, game: str, schema: pa.Schema) -> pa.RecordBatch:
-    """Old rows in the schema of the new ones (types and nullability: Spark compares them); their first column is the game."""
-    columns = [pa.repeat(pa.scalar(game), rows.num_rows), *rows.columns]
-    return pa.RecordBatch.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+def _joined(parts: Sequence[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Old rows together, in the schema of the new ones (types and nullability: Spark compares them)."""
+    for batch in pa.concat_tables(parts).combine_chunks().to_batches():
+        columns = [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)

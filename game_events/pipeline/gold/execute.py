@@ -41,6 +41,8 @@ GAME = "_game"
 _NAME, _FROM = "_limit_game", "_limit_batch"
 #: Rows of silver, and old rows of gold, for each task. One task needs no shuffle, which costs some 100 ms.
 TASK_ROWS, TASK_OLD_ROWS = 250_000, 2_000_000
+#: Old rows of a game that all go through Spark: with more, reading the game's file again costs less.
+FEW_OLD_ROWS = 500
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,9 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
     pipeline, aggregate = run.pipeline, run.aggregate
     new, old = sum(plan.new.rows for plan in plans.values()), sum(plan.old.rows for plan in plans.values())
     tasks = min(len(plans), 1 + new // TASK_ROWS + old // TASK_OLD_ROWS)
-    rows, schema, kept = _aggregated(run, plans, tasks, few=new <= TASK_ROWS)
     # Custom aggregates have no rules.
     rules = RuleColumns.of(pipeline.rules if run.built_in else (), "gold", GAME)
+    rows, schema, kept = _aggregated(run, plans, tasks, few=new <= TASK_ROWS, judged=bool(rules.rules))
     split = RuleSplit(rules) if rules.rules else None
     require_valid(pipeline.spark, rules.rules, spark_schema(Schema.from_arrow(schema)))
     task = FanOut(pipeline.lakehouse, Layer.GOLD, GAME, schema, aggregate=aggregate.name, split=split, old=kept)
@@ -92,12 +94,12 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
 
 
 def _aggregated(
-    run: GoldRun, plans: Mapping[str, GamePlan], tasks: int, *, few: bool
+    run: GoldRun, plans: Mapping[str, GamePlan], tasks: int, *, few: bool, judged: bool
 ) -> tuple[DataFrame, pa.Schema, OldRows | None]:
     """The aggregate's rows that change, with `_game`; its columns; the rows of gold to keep, unless their key has new rows.
 
     Measures of new rows are merged with gold's of the same keys; an aggregate's function gets all rows of the changed keys.
-    `few`: one task reads new rows.
+    `few`: one task reads new rows. `judged`: by rules, which are about rows that change and no others.
     """
     pipeline, aggregate = run.pipeline, run.aggregate
     columns, clashes = _columns(pipeline, (plan.silver for plan in plans.values()))
@@ -113,12 +115,13 @@ def _aggregated(
         files = {game: plan.old.paths for game, plan in plans.items() if plan.old.files}
         if not files:
             return rows, schema, None
-        old = OldRows(pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files)
+        all_rows = {g for g in files if merge and not judged and plans[g].old.rows_known and plans[g].old.rows <= FEW_OLD_ROWS}
+        old = OldRows(pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files, frozenset(all_rows))
         if merge:
             types = {f.name: f.dataType for f in rows.schema.fields}
             both = _by_game(rows, tasks).mapInArrow(old.with_old, rows.schema).groupBy(*keys)
             rows = both.agg(*(_named(_of_type(m.merged(column), types[column]), column) for column, m in measures))
-        return rows, schema, old
+        return rows, schema, old.without_few()
     except ExtensionError:
         raise
     except Exception as error:

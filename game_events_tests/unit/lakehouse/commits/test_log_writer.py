@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from game_events.lakehouse.data.staging import StagedWriter, staged
 from game_events.lakehouse.log_entries import UNFINISHED
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
 from game_events.lakehouse.tables import Lakehouse
-from game_events_tests.support.faults import at_commit
+from game_events_tests.support.faults import at_commit, at_creation
 from game_events_tests.support.tables import SCHEMA, assert_nothing_left_over, data_files, numbers, plan, txn
 
 
@@ -42,13 +42,15 @@ def is_own(table, version):
     return entry(table, version)[0]["commitInfo"]["engineInfo"] == "game_events"
 
 
+@contextmanager
 def by_delta_rs():
     """Within the block delta-rs writes all entries."""
 
-    def write(usual, table, handle, changes):
-        return usual(replace(table, uri=f"file://{table.uri}"), handle, changes)
+    def write(usual, table, *given, **how):
+        return usual(replace(table, uri=f"file://{table.uri}"), *given, **how)
 
-    return at_commit(write)
+    with at_commit(write), at_creation(write):
+        yield
 
 
 @pytest.mark.parametrize("how", [{}, {"replace": True}, {"same_rows": True}], ids=str)
@@ -67,19 +69,25 @@ def test_an_entry_says_what_delta_rs_says(tmp_path, how):
     ours = made("ours")
     assert (is_own(theirs, 1), is_own(ours, 1)) == (False, True)
 
-    def comparable(table):
-        (name,) = data_files(table) - {action["add"]["path"] for action in entry(table, 0) if "add" in action}
-        found = {}
-        for action in entry(table, 1):
-            ((kind, values),) = action.items()
-            values = {key: value for key, value in values.items() if value is not None}
-            drop = {"timestamp", "modificationTime", "deletionTimestamp", "engineInfo", "clientVersion", "game_events_commit"}
-            values = {key: value for key, value in values.items() if key not in drop}
-            values["path"] = {name: "new"}.get(values.get("path"), "old")
-            found.setdefault(kind, []).append(values)
-        return found
+    for version in (0, 1):
+        assert comparable(ours, version) == comparable(theirs, version)
 
-    assert comparable(ours) == comparable(theirs)
+
+def comparable(table, version):
+    """Kind of action -> its values that are not of a single table or commit."""
+    drop = {"timestamp", "modificationTime", "deletionTimestamp", "engineInfo", "clientVersion", "game_events_commit"}
+    drop |= {"id", "createdTime", "operationParameters" if version == 0 else ""}
+    before = {action["add"]["path"] for action in entry(table, 0) if "add" in action} if version else set()
+    found = {}
+    for action in entry(table, version):
+        ((kind, values),) = action.items()
+        values = {key: value for key, value in values.items() if value is not None and key not in drop}
+        if "path" in values:
+            values["path"] = "old" if values["path"] in before else "new"
+        if "schemaString" in values:
+            values["schemaString"] = json.loads(values["schemaString"])
+        found.setdefault(kind, []).append(values)
+    return found
 
 
 def test_a_file_of_a_partition_says_so(tmp_path):
@@ -97,6 +105,39 @@ def test_a_file_of_a_partition_says_so(tmp_path):
     commit(replace(first, files=files(2), expected={"txn": 1}, advance={"txn": 2}, table_id=str(handle.metadata().id)))
     assert is_own(table, 1)
     assert sorted(pa.table(DeltaTable(table.uri).get_add_actions(flatten=True))["partition.game"].to_pylist()) == ["uno", "uno"]
+
+
+@pytest.mark.parametrize("expired", [False, True])
+def test_a_table_that_is_there_is_not_made_again_even_if_its_first_entries_have_expired(table, expired):
+    for n in range(1, 3):
+        commit(plan(table, [n], n, n + 1))
+    if expired:
+        table.open().create_checkpoint()
+        for version in (0, 1):
+            Path(table.uri, "_delta_log", f"{version:020}.json").unlink()
+    before = in_log(table)
+    with pytest.raises(CommitFailedError, match="already exists"):
+        log_writer.make_table(
+            table, DeltaSchema.from_arrow(SCHEMA), log_writer.Changes(), description=None, partition_by=(), replaces=False
+        )
+    assert in_log(table) == before
+
+
+def test_of_two_that_make_a_table_one_is_refused(tmp_path):
+    table = Lakehouse(str(tmp_path)).table("t")
+
+    calls = []
+
+    def overtaken(usual, *given, **how):
+        calls.append(how)
+        if len(calls) == 1:
+            commit(plan(table, [1], None, 1))
+        return usual(*given, **how)
+
+    with at_creation(overtaken), pytest.raises(ConflictError):
+        commit(plan(table, [2], None, 1))
+    assert numbers(table) == [1]
+    assert_nothing_left_over(table)
 
 
 def test_a_version_that_another_commit_has_taken_is_refused_and_nothing_is_left(table):
@@ -130,7 +171,7 @@ def test_a_table_that_is_made_again_while_an_entry_is_written_gets_no_gap(table,
         commit(plan(table, [n], n, n + 1))
     link, handle = os.link, table.open()
     with monkeypatch.context() as patch:
-        patch.setattr(log_writer.os, "link", lambda *names: (made_again(), link(*names)))
+        patch.setattr(log_writer.os, "link", lambda *names: (patch.undo(), made_again(), link(*names)))
         with pytest.raises(FileNotFoundError):
             write_version(table, handle, log_writer.Changes(advance={"txn": 9}))
     assert (in_log(table), numbers(table)) == ([f"{0:020}.json"], [100])
@@ -211,7 +252,7 @@ def test_a_table_with_times_without_a_zone_is_written_to(tmp_path):
     for number in range(2):
         planned = plan(table, [], number or None, number + 1, schema=rows.schema, files=staged(table, rows))
         commit(planned)
-    assert is_own(table, 1)
+    assert (is_own(table, 0), is_own(table, 1)) == (False, True), "such a column takes a feature of the protocol"
 
 
 def test_new_columns_and_names_that_addresses_encode_are_left_to_delta_rs(table):
