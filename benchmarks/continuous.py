@@ -142,7 +142,7 @@ def loop_process(arena: Arena, settings: Settings) -> Iterator[subprocess.Popen[
         },
     }
     (arena.folder / "dagster").mkdir(exist_ok=True)
-    code = "from game_events.cli.main import main; main()"
+    code = "from game_events.cli.main import command_line; command_line()"
     command = [sys.executable, "-c", code, "run", "--continuous", "--json"]
     with (arena.folder / "loop.err").open("w") as err:
         child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=err, text=True)

@@ -37,7 +37,7 @@ THEIRS = {(1, 4): 122, (1, 8): 249, (1, 16): 447, (10, 4): 456, (10, 8): 877, (1
 CALLS_AT_ONCE = 32
 TASKS = 16
 AHEAD = 5
-CLI = [sys.executable, "-c", "from game_events.cli.main import main; main()"]
+CLI = [sys.executable, "-c", "from game_events.cli.main import command_line; command_line()"]
 TIMEOUT_S = 3600
 
 

@@ -1,11 +1,13 @@
 """The command line: `game-events`. Each command is in a module of its own, imported when the command is called."""
 
+import atexit
 import gc
 import json
 import logging
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
@@ -126,6 +128,32 @@ def all_commands() -> TyperGroup:
     group = typer.main.get_group(app)
     group.commands = {name: command.load() for name, command in group.commands.items() if isinstance(command, LazyCommand)}
     return group
+
+
+def command_line() -> None:
+    """Run a command as this process, and end it without Python's own end.
+
+    After `main` and all that is registered by `atexit`, Python would free each object by itself: more than a second after a run
+    that has imported Dagster and Spark. The operating system frees them at once.
+    """
+    codes: list[int] = []
+    atexit.register(_end_at_once, codes)  # first, so last of all
+    try:
+        main()
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            codes.append(ended.code or 0)
+        raise
+    codes.append(0)
+
+
+def _end_at_once(codes: Sequence[int]) -> None:
+    """End the process with an exit code; without one, or with a stream that takes no text any more, Python ends it."""
+    with suppress(OSError, ValueError):
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for code in codes:
+            os._exit(code & 0xFF)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from game_events.jvm.private_folders import private_folder
 from game_events.spark.config import LOG_OPTION
 from game_events.stack import local_stack
 
-COMMAND = (sys.executable, "-c", "from game_events.cli.main import main; main()")
+COMMAND = (sys.executable, "-c", "from game_events.cli.main import command_line; command_line()")
 #: A run of seconds, and its JVM, which writes the archive when the run is over; a busy machine takes minutes.
 TIMEOUT_S, LOOK_S = 900, 0.2
 

@@ -26,7 +26,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
 ]
 
-COMMAND = [sys.executable, "-c", "from game_events.cli.main import main; main()", "run", "--continuous", "--json"]
+COMMAND = [
+    sys.executable,
+    "-c",
+    "from game_events.cli.main import command_line; command_line()",
+    "run",
+    "--continuous",
+    "--json",
+]
 
 
 def wave(seed=0):

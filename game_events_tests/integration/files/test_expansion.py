@@ -14,7 +14,7 @@ from game_events_tests.support.reconciliation import rows
 from game_events_tests.support.servers.small_jvm import OF_A_COMMAND
 from game_events_tests.support.worlds.quality import varint
 
-COMMAND = [sys.executable, "-c", "from game_events.cli.main import main; main()", "run", "--json"]
+COMMAND = [sys.executable, "-c", "from game_events.cli.main import command_line; command_line()", "run", "--json"]
 FIELDS = " ".join(f"int64 f{n} = {n};" for n in range(1, 1_001))
 PROTO = f"""syntax = "proto3"; import "google/protobuf/timestamp.proto";
 message E {{ string game_name = 1; repeated I i = 2; string gamer_id = 3; google.protobuf.Timestamp event_timestamp = 4; }}

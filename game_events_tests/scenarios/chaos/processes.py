@@ -18,7 +18,7 @@ import psutil
 from game_events.spark.config import DAEMON
 from game_events_tests.support.killing.sitecustomize import killed_at
 
-COMMAND = [sys.executable, "-c", "from game_events.cli.main import main; main()"]
+COMMAND = [sys.executable, "-c", "from game_events.cli.main import command_line; command_line()"]
 #: A JVM whose Python is gone ends by itself within 3 s on an idle machine.
 ORPHAN_S = 60.0
 

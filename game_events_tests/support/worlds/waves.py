@@ -32,7 +32,7 @@ from game_events_tests.support.servers.attached_driver import Driver, start_driv
 from game_events_tests.support.servers.small_jvm import JAVA_OPTIONS
 
 GAMES = ("rummy", "spades", "uno")
-COMMAND = [sys.executable, "-c", "from game_events.cli.main import main; main()", "run", "--json"]
+COMMAND = [sys.executable, "-c", "from game_events.cli.main import command_line; command_line()", "run", "--json"]
 #: A JVM whose Python is gone ends by itself within 3 s on an idle machine.
 ORPHAN_S = 30.0
 #: Several processes at once, on a machine that may be busy.

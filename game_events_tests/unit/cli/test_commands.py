@@ -91,3 +91,27 @@ def test_commands_that_read_tables_import_neither_dagster_nor_spark(command, tmp
 )
 def test_commands_that_run_no_job_import_no_dagster(command, tmp_path):
     assert not {"aiohttp", "dagster"} & imported(tmp_path, *command)
+
+
+@pytest.mark.parametrize(("ends", "code"), [("pass", 0), ("sys.exit(3)", 3), ("sys.exit(None)", 0), ("sys.exit('no')", 1)])
+def test_a_command_ends_with_its_code_its_output_and_what_was_registered_but_not_with_each_object(ends, code):
+    program = f"""
+import atexit, sys
+import game_events.cli.main as m
+
+class Kept:
+    def __del__(self):
+        print("freed")
+
+def command():
+    global kept
+    kept = Kept()
+    atexit.register(print, "registered")
+    sys.stdout.write("output, ")
+    {ends}
+
+m.app = command
+m.command_line()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "output, registered\n")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-MAIN = "from game_events.cli.main import main; main()"
+MAIN = "from game_events.cli.main import command_line; command_line()"
 #: A command that says when it has begun, and does not end.
 SLOW = """
 import sys, time, typer
@@ -21,7 +21,7 @@ def slow(json: bool = False):
 
 m.app = typer.Typer()
 m.app.command()(slow)
-m.main()
+m.command_line()
 """
 
 

@@ -21,7 +21,7 @@ def test_the_first_run_in_a_new_dagster_home_prints_nothing_of_dagsters_own(tmp_
         "GAME_EVENTS_LAKEHOUSE": str(tmp_path / "lakehouse"),
         "GAME_EVENTS_KAFKA_OPTIONS": '{"group.id": "mine"}',
     }
-    command = [sys.executable, "-c", "from game_events.cli.main import main; main()", "run"]
+    command = [sys.executable, "-c", "from game_events.cli.main import command_line; command_line()", "run"]
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     said = (found.stdout + found.stderr).strip()
     assert found.returncode == 1
