@@ -39,8 +39,13 @@ from game_events.lakehouse.tables import Table
 _PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
 #: Versions of the protocol for readers and for writers without features, and the one for writers that lists them.
 _PLAIN_READER, _PLAIN_VERSION, _LISTED_VERSION = 1, 2, 7
-#: Types of columns that take features. Source: Delta Lake protocol, "Timestamp without timezone", "Variant Data Type".
-_OF_FEATURES = re.compile(r'"(timestamp_ntz|variant)"')
+#: Types of columns, and of what is in them, that take no feature. Source: Delta Lake protocol, "Schema Serialization Format".
+_TYPE = re.compile(r'"(?:type|elementType|keyType|valueType)":"([^"]*)"')
+_PLAIN_TYPE = re.compile(
+    r"struct|array|map|string|long|integer|short|byte|float|double|boolean|binary|date|timestamp|decimal\(\d+,\s*\d+\)"
+)
+#: Beginning of the name of a file of the log that is of one version.
+_OF_VERSION = re.compile(r"\d{20}\.")
 #: The log's numbers have 64 bits.
 _BEYOND = 2**63
 #: A path that is the same encoded for URIs and not.
@@ -124,7 +129,7 @@ def make_table(
     if table.is_local and not replaces and _are_plain(changes) and _are_plain_columns(columns, partition_by):
         begins = _first_actions(table, columns, description, partition_by, properties)
         commit, *others = _actions(changes, "CREATE TABLE")
-        return _begin(table, [commit, *begins, *others])
+        return _begin(table, [commit, *begins, *others], has_files=bool(changes.files))
     create_table_with_add_actions(
         table.uri,
         columns,
@@ -161,7 +166,7 @@ def _are_plain_columns(columns: Schema, partition_by: Sequence[str]) -> bool:
     """Whether the protocol has these columns without features."""
     text = columns.to_json()
     known = {field.name for field in columns.fields}.issuperset(partition_by)
-    return known and '"delta.' not in text and not _OF_FEATURES.search(text)
+    return known and '"delta.' not in text and all(map(_PLAIN_TYPE.fullmatch, _TYPE.findall(text)))
 
 
 def _are_plain(changes: Changes) -> bool:
@@ -216,17 +221,17 @@ def _first_actions(
     }
 
 
-def _begin(table: Table, actions: Iterable[dict[str, Any]]) -> Entry:
-    """Make the actions the first entry of a log."""
-    log = Path(table.uri, path_of(0)).parent
-    log.mkdir(parents=True, exist_ok=True)
+def _begin(table: Table, actions: Iterable[dict[str, Any]], *, has_files: bool) -> Entry:
+    """Make the actions the first entry of a log; `has_files`: in the table's folder, unless somebody has deleted it since."""
+    content, log = _content(actions), Path(table.uri, path_of(0)).parent
+    log.mkdir(parents=not has_files, exist_ok=True)
 
     def require_none() -> None:
-        # The first entries of a log may have expired.
-        if any(not file.name.startswith(UNFINISHED) for file in log.iterdir()):
+        # The first entries of a log may have expired. Names of other forms are no log: of other writers, or file systems.
+        if any(file.name == "_last_checkpoint" or _OF_VERSION.match(file.name) for file in log.iterdir()):
             raise CommitFailedError(f"{table.uri} already exists")
 
-    return _linked(table, 0, actions, require_none)
+    return _linked(table, 0, content, require_none)
 
 
 def _append(table: Table, handle: Handle, actions: Iterable[dict[str, Any]]) -> Entry:
@@ -238,11 +243,20 @@ def _append(table: Table, handle: Handle, actions: Iterable[dict[str, Any]]) -> 
         if handle.entry is not None and handle.entry != (version, entry_of(table.uri, None, version)):
             raise CommitFailedError(f"version {version} of {table.uri} is gone: was the table deleted, or made again?")
 
-    return _linked(table, version + 1, actions, require_same)
+    return _linked(table, version + 1, _content(actions), require_same)
 
 
-def _linked(table: Table, version: int, actions: Iterable[dict[str, Any]], require: Callable[[], None]) -> Entry:
-    """Make the actions a version's entry, whole or not at all: a hard link fails if the name is there.
+def _content(actions: Iterable[dict[str, Any]]) -> bytes:
+    """An entry.
+
+    Unescaped: a text that is none in UTF-8 (a broken file name) is refused here. As an escape it would end in the log, which no
+    reader could read from then on.
+    """
+    return "".join(json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions).encode()
+
+
+def _linked(table: Table, version: int, content: bytes, require: Callable[[], None]) -> Entry:
+    """Make a text a version's entry, whole or not at all: a hard link fails if the name is there.
 
     `require`: raises if the entry must not be made. Asked once the file to be linked is there: whoever deletes the table from
     then on deletes it, too, and the link fails.
@@ -251,11 +265,8 @@ def _linked(table: Table, version: int, actions: Iterable[dict[str, Any]], requi
     """
     entry = Path(table.uri, path_of(version))
     written = entry.with_name(f"{UNFINISHED}{uuid.uuid4().hex}.json.tmp")
-    # Unescaped: a text that is none in UTF-8 (a broken file name) is refused here. As an escape it would end in the log, which
-    # no reader could read from then on.
-    content = "".join(json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions)
     try:
-        with written.open("x", encoding="utf-8") as file:
+        with written.open("xb") as file:
             file.write(content)
             file.flush()
             found = identity_of(os.fstat(file.fileno()))

@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.lakehouse.data.snapshot import read_parts
+from game_events.lakehouse.data.staging import buffer_bytes
 from game_events.lakehouse.tables import Lakehouse
 
-#: Old rows that go to Spark together: each batch costs Spark more than some hundred rows.
-PASSED_ROWS = 10_000
+#: Old rows, and their bytes, that go to Spark together: each batch costs Spark more than some hundred rows.
+PASSED_ROWS, PASSED_BYTES = 10_000, 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,15 @@ class OldRows:
         keys = pa.Table.from_batches(new)
         order, parts = parts_by_game(keys, self.game_column)
         keys = keys.select(self.keys).take(order)
-        passed: list[pa.Table] = []
+        passed, count, size = list[pa.Table](), 0, 0
         for game in parts:
             for rows in self._to_merge(game, keys.slice(*parts[game])):
-                passed.append(rows.add_column(0, self.game_column, pa.repeat(pa.scalar(game), rows.num_rows)))
-                if sum(map(len, passed)) >= PASSED_ROWS:
+                if rows.num_rows:
+                    passed.append(rows.add_column(0, self.game_column, pa.repeat(pa.scalar(game), rows.num_rows)))
+                    count, size = count + rows.num_rows, size + buffer_bytes(rows)
+                if count >= PASSED_ROWS or size >= PASSED_BYTES:
                     yield from _joined(passed, schema)
-                    passed = []
+                    passed, count, size = [], 0, 0
         if passed:
             yield from _joined(passed, schema)
 

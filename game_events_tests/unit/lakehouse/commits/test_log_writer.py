@@ -123,6 +123,44 @@ def test_a_table_that_is_there_is_not_made_again_even_if_its_first_entries_have_
     assert in_log(table) == before
 
 
+@pytest.mark.parametrize(
+    "name", [".DS_Store", ".nfs0001", f".{0:020}.json.crc", f".{0:020}.json.5a1c.tmp", "_commits/x", "tmp"]
+)
+def test_a_folder_of_a_log_without_one_is_no_table(tmp_path, name):
+    """What file systems, and other writers that crashed or were deleted, leave there."""
+    table = Lakehouse(str(tmp_path)).table("t")
+    file = Path(table.uri, "_delta_log", name)
+    file.parent.mkdir(parents=True)
+    file.touch()
+    commit(plan(table, [1], None, 1))
+    assert numbers(table) == [1]
+
+
+def test_a_table_whose_folder_is_deleted_before_it_is_made_is_not_made_without_its_files(tmp_path):
+    table = Lakehouse(str(tmp_path)).table("t")
+
+    def deleted(usual, *given, **how):
+        shutil.rmtree(table.uri)
+        return usual(*given, **how)
+
+    with at_creation(deleted), pytest.raises(GameEventsError):
+        commit(plan(table, [1], None, 1))
+    assert table.open() is None
+
+
+@pytest.mark.parametrize("unit", ["us", "ns"])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_a_table_of_columns_that_take_features_is_made_by_delta_rs(tmp_path, unit, nested, zone):
+    kind = pa.timestamp(unit, zone)
+    kind = pa.list_(pa.struct([("at", kind)])) if nested else kind
+    table = Lakehouse(str(tmp_path)).table("t")
+    rows = pa.table({"at": pa.nulls(1, kind), "price": pa.nulls(1, pa.decimal128(9, 2))})
+    handle = commit(plan(table, [], None, 1, schema=rows.schema, files=staged(table, rows))).handle
+    assert is_own(table, 0) is ((unit, zone) == ("us", "UTC"))
+    assert str(DeltaTable(table.uri).schema()) == str(handle.schema())
+
+
 def test_of_two_that_make_a_table_one_is_refused(tmp_path):
     table = Lakehouse(str(tmp_path)).table("t")
 
@@ -286,6 +324,10 @@ def test_a_text_that_is_none_in_utf_8_is_refused_as_no_reader_could_read_the_log
         commit(plan(table, [1], 1, 2, info={"note": "broken \udc80"}))
     assert in_log(table) == before
     assert txn(table) == 1
+    other = replace(table, uri=f"{table.uri}2", name="t2")
+    with pytest.raises(UnicodeEncodeError):
+        commit(plan(other, [1], None, 1, description="broken \udc80"))
+    assert not Path(other.uri, "_delta_log").exists()
 
 
 @pytest.mark.parametrize("number", [True, 2**63, -(2**63) - 1], ids=repr)
