@@ -217,12 +217,12 @@ class ProgressTable:
         if after == before or (newest.state is not None and _is_later(newest.state.bronze_id, bronze_id)):
             self._handles.keep(self.declaration.table, handle)
             return after
-        rows, follows = _rows(after), version_of(handle)
-        columns = [[bronze_id] * len(rows), *map(list, zip(*rows, strict=True))] if rows else [[]] * len(SCHEMA)
-        landed = self.declaration.commit(handle, pa.table(columns, schema=SCHEMA), replace=True)
+        columns, follows = _columns(after), version_of(handle)
+        rows = pa.table([[bronze_id] * len(columns[0]), *columns], schema=SCHEMA)
+        landed = self.declaration.commit(handle, rows, replace=True)
         # With another version between the two, the newest one is not this commit's.
         if landed.version == (0 if follows is None else follows + 1):
-            self._newest = _Version(landed.table_id, landed.version, _state(bronze_id, rows))
+            self._newest = _Version(landed.table_id, landed.version, _state(bronze_id, columns))
         self._handles.keep(self.declaration.table, landed.handle)
         failpoints.reach("progress_moved")
         return after
@@ -232,38 +232,32 @@ class ProgressTable:
         found = self._newest  # of another thread's read, too
         if handle is None or (found.table_id, found.version) != (table_id(handle), handle.version()):
             ids, *columns = (column.to_pylist() for column in self.declaration.read(handle).columns)
-            state = _state(ids[0], list(map(_Row._make, zip(*columns, strict=True)))) if ids else None
+            state = _state(ids[0], columns) if ids else None
             found = self._newest = _Version(table_id(handle), version_of(handle), state)
         return found
 
 
-class _Row(NamedTuple):
-    """A row of the table without its first column, in the order of `SCHEMA`."""
-
-    layer: str | None
-    kind: str
-    game: str | None
-    batch: int | None
-    detail: str | None = None
+#: The table's columns but for its first one, in the order of `SCHEMA`. Lists: a row for each game would be an object each time.
+_Columns = Sequence[Sequence[Any]]
 
 
-def _state(bronze_id: str, rows: Sequence[_Row]) -> Progress:
-    """The state of which these are the rows."""
+def _state(bronze_id: str, columns: _Columns) -> Progress:
+    """The state of which these are the columns."""
     kinds: dict[str, list[Any]] = defaultdict(list)
-    for row in rows:
-        kinds[row.kind].append(row)
+    for layer, kind, game, batch, detail in zip(*columns, strict=True):
+        kinds[kind].append((layer, game, batch, detail))
     return Progress(
         bronze_id,
-        floors={r.layer: r.batch for r in kinds["floor"]},
-        games={r.game: r.batch for r in kinds["game"]},
-        failed={(r.layer, r.game): r.detail for r in kinds["failed"]},
-        unrouted_batch=max((r.batch for r in kinds["unrouted"]), default=0),
-        redecided=max((r.batch for r in kinds["decided_anew"]), default=0),
-        searched=max((Search(r.batch, r.detail) for r in kinds["searched"]), default=Search()),
-        marks={r.layer: Mark(**json.loads(r.detail)) for r in kinds["floor"] if r.detail},
+        floors={layer: batch for layer, _, batch, _ in kinds["floor"]},
+        games={game: batch for _, game, batch, _ in kinds["game"]},
+        failed={(layer, game): detail for layer, game, _, detail in kinds["failed"]},
+        unrouted_batch=max((batch for _, _, batch, _ in kinds["unrouted"]), default=0),
+        redecided=max((batch for _, _, batch, _ in kinds["decided_anew"]), default=0),
+        searched=max((Search(batch, detail) for _, _, batch, detail in kinds["searched"]), default=Search()),
+        marks={layer: Mark(**json.loads(detail)) for layer, _, _, detail in kinds["floor"] if detail},
         counted=CountedRows(
-            max((r.batch for r in kinds["counted"]), default=0),
-            {r.game: _counted(r.detail) for r in kinds["counted"]},
+            max((batch for _, _, batch, _ in kinds["counted"]), default=0),
+            {game: _counted(detail) for _, game, _, detail in kinds["counted"]},
         ),
     )
 
@@ -284,17 +278,30 @@ def _counted(detail: str) -> GameRows:
     return GameRows(*json.loads(detail))
 
 
-def _rows(state: Progress) -> list[_Row]:
-    marks = {layer: json.dumps(asdict(mark)) for layer, mark in state.marks.items()}
-    rows = [_Row(layer, "floor", None, batch, marks.get(layer)) for layer, batch in state.floors.items()]
-    rows += [_Row(Layer.SILVER, "game", game, batch) for game, batch in state.games.items()]
-    rows += [_Row(layer, "failed", game, None, without_quotes(why)) for (layer, game), why in state.failed.items()]
+def _columns(state: Progress) -> _Columns:
+    """The inverse of `_state`."""
+    columns: tuple[list[Any], ...] = ([], [], [], [], [])
+
+    def add(
+        layer: str | None, kind: str, games: Iterable[str | None], batches: Iterable[int | None], details: Iterable[str | None]
+    ) -> None:
+        names = list(games)
+        added = [layer] * len(names), [kind] * len(names), names, batches, details
+        for column, values in zip(columns, added, strict=True):
+            column.extend(values)
+
+    for layer, batch in state.floors.items():
+        mark = state.marks.get(layer)
+        add(layer, "floor", [None], [batch], [None if mark is None else json.dumps(asdict(mark))])
+    add(Layer.SILVER, "game", state.games, state.games.values(), [None] * len(state.games))
+    for (layer, game), why in state.failed.items():
+        add(layer, "failed", [game], [None], [without_quotes(why)])
     if state.unrouted_batch:
-        rows.append(_Row(Layer.SILVER, "unrouted", None, state.unrouted_batch))
+        add(Layer.SILVER, "unrouted", [None], [state.unrouted_batch], [None])
     if state.redecided:
-        rows.append(_Row(Layer.SILVER, "decided_anew", None, state.redecided))
+        add(Layer.SILVER, "decided_anew", [None], [state.redecided], [None])
     if state.searched.at_s:
-        rows.append(_Row(None, "searched", None, state.searched.at_s, state.searched.scope))
+        add(None, "searched", [None], [state.searched.at_s], [state.searched.scope])
     counted = state.counted
-    rows += [_Row(Layer.SILVER, "counted", name, counted.batch, _detail(found)) for name, found in counted.games.items()]
-    return rows
+    add(Layer.SILVER, "counted", counted.games, [counted.batch] * len(counted.games), map(_detail, counted.games.values()))
+    return columns

@@ -18,8 +18,9 @@ from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import for_games
 from game_events.lakehouse.commits.restores import restored_lately
 from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.storage.options import is_remote
 from game_events.lakehouse.system_tables.progress import Progress, Search
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.tables import Table, gold_name, silver_name
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout.routing import Routing
 from game_events.pipeline.reporting.report import RunReport
@@ -40,19 +41,19 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport, *, few: int = FEW) -
     if bronze is None:
         return
     key, scope = BronzeIdentity.of(bronze).key, _scope(pipeline)
-    began = _changed_s(pipeline.progress.declaration.table)
+    began = _changed_s(pipeline.progress.declaration.table.uri)
     state = pipeline.progress.read(key)
     search = _Search(pipeline, state.searched.at_s if state.searched.scope == scope else 0)
     routing = Routing(frozenset(pipeline.settings.games))
     # Tables of games that are not allowed any more are not rebuilt.
     games = sorted(game for game in state.games if routing.refusal(game) is None)
     lost: dict[str, dict[str, str]] = {
-        Layer.SILVER: search.lost({game: pipeline.lakehouse.silver(game) for game in games}),
-        Layer.GOLD: search.lost({game: pipeline.lakehouse.gold(game) for game in _made(state, Layer.GOLD, games)}),
+        Layer.SILVER: search.lost({game: silver_name(game) for game in games}),
+        Layer.GOLD: search.lost({game: gold_name(game) for game in _made(state, Layer.GOLD, games)}),
     }
     for aggregate in pipeline.extensions.aggregates:
         mine = [game for game in _made(state, aggregate.layer, games) if aggregate.applies_to(game)]
-        lost[aggregate.layer] = search.lost({game: pipeline.lakehouse.gold(game, aggregate.name) for game in mine})
+        lost[aggregate.layer] = search.lost({game: gold_name(game, aggregate.name) for game in mine})
     if any(lost.values()):
         _say(report, lost)
     elif search.read <= few or search.unreadable or pipeline.read_only or not began:
@@ -99,31 +100,36 @@ class _Search:
         self._pipeline, self._since_s = pipeline, since_s
         self.read = self.unreadable = 0
 
-    def lost(self, tables: Mapping[str, Table]) -> dict[str, str]:
-        """Game -> name of its deleted or restored table, with what happened."""
-        ages = {game: self._changed_s(table) for game, table in tables.items()}
-        lost = {game: f"{tables[game].name} (deleted)" for game, changed_s in ages.items() if changed_s is None}
-        changed = [game for game, changed_s in ages.items() if changed_s is not None and changed_s >= self._since_s]
+    def lost(self, keys: Mapping[str, str]) -> dict[str, str]:
+        """Game -> name of its deleted or restored table, with what happened; `keys`: game -> its table's key."""
+        lakehouse = self._pipeline.lakehouse
+        ages = {game: self._changed_s(key) for game, key in keys.items()}
+        changed = {
+            game: lakehouse.table(keys[game]) for game, at_s in ages.items() if at_s is not None and at_s >= self._since_s
+        }
         self.read += len(changed)
-        found = for_games(changed, lambda game: _restored(tables[game]))
+        found = for_games(changed, lambda game: _restored(changed[game]))
         self.unreadable += sum(restored is None for restored in found.values())
-        return lost | {game: f"{tables[game].name} (restored)" for game, restored in found.items() if restored}
+        lost = {game: f"{lakehouse.called.name_of(keys[game])} (deleted)" for game, at_s in ages.items() if at_s is None}
+        return lost | {game: f"{changed[game].name} (restored)" for game, restored in found.items() if restored}
 
-    def _changed_s(self, table: Table) -> float | None:
+    def _changed_s(self, key: str) -> float | None:
         """As `_changed_s`; infinity for a table in an object store, as it is not known there."""
-        if not table.is_local:
-            return float("inf") if table.key in self._there else None
-        return _changed_s(table)
+        lakehouse = self._pipeline.lakehouse
+        if is_remote(lakehouse.root):
+            return float("inf") if key in self._there else None
+        # No `Table` for each of them: most have not changed.
+        return _changed_s(f"{lakehouse.root}/{lakehouse.called.name_of(key)}")
 
     @cached_property
     def _there(self) -> set[str]:
         return set(self._pipeline.lakehouse.names())
 
 
-def _changed_s(table: Table) -> float | None:
+def _changed_s(uri: str) -> float | None:
     """When the folder of a local table's log has changed, in seconds since 1970; None: there is no local table."""
     try:
-        return os.stat(f"{table.uri}/{FOLDER}").st_mtime  # noqa: PTH116 - twice for each game
+        return os.stat(f"{uri}/{FOLDER}").st_mtime  # noqa: PTH116 - twice for each game
     except (FileNotFoundError, NotADirectoryError):
         return None
 
