@@ -25,6 +25,7 @@ from benchmarks.arena import Arena, settings_for
 from benchmarks.commit_watch import CommitWatch
 from benchmarks.figures import Figure, Step, Target
 from benchmarks.memory import MEASURE, tree_cpu_s, tree_handles, tree_parts_mib
+from game_events.cli.local.class_archive import GAME_EVENTS
 from game_events.config.groups.values import ENV_PREFIX
 from game_events.config.settings import Settings
 from game_events.pipeline.state.offsets import next_offsets
@@ -142,8 +143,7 @@ def loop_process(arena: Arena, settings: Settings) -> Iterator[subprocess.Popen[
         },
     }
     (arena.folder / "dagster").mkdir(exist_ok=True)
-    code = "from game_events.cli.main import command_line; command_line()"
-    command = [sys.executable, "-c", code, "run", "--continuous", "--json"]
+    command = [*GAME_EVENTS, "run", "--continuous", "--json"]
     with (arena.folder / "loop.err").open("w") as err:
         child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=err, text=True)
     try:

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.arena import Arena, make_spark, settings_for
 from benchmarks.figures import Figure, Step, Target
+from game_events.cli.local.class_archive import GAME_EVENTS
 from game_events.config.settings import Settings
 from game_events.lakehouse.tables import REST_TABLES
 from game_events.pipeline.context import Pipeline
@@ -37,7 +38,6 @@ THEIRS = {(1, 4): 122, (1, 8): 249, (1, 16): 447, (10, 4): 456, (10, 8): 877, (1
 CALLS_AT_ONCE = 32
 TASKS = 16
 AHEAD = 5
-CLI = [sys.executable, "-c", "from game_events.cli.main import command_line; command_line()"]
 TIMEOUT_S = 3600
 
 
@@ -83,7 +83,7 @@ def _said(cell: dict[str, float]) -> str:
 @contextmanager
 def receiver(latency_ms: float) -> Iterator[str]:
     """The mock API in a process of its own."""
-    command = [*CLI, "mock-api", "--port", "0", "--latency-ms", str(latency_ms), "--json"]
+    command = [*GAME_EVENTS, "mock-api", "--port", "0", "--latency-ms", str(latency_ms), "--json"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert server.stdout is not None

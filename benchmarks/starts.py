@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from benchmarks.arena import Arena, settings_for
 from benchmarks.figures import Figure, Step, Target
 from benchmarks.memory import tree_cpu_s
-from game_events.cli.local.class_archive import COMMAND, make_archive
+from game_events.cli.local.class_archive import GAME_EVENTS, make_archive
 from game_events.cli.local.spark_server import WarmSpark
 from game_events.config.settings import Settings
 from game_events.producer.produce import produce_bulk
@@ -88,7 +88,7 @@ def _call(arena: Arena, name: str, pair: int, environment: Mapping[str, str], *a
     json_too = () if arguments[0].startswith("-") else ("--json",)
     began = time.monotonic()
     process = subprocess.Popen(
-        [*COMMAND, *arguments, *json_too],
+        [*GAME_EVENTS, *arguments, *json_too],
         env=dict(environment),
         cwd=arena.folder,
         stdout=subprocess.PIPE,

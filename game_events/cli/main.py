@@ -148,7 +148,8 @@ def command_line() -> None:
 
 
 def _end_at_once(codes: Sequence[int]) -> None:
-    """End the process with an exit code; without one, or with a stream that takes no text any more, Python ends it."""
+    """End the process with an exit code; without one Python ends it."""
+    # A stream that cannot be written to (closed pipe, full disk) is Python's to report, with an exit code of its own.
     with suppress(OSError, ValueError):
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

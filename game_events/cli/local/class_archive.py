@@ -22,7 +22,8 @@ from game_events.jvm.private_folders import private_folder
 from game_events.spark.config import LOG_OPTION
 from game_events.stack import local_stack
 
-COMMAND = (sys.executable, "-c", "from game_events.cli.main import command_line; command_line()")
+#: `game-events` as a process of its own, in this environment.
+GAME_EVENTS = (sys.executable, "-c", "from game_events.cli.main import command_line; command_line()")
 #: A run of seconds, and its JVM, which writes the archive when the run is over; a busy machine takes minutes.
 TIMEOUT_S, LOOK_S = 900, 0.2
 
@@ -69,7 +70,7 @@ def _environment(folder: Path, written: Path) -> Mapping[str, str]:
 def _call(folder: Path, environment: Mapping[str, str], *arguments: str) -> None:
     """A command; subprocess.SubprocessError if it fails."""
     done = subprocess.run(
-        [*COMMAND, *arguments],
+        [*GAME_EVENTS, *arguments],
         env=dict(environment),
         cwd=folder,
         stdout=subprocess.PIPE,

@@ -307,7 +307,7 @@ def _moved(table: Table, written: _Written) -> Handle | None:
     files = [file.data_file() for file in changes.files]
     if not isinstance(handle, Handle):
         opened = table.open()
-        if opened is not None and opened.entry == (0, written.entry):
+        if opened is not None and opened.entry == (0, written.entry):  # no other commit has followed
             opened.note_commit(changes.info, tuple(files))
         return opened
     handle.moved(changes.advance, changes.info, files, frozenset(changes.removed))

@@ -46,6 +46,9 @@ _PLAIN_TYPE = re.compile(
 )
 #: Beginning of the name of a file of the log that is of one version.
 _OF_VERSION = re.compile(r"\d{20}\.")
+#: What an entry says of its commit, as delta-rs names it.
+_WRITE = {"operation": "WRITE", "operationParameters": {"mode": "Append", "partitionBy": "[]"}}
+_CREATE = {"operation": "CREATE TABLE", "operationParameters": {"mode": "ErrorIfExists"}}
 #: The log's numbers have 64 bits.
 _BEYOND = 2**63
 #: A path that is the same encoded for URIs and not.
@@ -104,7 +107,7 @@ def write_version(table: Table, handle: DeltaTable, changes: Changes) -> Entry |
         OSError, DeltaError: the storage failed; the commit may be visible all the same.
     """
     if table.is_local and isinstance(handle, Handle) and of_columns(handle, _is_plain) and _are_plain(changes):
-        return _append(table, handle, _actions(changes))
+        return _append(table, handle, _actions(changes, _WRITE))
     actions: list[AddAction | RemoveAction] = [*changes.added, *removals(changes.removed, same_rows=changes.same_rows)]
     if changes.columns is None:
         handle.create_write_transaction(actions, "append", handle.schema(), **changes.options)
@@ -128,7 +131,7 @@ def make_table(
     properties = {"delta.dataSkippingNumIndexedCols": "32", **table.retention.properties(table.key)}
     if table.is_local and not replaces and _are_plain(changes) and _are_plain_columns(columns, partition_by):
         begins = _first_actions(table, columns, description, partition_by, properties)
-        commit, *others = _actions(changes, "CREATE TABLE")
+        commit, *others = _actions(changes, _CREATE)
         return _begin(table, [commit, *begins, *others], has_files=bool(changes.files))
     create_table_with_add_actions(
         table.uri,
@@ -179,11 +182,10 @@ def _are_plain(changes: Changes) -> bool:
     )
 
 
-def _actions(changes: Changes, operation: str = "WRITE") -> Iterator[dict[str, Any]]:
+def _actions(changes: Changes, operation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The entry's actions; readers of a version look for its information in the first one."""
     now, rows_change = _now_ms(), not changes.same_rows
-    parameters = {"mode": "Append", "partitionBy": "[]"} if operation == "WRITE" else {"mode": "ErrorIfExists"}
-    info = {"timestamp": now, "operation": operation, "operationParameters": parameters, "engineInfo": "game_events"}
+    info = {"timestamp": now, **operation, "engineInfo": "game_events"}
     yield {"commitInfo": info | dict(changes.info)}
     for file in changes.files:
         yield {

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -217,12 +218,12 @@ class ProgressTable:
         if after == before or (newest.state is not None and _is_later(newest.state.bronze_id, bronze_id)):
             self._handles.keep(self.declaration.table, handle)
             return after
-        columns, follows = _columns(after), version_of(handle)
-        rows = pa.table([[bronze_id] * len(columns[0]), *columns], schema=SCHEMA)
-        landed = self.declaration.commit(handle, rows, replace=True)
+        rows, follows = _rows(after), version_of(handle)
+        columns = [[bronze_id] * len(rows), *map(list, zip(*rows, strict=True))] if rows else [[]] * len(SCHEMA)
+        landed = self.declaration.commit(handle, pa.table(columns, schema=SCHEMA), replace=True)
         # With another version between the two, the newest one is not this commit's.
         if landed.version == (0 if follows is None else follows + 1):
-            self._newest = _Version(landed.table_id, landed.version, _state(bronze_id, columns))
+            self._newest = _Version(landed.table_id, landed.version, _state(bronze_id, rows))
         self._handles.keep(self.declaration.table, landed.handle)
         failpoints.reach("progress_moved")
         return after
@@ -232,19 +233,19 @@ class ProgressTable:
         found = self._newest  # of another thread's read, too
         if handle is None or (found.table_id, found.version) != (table_id(handle), handle.version()):
             ids, *columns = (column.to_pylist() for column in self.declaration.read(handle).columns)
-            state = _state(ids[0], columns) if ids else None
+            state = _state(ids[0], zip(*columns, strict=True)) if ids else None
             found = self._newest = _Version(table_id(handle), version_of(handle), state)
         return found
 
 
-#: The table's columns but for its first one, in the order of `SCHEMA`. Lists: a row for each game would be an object each time.
-_Columns = Sequence[Sequence[Any]]
+#: A row of the table without its first column, in the order of `SCHEMA`.
+_Row = tuple[Any, ...]
 
 
-def _state(bronze_id: str, columns: _Columns) -> Progress:
-    """The state of which these are the columns."""
-    kinds: dict[str, list[Any]] = defaultdict(list)
-    for layer, kind, game, batch, detail in zip(*columns, strict=True):
+def _state(bronze_id: str, rows: Iterable[_Row]) -> Progress:
+    """The state of which these are the rows."""
+    kinds: dict[str, list[_Row]] = defaultdict(list)
+    for layer, kind, game, batch, detail in rows:
         kinds[kind].append((layer, game, batch, detail))
     return Progress(
         bronze_id,
@@ -278,30 +279,18 @@ def _counted(detail: str) -> GameRows:
     return GameRows(*json.loads(detail))
 
 
-def _columns(state: Progress) -> _Columns:
-    """The inverse of `_state`."""
-    columns: tuple[list[Any], ...] = ([], [], [], [], [])
-
-    def add(
-        layer: str | None, kind: str, games: Iterable[str | None], batches: Iterable[int | None], details: Iterable[str | None]
-    ) -> None:
-        names = list(games)
-        added = [layer] * len(names), [kind] * len(names), names, batches, details
-        for column, values in zip(columns, added, strict=True):
-            column.extend(values)
-
-    for layer, batch in state.floors.items():
-        mark = state.marks.get(layer)
-        add(layer, "floor", [None], [batch], [None if mark is None else json.dumps(asdict(mark))])
-    add(Layer.SILVER, "game", state.games, state.games.values(), [None] * len(state.games))
-    for (layer, game), why in state.failed.items():
-        add(layer, "failed", [game], [None], [without_quotes(why)])
+def _rows(state: Progress) -> list[_Row]:
+    """The inverse of `_state`; those of games by `zip`, as there are thousands."""
+    marks, silver, counted = {at: json.dumps(asdict(mark)) for at, mark in state.marks.items()}, Layer.SILVER, state.counted
+    rows: list[_Row] = [(layer, "floor", None, batch, marks.get(layer)) for layer, batch in state.floors.items()]
+    rows += zip(repeat(silver), repeat("game"), state.games, state.games.values(), repeat(None), strict=False)
+    rows += [(layer, "failed", game, None, without_quotes(why)) for (layer, game), why in state.failed.items()]
     if state.unrouted_batch:
-        add(Layer.SILVER, "unrouted", [None], [state.unrouted_batch], [None])
+        rows.append((silver, "unrouted", None, state.unrouted_batch, None))
     if state.redecided:
-        add(Layer.SILVER, "decided_anew", [None], [state.redecided], [None])
+        rows.append((silver, "decided_anew", None, state.redecided, None))
     if state.searched.at_s:
-        add(None, "searched", [None], [state.searched.at_s], [state.searched.scope])
-    counted = state.counted
-    add(Layer.SILVER, "counted", counted.games, [counted.batch] * len(counted.games), map(_detail, counted.games.values()))
-    return columns
+        rows.append((None, "searched", None, state.searched.at_s, state.searched.scope))
+    details = map(_detail, counted.games.values())
+    rows += zip(repeat(silver), repeat("counted"), counted.games, repeat(counted.batch), details, strict=False)
+    return rows

@@ -1,7 +1,7 @@
 """Rows of the tables that a job replaces: the job's workers read them from the files, and merge or carry over.
 
-The rows of a table that a job does not change are copied, as Arrow, into the table's new file; they pass through Spark only in
-tables of few rows, whose files would be read a second time for it.
+The rows of a table that a job does not change are copied, as Arrow, into the table's new file. Rows of small
+tables pass through Spark all the same: copying them would read the file a second time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OldRows:
         keys: columns that identify a row; none: each table has one row.
         schema: columns of the tables; a file's missing ones are NULL.
         files: game -> paths of the files below the table's folder.
-        few: games of which `with_old` gives all old rows.
+        small: games of which `with_old` gives all old rows.
     """
 
     lakehouse: Lakehouse
@@ -40,11 +40,11 @@ class OldRows:
     keys: tuple[str, ...]
     schema: pa.Schema
     files: Mapping[str, Sequence[str]]
-    few: frozenset[str] = frozenset()
+    small: frozenset[str] = frozenset()
 
-    def without_few(self) -> OldRows:
+    def without_small(self) -> OldRows:
         """Those of the other games, some of whose rows `with_old` leaves out."""
-        return replace(self, files={game: files for game, files in self.files.items() if game not in self.few})
+        return replace(self, files={game: files for game, files in self.files.items() if game not in self.small})
 
     def with_old(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: the new rows, and the old rows with the same keys, or all old rows of a game with new ones.
@@ -77,8 +77,8 @@ class OldRows:
             yield from _joined(passed, schema)
 
     def _to_merge(self, game: str, keys: pa.Table) -> Iterator[pa.Table]:
-        """The old rows of a game with these keys; of a game of few rows all."""
-        if game in self.few:
+        """The old rows of a game with these keys; of a small game all."""
+        if game in self.small:
             yield from self._rows(game)
             return
         for rows, found in self._matched(game, keys):

@@ -19,6 +19,7 @@ from pyspark.sql.types import DataType, DecimalType, StructType
 
 from game_events.errors import QUOTED, ExtensionError
 from game_events.extending import COLUMN_PATTERN, GoldAggregate
+from game_events.lakehouse.data.snapshot import FileSelection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.handle import of_columns
@@ -41,8 +42,8 @@ GAME = "_game"
 _NAME, _FROM = "_limit_game", "_limit_batch"
 #: Rows of silver, and old rows of gold, for each task. One task needs no shuffle, which costs some 100 ms.
 TASK_ROWS, TASK_OLD_ROWS = 250_000, 2_000_000
-#: Old rows of a game that all go through Spark: with more, reading the game's file again costs less.
-FEW_OLD_ROWS = 500
+#: Old rows up to which a game is small: all of them go through Spark, which saves reading its file a second time.
+SMALL_GAME_ROWS = 500
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
     tasks = min(len(plans), 1 + new // TASK_ROWS + old // TASK_OLD_ROWS)
     # Custom aggregates have no rules.
     rules = RuleColumns.of(pipeline.rules if run.built_in else (), "gold", GAME)
-    rows, schema, kept = _aggregated(run, plans, tasks, few=new <= TASK_ROWS, judged=bool(rules.rules))
+    rows, schema, kept = _aggregated(run, plans, tasks, few=new <= TASK_ROWS, has_rules=bool(rules.rules))
     split = RuleSplit(rules) if rules.rules else None
     require_valid(pipeline.spark, rules.rules, spark_schema(Schema.from_arrow(schema)))
     task = FanOut(pipeline.lakehouse, Layer.GOLD, GAME, schema, aggregate=aggregate.name, split=split, old=kept)
@@ -94,12 +95,12 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
 
 
 def _aggregated(
-    run: GoldRun, plans: Mapping[str, GamePlan], tasks: int, *, few: bool, judged: bool
+    run: GoldRun, plans: Mapping[str, GamePlan], tasks: int, *, few: bool, has_rules: bool
 ) -> tuple[DataFrame, pa.Schema, OldRows | None]:
     """The aggregate's rows that change, with `_game`; its columns; the rows of gold to keep, unless their key has new rows.
 
     Measures of new rows are merged with gold's of the same keys; an aggregate's function gets all rows of the changed keys.
-    `few`: one task reads new rows. `judged`: by rules, which are about rows that change and no others.
+    `few`: one task reads new rows. `has_rules`: rules are evaluated on the rows, so only those that change may be among them.
     """
     pipeline, aggregate = run.pipeline, run.aggregate
     columns, clashes = _columns(pipeline, (plan.silver for plan in plans.values()))
@@ -115,13 +116,13 @@ def _aggregated(
         files = {game: plan.old.paths for game, plan in plans.items() if plan.old.files}
         if not files:
             return rows, schema, None
-        all_rows = {g for g in files if merge and not judged and plans[g].old.rows_known and plans[g].old.rows <= FEW_OLD_ROWS}
-        old = OldRows(pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files, frozenset(all_rows))
+        small = frozenset(game for game in files if merge and not has_rules and _is_small(plans[game].old))
+        old = OldRows(pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files, small)
         if merge:
             types = {f.name: f.dataType for f in rows.schema.fields}
             both = _by_game(rows, tasks).mapInArrow(old.with_old, rows.schema).groupBy(*keys)
             rows = both.agg(*(_named(_of_type(m.merged(column), types[column]), column) for column, m in measures))
-        return rows, schema, old.without_few()
+        return rows, schema, old.without_small()
     except ExtensionError:
         raise
     except Exception as error:
@@ -133,6 +134,10 @@ def _aggregated(
         raise ExtensionError(
             f"{aggregate} raised {type(error).__name__}.{unlike} Silver has: {names}.{QUOTED}{reason.split(' SQLSTATE')[0]}"
         ) from error
+
+
+def _is_small(old: FileSelection) -> bool:
+    return old.rows_known and old.rows <= SMALL_GAME_ROWS
 
 
 def _named(sql: str, column: str) -> Column:

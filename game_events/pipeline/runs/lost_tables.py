@@ -129,7 +129,7 @@ class _Search:
 def _changed_s(uri: str) -> float | None:
     """When the folder of a local table's log has changed, in seconds since 1970; None: there is no local table."""
     try:
-        return os.stat(f"{uri}/{FOLDER}").st_mtime  # noqa: PTH116 - twice for each game
+        return os.stat(f"{uri}/{FOLDER}").st_mtime  # noqa: PTH116 - a `Path` for each table takes longer
     except (FileNotFoundError, NotADirectoryError):
         return None
 

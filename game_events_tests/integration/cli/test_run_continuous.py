@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 
@@ -13,6 +12,7 @@ from dagster import DagsterInstance, DagsterRunStatus
 
 from game_events.cli.commands.continuous import run_continuously
 from game_events.cli.common.output import Output
+from game_events.cli.local.class_archive import GAME_EVENTS
 from game_events.errors import ConfigurationError
 from game_events.orchestration.keys import JOB
 from game_events.producer.produce import produce
@@ -26,14 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
 ]
 
-COMMAND = [
-    sys.executable,
-    "-c",
-    "from game_events.cli.main import command_line; command_line()",
-    "run",
-    "--continuous",
-    "--json",
-]
+COMMAND = [*GAME_EVENTS, "run", "--continuous", "--json"]
 
 
 def wave(seed=0):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from game_events.cli.local.class_archive import GAME_EVENTS
 from game_events.config.settings import Settings, load_settings
 from game_events_tests.support.reconciliation import rows
 from game_events_tests.support.servers.small_jvm import OF_A_COMMAND
 from game_events_tests.support.worlds.quality import varint
 
-COMMAND = [sys.executable, "-c", "from game_events.cli.main import command_line; command_line()", "run", "--json"]
+COMMAND = [*GAME_EVENTS, "run", "--json"]
 FIELDS = " ".join(f"int64 f{n} = {n};" for n in range(1, 1_001))
 PROTO = f"""syntax = "proto3"; import "google/protobuf/timestamp.proto";
 message E {{ string game_name = 1; repeated I i = 2; string gamer_id = 3; google.protobuf.Timestamp event_timestamp = 4; }}

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ from random import Random
 
 import psutil
 
+from game_events.cli.local.class_archive import GAME_EVENTS
 from game_events.spark.config import DAEMON
 from game_events_tests.support.killing.sitecustomize import killed_at
 
-COMMAND = [sys.executable, "-c", "from game_events.cli.main import command_line; command_line()"]
 #: A JVM whose Python is gone ends by itself within 3 s on an idle machine.
 ORPHAN_S = 60.0
 
@@ -98,7 +97,7 @@ def start(
     if crash_at is not None:
         env |= killed_at(crash_at)
     with log.open("wb") as out:
-        process = subprocess.Popen([*COMMAND, *arguments], env=env, cwd=home, stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen([*GAME_EVENTS, *arguments], env=env, cwd=home, stdout=out, stderr=subprocess.STDOUT)
     return Driver(name, process, log, crash_at)
 
 

@@ -6,10 +6,10 @@ import ipaddress
 import os
 import signal
 import subprocess
-import sys
 
 import psutil
 
+from game_events.cli.local.class_archive import GAME_EVENTS
 from game_events.stack.ports import free_ports
 from game_events_tests.support.waiting import until
 from game_events_tests.unit.test_safety import listening
@@ -17,15 +17,7 @@ from game_events_tests.unit.test_safety import listening
 
 def test_the_dagster_ui_and_all_that_it_starts_listen_on_this_machine_only(tmp_path):
     (port,) = free_ports(1)
-    command = [
-        sys.executable,
-        "-c",
-        "from game_events.cli.main import command_line; command_line()",
-        "up",
-        "--no-stack",
-        "--port",
-        str(port),
-    ]
+    command = [*GAME_EVENTS, "up", "--no-stack", "--port", str(port)]
     environment = os.environ | {"DAGSTER_HOME": str(tmp_path / "dagster"), "GAME_EVENTS_STATE_DIR": str(tmp_path / "state")}
     with (tmp_path / "log").open("wb") as log:
         started = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)

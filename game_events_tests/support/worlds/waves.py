@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from game_events.cli.local.class_archive import GAME_EVENTS
 from game_events.config.settings import Settings
 from game_events.lakehouse.commits import parallel as game_commits
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
@@ -32,7 +32,7 @@ from game_events_tests.support.servers.attached_driver import Driver, start_driv
 from game_events_tests.support.servers.small_jvm import JAVA_OPTIONS
 
 GAMES = ("rummy", "spades", "uno")
-COMMAND = [sys.executable, "-c", "from game_events.cli.main import command_line; command_line()", "run", "--json"]
+COMMAND = [*GAME_EVENTS, "run", "--json"]
 #: A JVM whose Python is gone ends by itself within 3 s on an idle machine.
 ORPHAN_S = 30.0
 #: Several processes at once, on a machine that may be busy.

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-MAIN = "from game_events.cli.main import command_line; command_line()"
+from game_events.cli.local.class_archive import GAME_EVENTS
+
 #: A command that says when it has begun, and does not end.
 SLOW = """
 import sys, time, typer
@@ -27,7 +28,7 @@ m.command_line()
 
 def in_shell(folder, redirection, *arguments, **environment):
     """A command in a process of its own, with a redirection of the shell."""
-    command = ["bash", "-c", f'"$@" {redirection}', "bash", sys.executable, "-c", MAIN, *arguments]
+    command = ["bash", "-c", f'"$@" {redirection}', "bash", *GAME_EVENTS, *arguments]
     return subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, check=False)
 
 

@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from game_events.cli.common import dagster_home as module
 from game_events.cli.common.dagster_home import dagster_home, find_dagster_home, share_dagster_home
+from game_events.cli.local.class_archive import GAME_EVENTS
 from game_events.config.settings import load_settings
 
 PACKAGED = (Path(module.__file__).parent / "instance/dagster.yaml").read_text()
@@ -21,7 +21,7 @@ def test_the_first_run_in_a_new_dagster_home_prints_nothing_of_dagsters_own(tmp_
         "GAME_EVENTS_LAKEHOUSE": str(tmp_path / "lakehouse"),
         "GAME_EVENTS_KAFKA_OPTIONS": '{"group.id": "mine"}',
     }
-    command = [sys.executable, "-c", "from game_events.cli.main import command_line; command_line()", "run"]
+    command = [*GAME_EVENTS, "run"]
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     said = (found.stdout + found.stderr).strip()
     assert found.returncode == 1

@@ -136,7 +136,7 @@ def test_a_folder_of_a_log_without_one_is_no_table(tmp_path, name):
     assert numbers(table) == [1]
 
 
-def test_a_table_whose_folder_is_deleted_before_it_is_made_is_not_made_without_its_files(tmp_path):
+def test_no_table_is_made_if_its_folder_was_deleted_with_the_files(tmp_path):
     table = Lakehouse(str(tmp_path)).table("t")
 
     def deleted(usual, *given, **how):
@@ -163,7 +163,6 @@ def test_a_table_of_columns_that_take_features_is_made_by_delta_rs(tmp_path, uni
 
 def test_of_two_that_make_a_table_one_is_refused(tmp_path):
     table = Lakehouse(str(tmp_path)).table("t")
-
     calls = []
 
     def overtaken(usual, *given, **how):

@@ -112,12 +112,12 @@ def test_new_rows_come_with_the_old_rows_of_their_keys_and_no_others(lakehouse):
 def test_of_a_game_with_few_old_rows_all_come_along_and_none_is_copied(lakehouse):
     games = ("uno", "chess", "go")
     files = {game: written(lakehouse, game, [player("ann", 1), player("bob", 2)]) for game in games}
-    old = replace(old_rows(lakehouse, files), few=frozenset({"uno", "go"}))
+    old = replace(old_rows(lakehouse, files), small=frozenset({"uno", "go"}))
     new = [batch(uno=[player("ann", 10)], chess=[player("ann", 20)])]
     found = Counter((row["_game"], row["player"], row["n"]) for part in old.with_old(new) for row in part.to_pylist())
     old_of_uno = [("uno", "ann", 1), ("uno", "bob", 2)]
     assert found == Counter([("uno", "ann", 10), ("chess", "ann", 20), *old_of_uno, ("chess", "ann", 1)])
-    task = FanOut(lakehouse, "gold", "_game", SCHEMA, old=old.without_few())
+    task = FanOut(lakehouse, "gold", "_game", SCHEMA, old=old.without_small())
     merged = [batch(uno=[player("ann", 11), player("bob", 2)], chess=[player("ann", 21)])]
     result = run(task, merged)
     assert Counter(files_of(lakehouse, result, "uno")) == Counter([("ann", 0, 11), ("bob", 0, 2)])
@@ -128,10 +128,10 @@ def test_old_rows_of_many_games_come_in_a_few_batches(lakehouse):
     games = [f"game_{n}" for n in range(50)]
     files = {game: written(lakehouse, game, [player("ann", 1), player("bob", 2)]) for game in games}
     new = [batch(**{game: [player("ann", 10)] for game in games})]
-    for few in (frozenset(), frozenset(games)):
-        found = list(replace(old_rows(lakehouse, files), few=few).with_old(new))
+    for small in (frozenset(), frozenset(games)):
+        found = list(replace(old_rows(lakehouse, files), small=small).with_old(new))
         assert len(found) == 2, "the new rows, and the old ones"
-        assert found[1].num_rows == 50 * (1 + bool(few))
+        assert found[1].num_rows == 50 * (1 + bool(small))
 
 
 def test_old_rows_of_many_bytes_come_a_few_at_a_time(lakehouse, monkeypatch):
@@ -139,7 +139,7 @@ def test_old_rows_of_many_bytes_come_a_few_at_a_time(lakehouse, monkeypatch):
     games = [f"game_{n}" for n in range(20)]
     files = {game: written(lakehouse, game, [player("ann" * 100, 1), player("bob" * 100, 2)]) for game in games}
     new = [batch(**{game: [player("ann" * 100, 10)] for game in games})]
-    _, *found = replace(old_rows(lakehouse, files), few=frozenset(games)).with_old(new)
+    _, *found = replace(old_rows(lakehouse, files), small=frozenset(games)).with_old(new)
     assert sum(part.num_rows for part in found) == 40
     assert max(part.nbytes for part in found) < 2_000
 
