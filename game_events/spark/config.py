@@ -145,16 +145,30 @@ def session_config(settings: Settings) -> dict[str, str]:
 def spark_config(settings: Settings, *, small_run: bool = False) -> dict[str, str]:
     """Settings of a classic Spark, JVM and session; the user's take precedence. `small_run`: see `SMALL_RUN`.
 
+    Also sets variables of the environment, as `jvm_config` does.
+    """
+    jars = spark_jars()
+    conf = _jvm_config(settings, jars)
+    options = (process_temporary_folder().java_option, *java_options(settings, _on_class_path(settings, jars), small_run))
+    # Other users can read the system's temporary folder, and shuffle files hold players' rows.
+    return {DEFAULT_JAVA_OPTIONS: " ".join(options)} | conf
+
+
+def jvm_config(settings: Settings) -> dict[str, str]:
+    """`spark_config` without the options of Java that are this process's and this machine's own; starts no Java.
+
     Also sets ``PYSPARK_PYTHON`` in this process: it must be in the environment before the session is created (settings of the
     session are ignored), or workers run any python3 of the PATH. The user's ``spark.pyspark.python`` names another path on a
     cluster's machines.
     """
+    return _jvm_config(settings, spark_jars())
+
+
+def _jvm_config(settings: Settings, jars: tuple[Path, ...]) -> dict[str, str]:
     refuse_credentials(settings.spark_conf)
     os.environ.setdefault("PYSPARK_PYTHON", settings.spark_conf.get("spark.pyspark.python", sys.executable))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    jars = spark_jars()
-    # In local mode the driver's JVM is all there is: what is on its class path is in its archive of classes, and not copied.
-    on_path = jars if is_local(settings) else tuple(jar for jar in jars if jar.name.startswith("lz4-java-"))
+    on_path = _on_class_path(settings, jars)
     sent = () if is_local(settings) else jars
     if is_s3(settings.lakehouse):
         sent += s3_jars()
@@ -164,8 +178,6 @@ def spark_config(settings: Settings, *, small_run: bool = False) -> dict[str, st
         "spark.driver.memory": settings.spark_driver_memory,
         "spark.jars": ",".join(map(str, sent)),
         EXTRA_JAVA_OPTIONS: LOG_OPTION,
-        # Other users can read the system's temporary folder, and shuffle files hold players' rows.
-        DEFAULT_JAVA_OPTIONS: " ".join((process_temporary_folder().java_option, *java_options(settings, on_path, small_run))),
     }
     if is_local(settings):
         # Else an overflow of the stack in one row's expression ends the driver's JVM.
@@ -187,6 +199,11 @@ def spark_config(settings: Settings, *, small_run: bool = False) -> dict[str, st
     class_path = ":".join(filter(None, (*map(str, on_path), own.get(CLASS_PATH_KEY))))
     more = {CLASS_PATH_KEY: class_path, LARGE_TYPES_KEY: "false"}
     return conf | authentication(settings) | spark_options(settings) | own | more
+
+
+def _on_class_path(settings: Settings, jars: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The jars before PySpark's own. In local mode all: they are in the JVM's archive of classes, and not copied."""
+    return jars if is_local(settings) else tuple(jar for jar in jars if jar.name.startswith("lz4-java-"))
 
 
 def is_local(settings: Settings) -> bool:

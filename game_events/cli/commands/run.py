@@ -13,7 +13,7 @@ from game_events.cli.common.run_job import run_job
 from game_events.cli.common.shared_spark import SharedSpark, leave, shared_spark, spark_session, use
 from game_events.cli.common.summary import JobResult, finish, show_run
 from game_events.config.settings import Settings, load_settings
-from game_events.decoding.compiler_child import CHILD
+from game_events.decoding import compiler_child
 from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline, no_spark
@@ -101,7 +101,7 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
             finish(output, JobResult("", True, idle))
             return
         if found.work is not None:
-            CHILD.begin()  # a new process knows no schema yet
+            compiler_child.CHILD.begin()  # a new process knows no schema yet
         server, config = shared_spark(settings), asked | {"ignore_intervals": ignore_intervals}
         if server is not None:
             result = run_on(server, output, settings, config)

@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
 from game_events.jvm.private_folders import only_mine
 from game_events.lakehouse.storage.options import is_remote
 from game_events.spark.code_shipping import PACKAGE
-from game_events.spark.config import spark_config
+from game_events.spark.config import jvm_config
 from game_events.spark.connect import CONNECT_MODE, TOKEN_VARIABLE
 
 FILE = Path("spark") / "shared.json"
@@ -107,7 +106,7 @@ def _python_path() -> list[str]:
 
 
 def _digest(settings: Settings) -> str:
-    conf: Mapping[str, str] = {key: value for key, value in spark_config(settings).items() if key != DEFAULT_JAVA_OPTIONS}
+    conf = {key: value for key, value in jvm_config(settings).items() if key != DEFAULT_JAVA_OPTIONS}
     places = [sys.executable, str(PACKAGE), *_python_path()]
     return hashlib.sha256(json.dumps([places, conf], sort_keys=True).encode()).hexdigest()
 
