@@ -1,6 +1,7 @@
 """The command line: `game-events`. Each command is in a module of its own, imported when the command is called."""
 
 import atexit
+import functools
 import gc
 import json
 import logging
@@ -18,6 +19,7 @@ import typer.main
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
+from game_events.cli.common.forked_command import run_forked
 from game_events.cli.common.output import indented
 from game_events.config.logging import limit_library_loggers
 from game_events.errors import ConfigurationError, GameEventsError
@@ -131,13 +133,22 @@ def all_commands() -> TyperGroup:
 
 
 def command_line() -> None:
-    """Run a command as this process, and end it without Python's own end.
+    """Run the command of `sys.argv`: in a process of the fork server of `game-events up`, if there is one, else in this one."""
+    code = run_forked(sys.argv)
+    if code is None:
+        run_here()
+        return
+    exit_codes().append(code)
+    sys.exit(code)
+
+
+def run_here() -> None:
+    """Run the command as this process, and end it without Python's own end.
 
     After `main` and all that is registered by `atexit`, Python would free each object by itself: more than a second after a run
     that has imported Dagster and Spark. The operating system frees them at once.
     """
-    codes: list[int] = []
-    atexit.register(_end_at_once, codes)  # first, so last of all
+    codes = exit_codes()
     try:
         main()
     except SystemExit as ended:
@@ -145,6 +156,14 @@ def command_line() -> None:
             codes.append(ended.code or 0)
         raise
     codes.append(0)
+
+
+@functools.cache
+def exit_codes() -> list[int]:
+    """Where the exit code of this process is put, for its end at once: that is registered by the first call, and comes last."""
+    codes: list[int] = []
+    atexit.register(_end_at_once, codes)
+    return codes
 
 
 def _end_at_once(codes: Sequence[int]) -> None:
@@ -172,7 +191,7 @@ def main() -> None:
     logging.basicConfig(handlers=[handler], format="%(levelname)s %(name)s %(message)s")
     try:
         _refuse_other_encodings(sys.argv)
-        app()
+        app(prog_name="game-events")
     except Exception as error:  # noqa: BLE001 - what Python would show has not been masked
         _print_error(error)
         sys.exit(FAILED)

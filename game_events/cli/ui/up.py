@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +16,7 @@ import typer
 
 from game_events.cli.common.dagster_home import WORKSPACE_FILE, dagster_file, dagster_home, share_dagster_home
 from game_events.cli.common.output import Output
+from game_events.cli.local.forks import fork_server
 from game_events.cli.local.spark_server import WarmSpark
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError, TransientError
@@ -42,6 +43,7 @@ def up(
     share_dagster_home(settings)
     server: subprocess.Popen[bytes] | None = None
     warm: WarmSpark | None = None
+    forks = ExitStack()
     try:
         if stack:
             local_stack.up(settings.state_dir, on_progress=output.say)
@@ -53,6 +55,8 @@ def up(
             warm.start()
         server = _start(settings, port, warm.environment if warm is not None else {})
         _wait(server, port)
+        if settings.warm_spark:
+            forks.enter_context(fork_server())
         output.say(f"Dagster UI: http://{HOST}:{port}   (Ctrl-C stops it)")
         output.say("in another terminal: game-events produce (the sensor kafka_lag does the rest within a minute)")
         code = server.wait()
@@ -65,6 +69,7 @@ def up(
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if server is not None:
             _stop(server)
+        forks.close()
         if warm is not None:
             warm.end()
         if stack:

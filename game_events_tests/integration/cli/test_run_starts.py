@@ -15,11 +15,17 @@ from typing import Any, NamedTuple
 import psutil
 import pyarrow as pa
 import pytest
+from dagster import DagsterInstance
 
+from game_events.cli.common.dagster_home import dagster_home
+from game_events.cli.common.forked_command import sockets_folder
 from game_events.cli.common.shared_spark import publish
+from game_events.cli.local.class_archive import GAME_EVENTS
+from game_events.cli.local.forks import fork_server
 from game_events.cli.local.spark_server import WarmSpark
 from game_events.config.settings import Settings, load_settings
 from game_events.jvm.private_folders import private_folder, process_temporary_folder
+from game_events.orchestration.runs.dead_runs import PROCESS_TAG
 from game_events.spark.config import DAEMON
 from game_events.spark.connect import CONNECT_MODE, close_session
 from game_events.spark.session import new_session
@@ -108,6 +114,24 @@ def value_in_workers(warm: WarmSpark, folder: Path, value: str) -> str:
     return str(row["value"])
 
 
+def assert_it_is_run_by_another_process(settings: Settings) -> None:
+    """One of the fork server: with the same result, and as the run's own process for whoever ends runs that have died."""
+    with fork_server() as forks:
+        until(lambda: any(sockets_folder().glob(f"*-{forks.pid}")), 120)
+        command = subprocess.Popen([*GAME_EVENTS, "run", "--json"], stdout=subprocess.PIPE, text=True)
+        out, _ = command.communicate()
+        result = json.loads(out.splitlines()[-1])
+        assert (command.returncode, result["success"], result["rows"]["silver"]) == (0, True, 1)
+        with DagsterInstance.from_config(str(dagster_home(settings))) as instance:
+            found = instance.get_run_by_id(result["run_id"])
+        assert found is not None
+        assert f":{command.pid}:" not in found.tags[PROCESS_TAG]
+        wrong = [subprocess.run([*GAME_EVENTS, "run", "--games", "nobody's"], capture_output=True, check=False)]
+    wrong.append(subprocess.run(wrong[0].args, capture_output=True, check=False))
+    assert wrong[0].returncode == wrong[1].returncode == 1
+    assert (wrong[0].stdout, wrong[0].stderr) == (wrong[1].stdout, wrong[1].stderr)
+
+
 @pytest.mark.scenario
 def test_a_run_has_its_own_jvm_the_shared_one_or_none(settings: Settings, tmp_path: Path) -> None:
     send_events(settings, [Event("uno", 1), Event("go", 1)])
@@ -136,6 +160,9 @@ def test_a_run_has_its_own_jvm_the_shared_one_or_none(settings: Settings, tmp_pa
         assert len(daemons(server)) == 1, "each run leaves processes on the server"
         assert [value_in_workers(warm, tmp_path, value) for value in ("first", "other")] == ["first", "other"]
         assert len(daemons(server)) == 1
+
+        send_events(settings, [Event("uno", 4)])
+        assert_it_is_run_by_another_process(settings)
     finally:
         warm.end()
 

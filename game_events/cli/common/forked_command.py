@@ -1,0 +1,156 @@
+"""Commands in a process that the fork server of `game-events up` forks: everything that they import is there already.
+
+The server (`game_events.cli.fork_server`) listens on a Unix socket in a folder of this user. The socket's name has a digest of
+all that a process cannot take over from another one: a command finds only a server from which its process would not differ.
+Everything else (arguments, environment, folder, streams) is sent. A connection carries, in this order: the request; `READY` from
+its keeper; `GO` with the three streams, without which nothing begins; then signals, one byte each, to the process, and its exit
+code, four bytes, back. A connection that ends kills the process.
+"""
+
+import hashlib
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from game_events.jvm.private_folders import only_mine
+
+PACKAGE = Path(__file__).parents[2]
+#: Commands that run a Dagster job, whose imports take seconds.
+FORKED = frozenset({"run", "redecode", "maintain", "archive", "forget"})
+#: Arguments of commands that live long, which would keep the memory of a server that ends.
+NOT_FORKED = frozenset({"--continuous"})
+READY, GO = b"R", b"G"
+#: Seconds for each step until `GO`; after that the command goes on without a server.
+READY_S = 5.0
+LENGTH, EXIT_CODE = struct.Struct(">I"), struct.Struct(">i")
+#: Passed on. A process that another one stops (Ctrl-Z) goes on.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+#: Variables that Python and libraries read when they are loaded.
+READ_AT_START = (
+    "PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "ARROW_", "OMP_", "OPENBLAS_", "MKL_", "NUMEXPR_", "GRPC_",
+    "RUST_", "RAYON_", "TOKIO_", "DAGSTER_", "SSL_", "COVERAGE_",
+)  # fmt: skip
+READ_LATER = frozenset({"DAGSTER_HOME"})
+_NAMESPACES = ("mnt", "net", "pid", "user", "ipc")
+
+
+def sockets_folder() -> Path:
+    """The folder of this user's sockets; its path is short, as a socket's must be."""
+    return Path(tempfile.gettempdir()) / f"game-events-forks-{os.geteuid()}"
+
+
+def digest() -> str:
+    """What a forked process has of its server for good: interpreter, code, limits, variables read at the start.
+
+    OSError where the system does not tell.
+    """
+    parts = [
+        [sys.executable, sys.flags, sys.getfilesystemencoding(), *map(_folder_state, sys.path[1:])],
+        [_state(path) for path in sorted(PACKAGE.rglob("*.py"))],
+        sorted((k, v) for k, v in os.environ.items() if k.startswith(READ_AT_START) and k not in READ_LATER),
+        [Path("/proc/self/ns", name).readlink() for name in _NAMESPACES],
+        [resource.getrlimit(getattr(resource, name)) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")],
+        [
+            os.getresuid(),
+            os.getresgid(),
+            sorted(os.getgroups()),
+            os.getpriority(os.PRIO_PROCESS, 0),
+            sorted(os.sched_getaffinity(0)),
+        ],
+    ]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def run_forked(arguments: Sequence[str]) -> int | None:
+    """Run a command (`sys.argv`) in a process of the fork server; returns its exit code. None: nothing of it was begun.
+
+    A signal that reaches this process is sent to the other one.
+    """
+    is_forked = bool(FORKED.intersection(arguments[1:2])) and not NOT_FORKED.intersection(arguments)
+    connection = _connected() if is_forked and sys.platform.startswith("linux") else None
+    if connection is None:
+        return None
+    with connection:
+        try:
+            _send_request(connection, arguments)
+            if connection.recv(1) != READY:
+                return None
+            socket.send_fds(connection, [GO], [0, 1, 2])
+        except OSError:
+            return None
+        return _follow(connection)
+
+
+def _state(path: Path) -> tuple[str, int, int]:
+    found = path.stat()
+    return str(path), found.st_mtime_ns, found.st_size
+
+
+def _folder_state(name: str) -> list[object]:
+    """A folder of modules: another one if modules were added or removed (those of this project are looked at one by one)."""
+    path = Path(name)
+    return [name, None if path.is_absolute() else Path.cwd(), path.stat().st_mtime_ns if path.exists() else None]
+
+
+def _connected() -> socket.socket | None:
+    """A connection to a server from which this process would not differ."""
+    folder = sockets_folder()
+    # Else another user would get the environment.
+    if not only_mine(folder):
+        return None
+    with suppress(OSError):
+        for fd in (0, 1, 2):
+            os.fstat(fd)
+        for path in folder.glob(f"{digest()}-*"):
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(READY_S)
+            try:
+                connection.connect(str(path))
+            except OSError:  # its server was killed
+                connection.close()
+            else:
+                return connection
+    return None
+
+
+def _send_request(connection: socket.socket, arguments: Sequence[str]) -> None:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    request = {
+        "arguments": list(arguments),
+        "environment": dict(os.environ),
+        "folder": str(Path.cwd()),
+        "umask": mask,
+        "path": sys.path,
+        "streams": [[stream.encoding, stream.errors] for stream in (sys.stdin, sys.stdout, sys.stderr)],
+    }
+    packed = json.dumps(request).encode()
+    connection.sendall(LENGTH.pack(len(packed)) + packed)
+
+
+def _follow(connection: socket.socket) -> int:
+    """Wait for the process's end; returns its exit code, as a shell gives it."""
+
+    def send(number: int, _frame: FrameType | None) -> None:
+        with suppress(OSError):  # it has just ended
+            connection.send(bytes([number]))
+
+    connection.settimeout(None)
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, send)
+    answer = b""
+    with suppress(OSError):
+        answer = connection.recv(EXIT_CODE.size, socket.MSG_WAITALL)
+    # Without an answer nobody knows how far it came: as after SIGKILL.
+    code: int = EXIT_CODE.unpack(answer)[0] if len(answer) == EXIT_CODE.size else -signal.SIGKILL
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,180 @@
+"""The fork server of `game-events up`: imports once what runs need, and forks for each command.
+
+`game_events.cli.common.forked_command` is its other side. Three kinds of process: the server only accepts connections and forks; a keeper for each command reads the request, passes
+signals on and reports the exit code; the command itself is in a fork of its keeper. The server never has a thread of Python's,
+settings, or a connection to anything: what a fork finds is modules. It ends with the process that has started it, by its stdin;
+commands under way go on.
+"""
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from game_events.cli.common.forked_command import (
+    EXIT_CODE,
+    FORKED,
+    GO,
+    LENGTH,
+    READY,
+    READY_S,
+    SIGNALS,
+    digest,
+    sockets_folder,
+)
+from game_events.cli.main import FAILED, exit_codes, run_here
+from game_events.jvm.private_folders import only_mine
+
+#: What a run imports, also where it does so late.
+MODULES = (
+    *(f"game_events.cli.commands.{name}" for name in sorted(FORKED)),
+    "game_events.cli.common.dagster_run",
+    "game_events.spark.connect_channel",
+    "pyspark.sql.connect.session",
+    "pyarrow.dataset",
+    "dagster._core.instance.factory",
+    "dagster._core.storage.sqlite_storage",
+    "dagster._core.storage.local_compute_log_manager",
+    "upath",
+    "httpcore2",
+    "truststore",
+)
+#: Process, user and group of the other end of a Unix socket.
+PEER = struct.Struct("3i")
+
+
+def serve(modules: Sequence[str] = MODULES) -> Mapping[str, Any]:
+    """Serve until stdin is closed; returns only in the processes of commands, with their request."""
+    os.close(os.pidfd_open(os.getpid()))  # OSError on a system without
+    path = _own_folder() / f"{digest()}-{os.getpid()}"  # of the code as it is before it is read
+    for name in modules:
+        importlib.import_module(name)
+    if threading.active_count() > 1:
+        sys.exit(f"commands start by themselves, more slowly: a module has started threads: {threading.enumerate()}")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        # Now, and not once more for what is there: else each fork would soon have its own copy of every page.
+        gc.collect()
+        gc.freeze()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
+        while True:
+            ready, _, _ = select.select([listener, sys.stdin], [], [])
+            if sys.stdin in ready:
+                path.unlink(missing_ok=True)
+                sys.exit()
+            try:
+                connection, _ = listener.accept()
+                keeper = os.fork()
+            except OSError:  # no memory, no process: the command does without
+                continue
+            with connection:
+                if keeper == 0:
+                    listener.close()
+                    return _keep(connection)
+
+
+def _own_folder() -> Path:
+    """The folder of sockets, without those of servers that were killed."""
+    folder = sockets_folder()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not only_mine(folder):
+        sys.exit(f"{folder} is not this user's own: commands start by themselves, more slowly")
+    for path in folder.iterdir():
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(str(path))
+            except OSError:
+                path.unlink(missing_ok=True)
+    return folder
+
+
+def _keep(connection: socket.socket) -> Mapping[str, Any]:
+    """Keep a command's process; returns only in that one, with its request."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    try:
+        connection.settimeout(READY_S)
+        request = _receive(connection)
+        connection.sendall(READY)
+        go, streams, _, _ = socket.recv_fds(connection, len(GO), 3)
+        if go != GO or len(streams) != 3:
+            raise OSError("the command does not wait any more")
+    except (OSError, ValueError):
+        os._exit(FAILED)
+    connection.settimeout(None)
+    try:
+        process = os.fork()
+    except OSError as error:
+        os.write(streams[2], f"error: no process for the command: {error}\n".encode())
+        code = FAILED
+    else:
+        if process == 0:
+            connection.close()
+            _become(request, streams)
+            return request
+        for stream in streams:
+            os.close(stream)
+        code = _wait(process, connection)
+    with suppress(OSError):
+        connection.sendall(EXIT_CODE.pack(code))
+    os._exit(0)
+
+
+def _receive(connection: socket.socket) -> Mapping[str, Any]:
+    """A request; OSError if it is not whole, or not this user's."""
+    _, user, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    with connection.makefile("rb") as received:
+        head = received.read(LENGTH.size)
+        if user != os.geteuid() or len(head) != LENGTH.size:
+            raise OSError("no request of this user")
+        request: Mapping[str, Any] = json.loads(received.read(*LENGTH.unpack(head)))
+    return request
+
+
+def _wait(process: int, connection: socket.socket) -> int:
+    """The exit code of a process, negative for a signal; signals of the connection are passed on, its end is SIGKILL."""
+    ended = os.pidfd_open(process)
+    while True:
+        ready, _, _ = select.select([ended, connection.fileno()], [], [])
+        if ended in ready:
+            return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        for number in connection.recv(16) or [signal.SIGKILL]:
+            os.kill(process, number)
+
+
+def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
+    """Make this process what it would be if the command had been started in it."""
+    for fd, sent in enumerate(streams):
+        os.dup2(sent, fd)
+        os.close(sent)
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    os.chdir(request["folder"])
+    os.umask(request["umask"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv, sys.path[:] = request["arguments"], request["path"]
+    importlib.invalidate_caches()
+    tempfile.tempdir = None  # the environment's, once more
+    for fd, (encoding, errors) in enumerate(request["streams"]):
+        stream = open(fd, "w" if fd else "r", encoding=encoding, errors=errors, closefd=False)  # noqa: SIM115 - as Python does
+        setattr(sys, ("stdin", "stdout", "stderr")[fd], stream)
+    sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    exit_codes()
+    serve()
+    run_here()

@@ -1,0 +1,269 @@
+"""Commands in processes of the fork server: as if they had been started by themselves, or not begun there at all."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from game_events.cli.common import forked_command
+from game_events.cli.common.forked_command import sockets_folder
+from game_events_tests.support.waiting import until
+
+#: A server whose commands are Python texts, `run` before them.
+SERVER = """
+import sys
+from game_events.cli import fork_server
+fork_server.exit_codes()
+fork_server.serve(modules=())
+exec(sys.argv[2])
+"""
+#: What a command line does first; `ALONE`: nothing was begun.
+ALONE = 99
+NOT_UTF8 = b"\xff"
+CLIENT = f"""
+import sys
+from game_events.cli.common.forked_command import run_forked
+code = run_forked(sys.argv)
+sys.exit({ALONE} if code is None else code)
+"""
+SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of sockets; the path of a socket is short."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # noqa: S108 - the folder is private
+        monkeypatch.setenv("TMPDIR", name)
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        yield sockets_folder()
+
+
+def start_server() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = start_server()
+    until(lambda: folder.exists() and any(folder.iterdir()), 60)
+    yield process
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stderr):
+        assert stream is not None
+        stream.close()
+
+
+def command(text: str, *more: str, **options: Any) -> subprocess.Popen[str]:
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    return subprocess.Popen([sys.executable, "-c", CLIENT, "run", text, *more], text=True, **streams)
+
+
+def ended(text: str, *more: str, stdin: str = "", **options: Any) -> tuple[int, str, str]:
+    process = command(text, *more, **options)
+    out, err = process.communicate(stdin, timeout=60)
+    return process.returncode, out, err
+
+
+def begun(text: str, **options: Any) -> subprocess.Popen[str]:
+    process = command(text, **options)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+def pid_of(folder: Path, text: str) -> int:
+    """The process of a command that writes its id into a file."""
+    until(lambda: (folder / text).exists() and (folder / text).read_text().endswith("\n"), 60)
+    return int((folder / text).read_text())
+
+
+@pytest.mark.usefixtures("server")
+def test_streams_arguments_environment_folder_umask_and_exit_code_are_the_commands_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GAME_EVENTS_KAFKA_TOPIC", "of this terminal")
+    monkeypatch.setenv("NOT_UTF8", os.fsdecode(NOT_UTF8))
+    text = """
+import os, sys, tempfile
+print(sys.argv[3:], os.getcwd(), os.environ["GAME_EVENTS_KAFKA_TOPIC"], os.environb[b"NOT_UTF8"], sys.stdin.read(), end="")
+print(tempfile.gettempdir(), sys.path[0] == "", file=sys.stderr)
+open("made", "w").close()
+sys.exit(7)
+"""
+    code, out, err = ended(text, "ä", "--x", stdin="typed", cwd=tmp_path, umask=0o027)
+    assert (code, out) == (7, f"['ä', '--x'] {tmp_path} of this terminal {NOT_UTF8!r} typed")
+    assert err == f"{tempfile.gettempdir()} True\n"
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("", 0), ("sys.exit('why')", 1), ("1 / 0", 1), ("import os; os._exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)],
+)
+def test_however_it_ends_that_is_how_the_command_ends(text: str, code: int) -> None:
+    found, out, err = ended(text)
+    assert (found, out) == (code, "")
+    assert ("ZeroDivisionError" in err, "why" in err) == ("/" in text, "why" in text)
+
+
+@pytest.mark.usefixtures("server")
+def test_what_is_done_at_the_end_of_a_process_is_done() -> None:
+    assert ended("import atexit; atexit.register(print, 'done')") == (0, "done\n", "")
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_reaches_it(number: signal.Signals) -> None:
+    text = f"""
+import signal, sys, time
+def caught(found, frame):
+    print('caught', found)
+    sys.exit(5)
+signal.signal({int(number)}, caught)
+{SLEEP}
+"""
+    process = begun(text)
+    process.send_signal(number)
+    assert process.communicate(timeout=60)[0] == f"caught {int(number)}\n"
+    assert process.returncode == 5
+
+
+@pytest.mark.usefixtures("server")
+def test_ctrl_c_and_a_stop_are_what_they_are_for_a_process_of_its_own() -> None:
+    process = begun(SLEEP)
+    process.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in process.communicate(timeout=60)[1]
+    process = begun(SLEEP)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.usefixtures("server")
+def test_it_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
+    process = begun(f"import os; print(os.getpid(), file=open({str(tmp_path / 'pid')!r}, 'w')); {SLEEP}")
+    found = pid_of(tmp_path, "pid")
+    process.kill()
+    until(lambda: not psutil.pid_exists(found), 60)
+    process.communicate()
+
+
+@pytest.mark.usefixtures("server")
+def test_many_at_once_are_kept_apart() -> None:
+    with ThreadPoolExecutor(12) as threads:
+        found = list(threads.map(lambda n: ended(f"print({n}); sys.exit({n})"), range(24)))
+    assert found == [(n, f"{n}\n", "") for n in range(24)]
+
+
+def test_nothing_listens_so_the_command_goes_on_by_itself(folder: Path) -> None:
+    assert ended("print('never')") == (ALONE, "", "")
+    assert not folder.exists()
+
+
+def other_environment(name: str) -> dict[str, Any]:
+    return {"env": os.environ | {name: "/tmp"}}  # noqa: S108 - any path
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize(
+    "options",
+    [
+        *map(other_environment, ("PYTHONPATH", "LD_LIBRARY_PATH", "LC_ALL", "ARROW_DEFAULT_MEMORY_POOL", "GRPC_TRACE")),
+        {"preexec_fn": lambda: os.nice(3)},
+        {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))},
+        {"preexec_fn": lambda: os.close(0), "stdin": None},
+    ],
+)
+def test_a_process_that_would_be_another_one_is_not_forked(options: dict[str, Any]) -> None:
+    assert ended("print('never')", **options) == (ALONE, "", "")
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("arguments", [[], ["tables"], ["sql", "run"], ["run", "--continuous"]])
+def test_other_commands_and_long_ones_are_not_forked(arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", CLIENT, *arguments], check=False)
+    assert done.returncode == ALONE
+
+
+def test_code_that_has_changed_is_not_that_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked_command, "PACKAGE", tmp_path)
+    digests = [forked_command.digest()]
+    for change in (
+        lambda: (tmp_path / "module.py").write_text("1"),
+        lambda: (tmp_path / "module.py").write_text("22"),
+        lambda: os.utime(tmp_path / "module.py", (1, 1)),
+        lambda: (tmp_path / "module.py").rename(tmp_path / "other.py"),
+    ):
+        change()
+        digests.append(forked_command.digest())
+    assert len(set(digests)) == len(digests)
+    assert forked_command.digest() == digests[-1]
+
+
+def test_a_package_that_was_installed_is_another_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    before = forked_command.digest()
+    os.utime(tmp_path, (1, 1))
+    assert forked_command.digest() != before
+
+
+def test_a_server_that_was_killed_is_not_waited_for_and_its_socket_is_removed(
+    folder: Path, server: subprocess.Popen[bytes]
+) -> None:
+    server.kill()
+    server.wait()
+    (left,) = folder.iterdir()
+    assert ended("print('never')") == (ALONE, "", "")
+    second = start_server()
+    try:
+        until(lambda: left not in folder.iterdir() and any(folder.iterdir()), 60)
+        assert ended("print('second')") == (0, "second\n", "")
+    finally:
+        second.kill()
+        second.communicate()
+
+
+def test_it_ends_with_the_process_that_started_it_and_commands_go_on(folder: Path, server: subprocess.Popen[bytes]) -> None:
+    process = begun("print('begun', flush=True); print('read', sys.stdin.readline())")
+    assert server.stdin is not None
+    server.stdin.close()
+    assert server.wait(60) == 0
+    assert not any(folder.iterdir())
+    assert process.communicate("line\n", timeout=60)[0] == "read line\n\n"
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_folder_that_others_can_write_is_not_used(folder: Path, is_link: bool, tmp_path: Path) -> None:
+    if is_link:
+        folder.symlink_to(tmp_path)
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    process = start_server()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert b"is not this user's own: commands start by themselves" in err
+    assert ended("print('never')") == (ALONE, "", "")
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for_long(server: subprocess.Popen[bytes]) -> None:
+    server.send_signal(signal.SIGSTOP)
+    assert ended("print('never')") == (ALONE, "", "")
+    server.send_signal(signal.SIGCONT)
+    assert ended("print('after')") == (0, "after\n", "")
