@@ -1,9 +1,9 @@
 """The fork server of `game-events up`: imports once what runs need, and forks for each command.
 
-`game_events.cli.common.forked_command` is its other side. Three kinds of process: the server only accepts connections and forks; a keeper for each command reads the request, passes
-signals on and reports the exit code; the command itself is in a fork of its keeper. The server never has a thread of Python's,
-settings, or a connection to anything: what a fork finds is modules. It ends with the process that has started it, by its stdin;
-commands under way go on.
+`game_events.cli.common.forked_command` is its other side. There are three kinds of process: the server only accepts connections
+and forks; a keeper for each command reads the request, passes signals on and reports the exit code; the command itself is in a
+fork of its keeper. The server never has a thread of Python's, settings, or a connection to anything: what a fork finds is
+modules. It ends with the process that has started it, by its stdin; commands under way go on.
 """
 
 import gc

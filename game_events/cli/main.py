@@ -19,7 +19,6 @@ import typer.main
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-from game_events.cli.common.forked_command import run_forked
 from game_events.cli.common.output import indented
 from game_events.config.logging import limit_library_loggers
 from game_events.errors import ConfigurationError, GameEventsError
@@ -130,16 +129,6 @@ def all_commands() -> TyperGroup:
     group = typer.main.get_group(app)
     group.commands = {name: command.load() for name, command in group.commands.items() if isinstance(command, LazyCommand)}
     return group
-
-
-def command_line() -> None:
-    """Run the command of `sys.argv`: in a process of the fork server of `game-events up`, if there is one, else in this one."""
-    code = run_forked(sys.argv)
-    if code is None:
-        run_here()
-        return
-    exit_codes().append(code)
-    sys.exit(code)
 
 
 def run_here() -> None:

@@ -1,7 +1,9 @@
 """What a registry answers is bounded, in time, in length and in what it leads to: one schema never stops the others."""
 
+import contextlib
 import gzip
 import json
+import ssl
 import threading
 import time
 import traceback
@@ -17,7 +19,7 @@ from game_events.errors import DataError, TransientError
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.schema_registry import SchemaLimits, SchemaRegistry
+from game_events.schema_registry import SchemaLimits, SchemaRegistry, registry_client
 
 
 @pytest.fixture
@@ -290,3 +292,22 @@ def test_a_schema_that_was_archived_without_a_reference_is_decoded_once_the_regi
     served |= {"/schemas/ids/1": good(RECORD, [reference("x"), reference("y")])}
     served |= {f"/subjects/{name}/versions/1": version(name) for name in "xy"}
     assert planned(served, tmp_path).types == {(1, ())}, "other references do not replace it"
+
+
+@pytest.mark.parametrize(
+    ("url", "proxy", "is_checked"),
+    [
+        ("http://r:8081", None, False),
+        ("http://r:8081", "https://proxy:1", True),
+        ("https://r", None, True),
+        ("http://r:8081, https://s", None, True),
+    ],
+)
+def test_certificates_are_checked_where_anything_is_encrypted(url, proxy, is_checked, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    if proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+    settings = Settings.model_construct(schema_registry_url=url, schema_registry_user=None, tls_ca_file=None)
+    with contextlib.closing(registry_client(settings)._rest_client.session) as session:
+        assert (session._transport._pool._ssl_context.verify_mode == ssl.CERT_REQUIRED) == is_checked

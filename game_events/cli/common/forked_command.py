@@ -2,9 +2,9 @@
 
 The server (`game_events.cli.fork_server`) listens on a Unix socket in a folder of this user. The socket's name has a digest of
 all that a process cannot take over from another one: a command finds only a server from which its process would not differ.
-Everything else (arguments, environment, folder, streams) is sent. A connection carries, in this order: the request; `READY` from
-its keeper; `GO` with the three streams, without which nothing begins; then signals, one byte each, to the process, and its exit
-code, four bytes, back. A connection that ends kills the process.
+Everything else (arguments, environment, folder, streams) is sent. A connection carries, in this order: the request; `READY`
+from its keeper; `GO` with the three streams, without which nothing begins; then signals, one byte each, to the process, and
+its exit code, four bytes, back. A connection that ends kills the process.
 """
 
 import hashlib

@@ -23,7 +23,7 @@ from game_events.spark.config import LOG_OPTION
 from game_events.stack import local_stack
 
 #: `game-events` as a process of its own, in this environment.
-GAME_EVENTS = (sys.executable, "-c", "from game_events.cli.main import command_line; command_line()")
+GAME_EVENTS = (sys.executable, "-c", "from game_events.cli.command_line import command_line; command_line()")
 #: A run of seconds, and its JVM, which writes the archive when the run is over; a busy machine takes minutes.
 TIMEOUT_S, LOOK_S = 900, 0.2
 

@@ -59,7 +59,7 @@ def test_a_run_without_an_export_imports_none_of_what_sends_rows(tmp_path):
 
 
 def test_imports_are_not_searched_for_garbage(tmp_path):
-    program = "import gc, sys; import game_events.cli.main as m; sys.exit = print; m.app = lambda: None; m.main(); "
+    program = "import gc, sys; import game_events.cli.main as m; sys.exit = print; m.app = lambda **_: None; m.main(); "
     program += "print(gc.get_threshold()[0] == m.OBJECTS_BEFORE_GC)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
@@ -103,7 +103,7 @@ class Kept:
     def __del__(self):
         print("freed")
 
-def command():
+def command(prog_name):
     global kept
     kept = Kept()
     atexit.register(print, "registered")
@@ -111,7 +111,7 @@ def command():
     {ends}
 
 m.app = command
-m.command_line()
+m.run_here()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (code, "output, registered\n")

@@ -43,7 +43,7 @@ SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of sockets; the path of a socket is short."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # noqa: S108 - the folder is private
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
         monkeypatch.setenv("TMPDIR", name)
         monkeypatch.setattr(tempfile, "tempdir", name)
         yield sockets_folder()

@@ -22,7 +22,7 @@ def slow(json: bool = False):
 
 m.app = typer.Typer()
 m.app.command()(slow)
-m.command_line()
+m.run_here()
 """
 
 

@@ -217,7 +217,7 @@ def test_doctor_repeats_no_secret(settings):
 
 @pytest.mark.parametrize("error", [GameEventsError, RuntimeError])
 def test_the_command_line_repeats_no_secret_whatever_went_wrong(error, monkeypatch, capfd):
-    def fails():
+    def fails(**_):
         raise error(f"said {json.dumps(REGISTRY)}")
 
     monkeypatch.setenv("GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD", REGISTRY)
