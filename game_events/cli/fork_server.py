@@ -168,10 +168,8 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
     sys.argv, sys.path[:] = request["arguments"], request["path"]
     importlib.invalidate_caches()
     tempfile.tempdir = None  # the environment's, once more
-    for fd, (encoding, errors) in enumerate(request["streams"]):
-        stream = open(fd, "w" if fd else "r", encoding=encoding, errors=errors, closefd=False)  # noqa: SIM115 - as Python does
-        setattr(sys, ("stdin", "stdout", "stderr")[fd], stream)
-    sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # Python has made the three as it would here: the variables that it reads are the same.
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
 
 
 if __name__ == "__main__":

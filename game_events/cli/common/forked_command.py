@@ -131,7 +131,6 @@ def _send_request(connection: socket.socket, arguments: Sequence[str]) -> None:
         "folder": str(Path.cwd()),
         "umask": mask,
         "path": sys.path,
-        "streams": [[stream.encoding, stream.errors] for stream in (sys.stdin, sys.stdout, sys.stderr)],
     }
     packed = json.dumps(request).encode()
     connection.sendall(LENGTH.pack(len(packed)) + packed)

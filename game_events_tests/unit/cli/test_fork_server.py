@@ -126,6 +126,24 @@ def test_what_is_done_at_the_end_of_a_process_is_done() -> None:
     assert ended("import atexit; atexit.register(print, 'done')") == (0, "done\n", "")
 
 
+@pytest.mark.parametrize("variable", [("PYTHONUNBUFFERED", "1"), ("PYTHONIOENCODING", "latin-1:replace"), ("LC_ALL", "C")])
+def test_its_streams_are_those_that_python_makes(
+    variable: tuple[str, str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv(*variable)
+    request.getfixturevalue("server")
+    text = """
+import os, sys
+for stream in (sys.stdin, sys.stdout, sys.stderr):
+    print(stream, stream.errors, stream.line_buffering, stream.write_through, stream.isatty())
+sys.stdout.flush()
+sys.stdout.write("not flushed")
+os._exit(0)
+"""
+    by_itself = subprocess.run([sys.executable, "-c", text], input="", text=True, capture_output=True, check=False)
+    assert ended(text) == (0, by_itself.stdout, by_itself.stderr)
+
+
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_reaches_it(number: signal.Signals) -> None:
