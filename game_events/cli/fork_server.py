@@ -107,13 +107,13 @@ def _keep(connection: socket.socket) -> Mapping[str, Any]:
     try:
         connection.settimeout(READY_S)
         request = _receive(connection)
+        connection.settimeout(None)  # what the command has sent after READY is taken, however late
         connection.sendall(READY)
         go, streams, _, _ = socket.recv_fds(connection, len(GO), 3)
         if go != GO or len(streams) != 3:
             raise OSError("the command does not wait any more")
     except (OSError, ValueError):
         os._exit(FAILED)
-    connection.settimeout(None)
     try:
         process = os.fork()
     except OSError as error:

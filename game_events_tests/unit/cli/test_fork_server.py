@@ -280,6 +280,16 @@ def test_a_folder_that_others_can_write_is_not_used(folder: Path, is_link: bool,
     assert ended("print('never')") == (ALONE, "", "")
 
 
+def test_a_command_that_is_stopped_before_it_sends_its_streams_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    late = "import socket, time; send = socket.send_fds; socket.send_fds = lambda *sent: (time.sleep(1), send(*sent))"
+    monkeypatch.setitem(globals(), "CLIENT", late + CLIENT)
+    monkeypatch.setitem(globals(), "SERVER", SERVER.replace("fork_server.exit", "fork_server.READY_S = 0.1; fork_server.exit"))
+    request.getfixturevalue("server")
+    assert ended("print('begun')") == (0, "begun\n", "")
+
+
 def test_a_server_that_does_not_answer_is_not_waited_for_long(server: subprocess.Popen[bytes]) -> None:
     server.send_signal(signal.SIGSTOP)
     assert ended("print('never')") == (ALONE, "", "")
