@@ -103,13 +103,12 @@ def _folder_state(name: str) -> list[object]:
 
 def _connected() -> socket.socket | None:
     """A connection to a server from which this process would not differ."""
-    folder = sockets_folder()
-    # Else another user would get the environment.
-    if not only_mine(folder):
-        return None
     with suppress(OSError):
-        for fd in (0, 1, 2):
-            os.fstat(fd)
+        folder = sockets_folder()
+        # Else another user would get the environment.
+        if not only_mine(folder) or _inherited() != {0, 1, 2}:
+            return None
+        os.chdir(Path.cwd())  # OSError if it cannot be reached by its name (any more)
         for path in folder.glob(f"{digest()}-*"):
             connection = socket.socket(socket.AF_UNIX)
             connection.settimeout(READY_S)
@@ -120,6 +119,16 @@ def _connected() -> socket.socket | None:
             else:
                 return connection
     return None
+
+
+def _inherited() -> set[int]:
+    """The open files of this process that its starter has given it: streams, and such as `--file <(command)` names."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the listing itself
+            if os.get_inheritable(int(name)):
+                found.add(int(name))
+    return found
 
 
 def _send_request(connection: socket.socket, arguments: Sequence[str]) -> None:

@@ -212,6 +212,32 @@ def test_a_process_that_would_be_another_one_is_not_forked(options: dict[str, An
 
 
 @pytest.mark.usefixtures("server")
+def test_a_command_with_more_open_files_than_streams_is_not_forked() -> None:
+    read, write = os.pipe()
+    with open(read), open(write, "w"):  # noqa: PLW1514 - nothing is read
+        assert ended("print('never')", pass_fds=[read]) == (ALONE, "", "")
+
+
+def in_a_folder_whose_name_is_too_long() -> None:
+    for _ in range(20):
+        Path("d" * 240).mkdir()
+        os.chdir("d" * 240)
+
+
+@pytest.mark.usefixtures("server")
+def test_a_folder_that_cannot_be_reached_by_its_name_is_not_sent(folder: Path) -> None:
+    options: dict[str, Any] = {"cwd": folder.parent, "preexec_fn": in_a_folder_whose_name_is_too_long}
+    assert ended("print('never')", **options) == (ALONE, "", "")
+
+
+def test_a_disk_without_room_for_a_temporary_file_is_no_reason_to_fail(folder: Path) -> None:
+    assert not folder.exists()
+    nowhere = "import tempfile\ndef none(): raise FileNotFoundError\ntempfile.gettempdir = none\n"
+    done = subprocess.run([sys.executable, "-c", nowhere + CLIENT, "run"], check=False)
+    assert done.returncode == ALONE
+
+
+@pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("arguments", [[], ["tables"], ["sql", "run"], ["run", "--continuous"]])
 def test_other_commands_and_long_ones_are_not_forked(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", CLIENT, *arguments], check=False)
