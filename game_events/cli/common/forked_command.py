@@ -36,11 +36,13 @@ LENGTH, EXIT_CODE = struct.Struct(">I"), struct.Struct(">i")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 #: Variables that Python and libraries read when they are loaded.
 READ_AT_START = (
-    "PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "ARROW_", "OMP_", "OPENBLAS_", "MKL_", "NUMEXPR_", "GRPC_",
-    "RUST_", "RAYON_", "TOKIO_", "DAGSTER_", "SSL_", "COVERAGE_",
+    "PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "ARROW_", "JE_", "_RJEM_", "OMP_", "OPENBLAS_", "GOTO_", "MKL_",
+    "NUMEXPR_", "NPY_", "NUMPY_", "PANDAS_", "GRPC_", "PROTOCOL_BUFFERS_", "RUST_", "RAYON_", "TOKIO_", "SQLITE_", "OPENSSL_", "SSL",
+    "CRYPTOGRAPHY_", "PYDANTIC_", "TYPER_", "SPARK_CONNECT_LOG_", "PYSPARK_PIN_THREAD", "PY4J_", "DAGSTER_", "COVERAGE_",
 )  # fmt: skip
 READ_LATER = frozenset({"DAGSTER_HOME"})
-_NAMESPACES = ("mnt", "net", "pid", "user", "ipc")
+#: Lines of /proc/self/status: users, groups, processors, and what a sandbox takes away.
+STATUS = ("Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp:", "Cpus_allowed", "Mems_allowed", "SigBlk")
 
 
 def sockets_folder() -> Path:
@@ -57,15 +59,10 @@ def digest() -> str:
         [sys.executable, sys.flags, sys.getfilesystemencoding(), *map(_folder_state, sys.path[1:])],
         [_state(path) for path in sorted(PACKAGE.rglob("*.py"))],
         sorted((k, v) for k, v in os.environ.items() if k.startswith(READ_AT_START) and k not in READ_LATER),
-        [Path("/proc/self/ns", name).readlink() for name in _NAMESPACES],
+        [path.readlink() for path in sorted(Path("/proc/self/ns").iterdir())],
+        [line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith(STATUS)],
         [resource.getrlimit(getattr(resource, name)) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")],
-        [
-            os.getresuid(),
-            os.getresgid(),
-            sorted(os.getgroups()),
-            os.getpriority(os.PRIO_PROCESS, 0),
-            sorted(os.sched_getaffinity(0)),
-        ],
+        os.getpriority(os.PRIO_PROCESS, 0),
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 

@@ -193,22 +193,39 @@ def test_nothing_listens_so_the_command_goes_on_by_itself(folder: Path) -> None:
     assert not folder.exists()
 
 
-def other_environment(name: str) -> dict[str, Any]:
-    return {"env": os.environ | {name: "/tmp"}}  # noqa: S108 - any path
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize(
+    "name",
+    ["PYTHONPATH", "LD_LIBRARY_PATH", "LC_ALL", "ARROW_DEFAULT_MEMORY_POOL", "GRPC_TRACE"]
+    + ["SSLKEYLOGFILE", "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "TYPER_USE_RICH"],
+)
+def test_a_process_with_another_variable_of_those_read_at_the_start_is_not_forked(name: str) -> None:
+    assert ended("print('once')", env=os.environ | {"OF_NO_ONE": "x"}) == (0, "once\n", "")
+    assert ended("print('never')", env=os.environ | {name: "x"}) == (ALONE, "", "")
 
 
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize(
     "options",
     [
-        *map(other_environment, ("PYTHONPATH", "LD_LIBRARY_PATH", "LC_ALL", "ARROW_DEFAULT_MEMORY_POOL", "GRPC_TRACE")),
         {"preexec_fn": lambda: os.nice(3)},
+        {"preexec_fn": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})},
+        {"preexec_fn": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})},
         {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))},
         {"preexec_fn": lambda: os.close(0), "stdin": None},
     ],
 )
 def test_a_process_that_would_be_another_one_is_not_forked(options: dict[str, Any]) -> None:
     assert ended("print('never')", **options) == (ALONE, "", "")
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("sandbox", [["setpriv", "--no-new-privs"], ["unshare", "--uts"]])
+def test_a_command_in_a_sandbox_is_not_forked(sandbox: list[str]) -> None:
+    if subprocess.run([*sandbox, "true"], check=False, capture_output=True).returncode:
+        pytest.skip(f"{sandbox[0]} is not possible here")
+    done = subprocess.run([*sandbox, sys.executable, "-c", CLIENT, "run", "print('never')"], check=False)
+    assert done.returncode == ALONE
 
 
 @pytest.mark.usefixtures("server")
