@@ -160,7 +160,8 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
         os.dup2(sent, fd)
         os.close(sent)
     for number in SIGNALS:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in request["ignored"] else default)
     os.chdir(request["folder"])
     os.umask(request["umask"])
     os.environ.clear()

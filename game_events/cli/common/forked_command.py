@@ -137,13 +137,14 @@ def _send_request(connection: socket.socket, arguments: Sequence[str]) -> None:
         "folder": str(Path.cwd()),
         "umask": mask,
         "path": sys.path,
+        "ignored": [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN],
     }
     packed = json.dumps(request).encode()
     connection.sendall(LENGTH.pack(len(packed)) + packed)
 
 
 def _follow(connection: socket.socket) -> int:
-    """Wait for the process's end; returns its exit code, as a shell gives it."""
+    """Wait for the process's end; returns its exit code, or ends this process by the same signal."""
 
     def send(number: int, _frame: FrameType | None) -> None:
         with suppress(OSError):  # it has just ended
@@ -151,11 +152,14 @@ def _follow(connection: socket.socket) -> int:
 
     connection.settimeout(None)
     for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, send)
+        signal.signal(number, send)
     answer = b""
     with suppress(OSError):
         answer = connection.recv(EXIT_CODE.size, socket.MSG_WAITALL)
     # Without an answer nobody knows how far it came: as after SIGKILL.
     code: int = EXIT_CODE.unpack(answer)[0] if len(answer) == EXIT_CODE.size else -signal.SIGKILL
-    return code if code >= 0 else 128 - code
+    if code < 0:
+        with suppress(OSError):  # SIGKILL has no other
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code

@@ -113,7 +113,7 @@ sys.exit(7)
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize(
     ("text", "code"),
-    [("", 0), ("sys.exit('why')", 1), ("1 / 0", 1), ("import os; os._exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)],
+    [("", 0), ("sys.exit('why')", 1), ("1 / 0", 1), ("import os; os._exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)],
 )
 def test_however_it_ends_that_is_how_the_command_ends(text: str, code: int) -> None:
     found, out, err = ended(text)
@@ -169,7 +169,28 @@ def test_ctrl_c_and_a_stop_are_what_they_are_for_a_process_of_its_own() -> None:
     process = begun(SLEEP)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.usefixtures("server")
+def test_signals_that_are_ignored_stay_so_until_the_command_wants_them() -> None:
+    text = """
+import signal, sys
+print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
+signal.signal(signal.SIGINT, lambda number, frame: sys.exit(5))
+"""
+
+    def in_the_background() -> None:
+        for number in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+    process = command(text + SLEEP, preexec_fn=in_the_background)
+    assert process.stdout is not None
+    assert [process.stdout.readline(), process.stdout.readline()] == ["True True\n", "begun\n"]
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 5
 
 
 @pytest.mark.usefixtures("server")
