@@ -54,35 +54,45 @@ MODULES = (
 PEER = struct.Struct("3i")
 
 
-def serve(modules: Sequence[str] = MODULES) -> Mapping[str, Any]:
-    """Serve until stdin is closed; returns only in the processes of commands, with their request."""
-    os.close(os.pidfd_open(os.getpid()))  # OSError on a system without
+def serve(modules: Sequence[str] = MODULES) -> None:
+    """Serve until stdin is closed; returns only in the processes of commands."""
+    try:
+        listener, path = _begin(modules)
+    except (OSError, AttributeError) as error:
+        print(f"commands start by themselves, more slowly: {error}", file=sys.stderr, flush=True)
+        os._exit(FAILED)
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            path.unlink(missing_ok=True)
+            os._exit(0)  # as commands end, without what libraries have to say at Python's own end
+        try:
+            connection, _ = listener.accept()
+            keeper = os.fork()
+        except OSError:  # no memory, no process: the command does without
+            continue
+        with connection:
+            if keeper == 0:
+                listener.close()
+                return _keep(connection)
+
+
+def _begin(modules: Sequence[str]) -> tuple[socket.socket, Path]:
+    """Import, then listen; OSError or AttributeError on another system, or where no socket can be made."""
+    os.close(os.pidfd_open(os.getpid()))
     path = _own_folder() / f"{digest()}-{os.getpid()}"  # of the code as it is before it is read
     for name in modules:
         importlib.import_module(name)
     if threading.active_count() > 1:
-        sys.exit(f"commands start by themselves, more slowly: a module has started threads: {threading.enumerate()}")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        # Now, and not once more for what is there: else each fork would soon have its own copy of every page.
-        gc.collect()
-        gc.freeze()
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
-        while True:
-            ready, _, _ = select.select([listener, sys.stdin], [], [])
-            if sys.stdin in ready:
-                path.unlink(missing_ok=True)
-                sys.exit()
-            try:
-                connection, _ = listener.accept()
-                keeper = os.fork()
-            except OSError:  # no memory, no process: the command does without
-                continue
-            with connection:
-                if keeper == 0:
-                    listener.close()
-                    return _keep(connection)
+        raise OSError(f"a module has started threads: {threading.enumerate()}")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    # Now, and not once more for what is there: else each fork would soon have its own copy of every page.
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
+    return listener, path
 
 
 def _own_folder() -> Path:
@@ -90,7 +100,7 @@ def _own_folder() -> Path:
     folder = sockets_folder()
     folder.mkdir(mode=0o700, exist_ok=True)
     if not only_mine(folder):
-        sys.exit(f"{folder} is not this user's own: commands start by themselves, more slowly")
+        raise PermissionError(f"{folder} is not this user's own")
     for path in folder.iterdir():
         with socket.socket(socket.AF_UNIX) as client:
             try:
@@ -100,13 +110,14 @@ def _own_folder() -> Path:
     return folder
 
 
-def _keep(connection: socket.socket) -> Mapping[str, Any]:
-    """Keep a command's process; returns only in that one, with its request."""
+def _keep(connection: socket.socket) -> None:
+    """Keep a command's process; returns only in that one."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     try:
         connection.settimeout(READY_S)
         request = _receive(connection)
+        os.chdir(request["folder"])
         connection.settimeout(None)  # what the command has sent after READY is taken, however late
         connection.sendall(READY)
         go, streams, _, _ = socket.recv_fds(connection, len(GO), 3)
@@ -123,7 +134,7 @@ def _keep(connection: socket.socket) -> Mapping[str, Any]:
         if process == 0:
             connection.close()
             _become(request, streams)
-            return request
+            return
         for stream in streams:
             os.close(stream)
         code = _wait(process, connection)
@@ -162,7 +173,6 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
     for number in SIGNALS:
         default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN if number in request["ignored"] else default)
-    os.chdir(request["folder"])
     os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -173,7 +183,8 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be the server, and in its forks the commands."""
     exit_codes()
     serve()
     run_here()

@@ -37,8 +37,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 #: Variables that Python and libraries read when they are loaded.
 READ_AT_START = (
     "PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "ARROW_", "JE_", "_RJEM_", "OMP_", "OPENBLAS_", "GOTO_", "MKL_",
-    "NUMEXPR_", "NPY_", "NUMPY_", "PANDAS_", "GRPC_", "PROTOCOL_BUFFERS_", "RUST_", "RAYON_", "TOKIO_", "SQLITE_", "OPENSSL_", "SSL",
-    "CRYPTOGRAPHY_", "PYDANTIC_", "TYPER_", "SPARK_CONNECT_LOG_", "PYSPARK_PIN_THREAD", "PY4J_", "DAGSTER_", "COVERAGE_",
+    "NUMEXPR_", "NPY_", "NUMPY_", "PANDAS_", "GRPC_", "PROTOCOL_BUFFERS_", "RUST_", "RAYON_", "TOKIO_", "SQLITE_", "OPENSSL_",
+    "SSL", "CRYPTOGRAPHY_", "PYDANTIC_", "TYPER_", "SPARK_CONNECT_LOG_", "PYSPARK_PIN_THREAD", "PY4J_", "DAGSTER_", "COVERAGE_",
 )  # fmt: skip
 READ_LATER = frozenset({"DAGSTER_HOME"})
 #: Lines of /proc/self/status: users, groups, processors, and what a sandbox takes away.
@@ -73,7 +73,7 @@ def run_forked(arguments: Sequence[str]) -> int | None:
     A signal that reaches this process is sent to the other one.
     """
     is_forked = bool(FORKED.intersection(arguments[1:2])) and not NOT_FORKED.intersection(arguments)
-    connection = _connected() if is_forked and sys.platform.startswith("linux") else None
+    connection = _connected() if is_forked else None
     if connection is None:
         return None
     with connection:
@@ -105,7 +105,6 @@ def _connected() -> socket.socket | None:
         # Else another user would get the environment.
         if not only_mine(folder) or _inherited() != {0, 1, 2}:
             return None
-        os.chdir(Path.cwd())  # OSError if it cannot be reached by its name (any more)
         for path in folder.glob(f"{digest()}-*"):
             connection = socket.socket(socket.AF_UNIX)
             connection.settimeout(READY_S)
@@ -121,10 +120,10 @@ def _connected() -> socket.socket | None:
 def _inherited() -> set[int]:
     """The open files of this process that its starter has given it: streams, and such as `--file <(command)` names."""
     found = set()
-    for name in os.listdir("/proc/self/fd"):
+    for path in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # that of the listing itself
-            if os.get_inheritable(int(name)):
-                found.add(int(name))
+            if os.get_inheritable(int(path.name)):
+                found.add(int(path.name))
     return found
 
 

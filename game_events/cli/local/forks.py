@@ -7,15 +7,15 @@ from contextlib import contextmanager
 
 from game_events.cli.common.forked_command import sockets_folder
 
-#: Its module, which is above this one: it runs commands.
-MODULE = "game_events.cli.fork_server"
+#: Its module is above this one: it runs commands. Like the command's file, it finds no modules in the working folder.
+CODE = "import sys; sys.path[0] = sys.path[0] or sys.prefix; from game_events.cli.fork_server import main; main()"
 
 
 @contextmanager
 def fork_server() -> Iterator[subprocess.Popen[bytes]]:
     """Start it, for as long as the context lasts; it takes seconds until commands find it."""
     # Its session is its own, so that a Ctrl-C does not reach it; it ends with its stdin, however this process ends.
-    process = subprocess.Popen([sys.executable, "-m", MODULE], stdin=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen([sys.executable, "-c", CODE], stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield process
     finally:
