@@ -19,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +180,14 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
     sys.argv, sys.path[:] = request["arguments"], request["path"]
     importlib.invalidate_caches()
     tempfile.tempdir = None  # the environment's, once more
-    # Python has made the three as it would here: the variables that it reads are the same.
-    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    sys.stdin, sys.stdout, sys.stderr = _stream(0, sys.stdin), _stream(1, sys.stdout), _stream(2, sys.stderr)
+
+
+def _stream(fd: int, like: Any) -> TextIOWrapper:  # noqa: ANN401 - types of `sys` allow less
+    """A stream as Python makes it at its start. The server's cannot stay: whether it is a terminal or a file has been asked."""
+    buffer: Any = open(fd, "wb" if fd else "rb", 0 if like.write_through and fd else -1, closefd=False)  # noqa: SIM115
+    is_by_line = not like.write_through and (fd == 2 or os.isatty(fd))
+    return TextIOWrapper(buffer, like.encoding, like.errors, line_buffering=is_by_line, write_through=like.write_through)
 
 
 def main() -> None:

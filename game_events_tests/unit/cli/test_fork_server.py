@@ -51,9 +51,10 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def start_server() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
+    with tempfile.TemporaryFile() as log:  # `game-events up > log`
+        return subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.PIPE, start_new_session=True
+        )
 
 
 @pytest.fixture
@@ -136,7 +137,8 @@ def test_its_streams_are_those_that_python_makes(
     text = """
 import os, sys
 for stream in (sys.stdin, sys.stdout, sys.stderr):
-    print(stream, stream.errors, stream.line_buffering, stream.write_through, stream.isatty())
+    print(stream.encoding, stream.errors, stream.line_buffering, stream.write_through, stream.isatty(), stream.seekable())
+    stream.reconfigure(errors="backslashreplace")
 sys.stdout.flush()
 sys.stdout.write("not flushed")
 os._exit(0)
