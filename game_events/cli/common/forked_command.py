@@ -28,6 +28,8 @@ PACKAGE = Path(__file__).parents[2]
 FORKED = frozenset({"run", "redecode", "maintain", "archive", "forget"})
 #: Arguments of commands that live long, which would keep the memory of a server that ends.
 NOT_FORKED = frozenset({"--continuous"})
+#: In the names of open files.
+FILES = "/fd/"
 READY, GO = b"R", b"G"
 #: Seconds for each step until `GO`; after that the command goes on without a server.
 READY_S = 5.0
@@ -73,6 +75,8 @@ def run_forked(arguments: Sequence[str]) -> int | None:
     A signal that reaches this process is sent to the other one.
     """
     is_forked = bool(FORKED.intersection(arguments[1:2])) and not NOT_FORKED.intersection(arguments)
+    # `--file <(command)`: only the streams are sent.
+    is_forked = is_forked and not any(FILES in word for word in (*arguments, *os.environ.values()))
     connection = _connected() if is_forked else None
     if connection is None:
         return None
@@ -103,8 +107,10 @@ def _connected() -> socket.socket | None:
     with suppress(OSError):
         folder = sockets_folder()
         # Else another user would get the environment.
-        if not only_mine(folder) or _inherited() != {0, 1, 2}:
+        if not only_mine(folder):
             return None
+        for fd in (0, 1, 2):
+            os.fstat(fd)
         for path in folder.glob(f"{digest()}-*"):
             connection = socket.socket(socket.AF_UNIX)
             connection.settimeout(READY_S)
@@ -115,16 +121,6 @@ def _connected() -> socket.socket | None:
             else:
                 return connection
     return None
-
-
-def _inherited() -> set[int]:
-    """The open files of this process that its starter has given it: streams, and such as `--file <(command)` names."""
-    found = set()
-    for path in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # that of the listing itself
-            if os.get_inheritable(int(path.name)):
-                found.add(int(path.name))
-    return found
 
 
 def _send_request(connection: socket.socket, arguments: Sequence[str]) -> None:

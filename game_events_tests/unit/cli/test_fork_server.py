@@ -252,9 +252,12 @@ def test_a_command_in_a_sandbox_is_not_forked(sandbox: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("server")
-def test_a_command_with_more_open_files_than_streams_is_not_forked() -> None:
+def test_a_command_that_names_an_open_file_is_not_forked() -> None:
     with tempfile.TemporaryFile() as file:
-        assert ended("print('never')", pass_fds=[file.fileno()]) == (ALONE, "", "")
+        name = f"/dev/fd/{file.fileno()}"
+        assert ended("print('once')", pass_fds=[file.fileno()]) == (0, "once\n", "")
+        assert ended("print('never')", "--file", name, pass_fds=[file.fileno()]) == (ALONE, "", "")
+        assert ended("print('never')", env=os.environ | {"KEY_FILE": name}, pass_fds=[file.fileno()]) == (ALONE, "", "")
 
 
 def in_a_folder_whose_name_is_too_long() -> None:
