@@ -163,6 +163,7 @@ def _end_at_once(codes: Sequence[int]) -> None:
             stream.flush()
         for code in codes:
             os._exit(code & 0xFF)
+    gc.unfreeze()  # else libraries complain of what a fork server has frozen
 
 
 def main() -> None:

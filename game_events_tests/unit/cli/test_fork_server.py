@@ -147,6 +147,17 @@ os._exit(0)
     assert ended(text) == (0, by_itself.stdout, by_itself.stderr)
 
 
+def test_output_that_cannot_be_written_is_reported_by_python_alone(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    monkeypatch.setitem(globals(), "SERVER", SERVER.replace("modules=()", "modules=['duckdb']"))
+    request.getfixturevalue("server")
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        code, _, err = ended("from game_events.cli import main; print('lost'); main.exit_codes().append(0)", stdout=full)
+    assert (code, err.count("\n")) == (120, 2), err
+
+
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_reaches_it(number: signal.Signals) -> None:
