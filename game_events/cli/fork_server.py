@@ -69,10 +69,13 @@ def serve(modules: Sequence[str] = MODULES) -> None:
             os._exit(0)  # as commands end, without what libraries have to say at Python's own end
         try:
             connection, _ = listener.accept()
-            keeper = os.fork()
-        except OSError:  # no memory, no process: the command does without
+        except OSError:  # it has gone away
             continue
         with connection:
+            try:
+                keeper = os.fork()
+            except OSError:  # no memory, no process: the command does without
+                continue
             if keeper == 0:
                 listener.close()
                 return _keep(connection)
