@@ -59,7 +59,11 @@ def starts(arena: Arena) -> list[Figure]:
             for pair in range(-1, arena.pairs):
                 _produce(settings, seed=100 + pair)
                 _call(arena, WARM if pair >= 0 else "the server's first run", pair, environment, "run")
-    return [_figure(arena, name, seconds) for name, seconds in TARGETS.items()]
+    warm, cold = (arena.measured.of(name, 0) for name in (WARM, COLD))
+    ratios = [beside.seconds / alone.seconds for beside, alone in zip(warm, cold, strict=True)]
+    return [_figure(arena, name, seconds) for name, seconds in TARGETS.items()] + [
+        Figure("beside the warm server / cold", "x", ratios)
+    ]
 
 
 def _figure(arena: Arena, name: str, seconds: float) -> Figure:
