@@ -40,7 +40,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 READ_AT_START = (
     "PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "ARROW_", "JE_", "_RJEM_", "OMP_", "OPENBLAS_", "GOTO_", "MKL_",
     "NUMEXPR_", "NPY_", "NUMPY_", "PANDAS_", "GRPC_", "PROTOCOL_BUFFERS_", "RUST_", "RAYON_", "TOKIO_", "SQLITE_", "OPENSSL_",
-    "SSL", "CRYPTOGRAPHY_", "PYDANTIC_", "TYPER_", "SPARK_CONNECT_LOG_", "PYSPARK_PIN_THREAD", "PY4J_", "DAGSTER_", "COVERAGE_",
+    "SSL", "CRYPTOGRAPHY_", "PYDANTIC_", "TYPER_", "FSSPEC_", "UPATH_", "SPARK_CONNECT_LOG_",
+    "PYSPARK_PIN_THREAD", "PY4J_", "DAGSTER_", "COVERAGE_",
 )  # fmt: skip
 READ_LATER = frozenset({"DAGSTER_HOME"})
 #: Lines of /proc/self/status: users, groups, processors, and what a sandbox takes away.
