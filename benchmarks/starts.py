@@ -13,9 +13,8 @@ from contextlib import contextmanager, suppress
 from benchmarks.arena import Arena, settings_for
 from benchmarks.figures import Figure, Step, Target
 from benchmarks.memory import tree_cpu_s
-from game_events.cli.common.forked_command import sockets_folder
 from game_events.cli.local.class_archive import GAME_EVENTS, make_archive
-from game_events.cli.local.forks import fork_server
+from game_events.cli.local.forks import fork_server, is_ready
 from game_events.cli.local.spark_server import WarmSpark
 from game_events.config.settings import Settings
 from game_events.producer.produce import produce_bulk
@@ -131,7 +130,7 @@ def _warm(settings: Settings) -> Iterator[None]:
     server.start()
     try:
         with fork_server() as forks:
-            while not any(sockets_folder().glob(f"*-{forks.pid}")):
+            while not is_ready(forks):
                 time.sleep(LOOK_S)
             yield
     finally:

@@ -59,7 +59,7 @@ def serve(modules: Sequence[str] = MODULES) -> None:
     """Serve until stdin is closed; returns only in the processes of commands."""
     try:
         listener, path = _begin(modules)
-    except (OSError, AttributeError) as error:
+    except (OSError, ImportError, AttributeError) as error:
         print(f"commands start by themselves, more slowly: {error}", file=sys.stderr, flush=True)
         os._exit(FAILED)
     while True:
@@ -82,7 +82,7 @@ def serve(modules: Sequence[str] = MODULES) -> None:
 
 
 def _begin(modules: Sequence[str]) -> tuple[socket.socket, Path]:
-    """Import, then listen; OSError or AttributeError on another system, or where no socket can be made."""
+    """Import, then listen; AttributeError on another system, OSError where no socket can be made, ImportError for a module."""
     os.close(os.pidfd_open(os.getpid()))
     path = _own_folder() / f"{digest()}-{os.getpid()}"  # of the code as it is before it is read
     for name in modules:
@@ -95,7 +95,7 @@ def _begin(modules: Sequence[str]) -> tuple[socket.socket, Path]:
     # Now, and not once more for what is there: else each fork would soon have its own copy of every page.
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # else each keeper that has ended would stay as a zombie
     return listener, path
 
 
@@ -142,7 +142,7 @@ def _keep(connection: socket.socket) -> None:
         for stream in streams:
             os.close(stream)
         code = _wait(process, connection)
-    with suppress(OSError):
+    with suppress(OSError):  # the command has been killed
         connection.sendall(EXIT_CODE.pack(code))
     os._exit(0)
 
@@ -188,7 +188,7 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
 
 def _stream(fd: int, like: Any) -> TextIOWrapper:  # noqa: ANN401 - types of `sys` allow less
     """A stream as Python makes it at its start. The server's cannot stay: whether it is a terminal or a file has been asked."""
-    buffer: Any = open(fd, "wb" if fd else "rb", 0 if like.write_through and fd else -1, closefd=False)  # noqa: SIM115
+    buffer: Any = os.fdopen(fd, "wb" if fd else "rb", 0 if like.write_through and fd else -1, closefd=False)
     is_by_line = not like.write_through and (fd == 2 or os.isatty(fd))
     return TextIOWrapper(buffer, like.encoding, like.errors, line_buffering=is_by_line, write_through=like.write_through)
 

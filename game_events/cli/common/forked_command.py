@@ -24,7 +24,7 @@ from types import FrameType
 from game_events.jvm.private_folders import only_mine
 
 PACKAGE = Path(__file__).parents[2]
-#: Commands that run a Dagster job, whose imports take seconds.
+#: Commands that run a Dagster job: its imports take seconds.
 FORKED = frozenset({"run", "redecode", "maintain", "archive", "forget"})
 #: Arguments of commands that live long, which would keep the memory of a server that ends.
 NOT_FORKED = frozenset({"--continuous"})
@@ -105,6 +105,7 @@ def _folder_state(name: str) -> list[object]:
 
 def _connected() -> socket.socket | None:
     """A connection to a server from which this process would not differ."""
+    # Whatever the system refuses (no /proc, no room for a temporary file, a closed stream): the command starts by itself.
     with suppress(OSError):
         folder = sockets_folder()
         # Else another user would get the environment.
@@ -150,9 +151,9 @@ def _follow(connection: socket.socket) -> int:
     for number in SIGNALS:
         signal.signal(number, send)
     answer = b""
-    with suppress(OSError):
+    with suppress(OSError):  # the keeper was killed
         answer = connection.recv(EXIT_CODE.size, socket.MSG_WAITALL)
-    # Without an answer nobody knows how far it came: as after SIGKILL.
+    # Without an answer it is not known how far the command came: as after SIGKILL.
     code: int = EXIT_CODE.unpack(answer)[0] if len(answer) == EXIT_CODE.size else -signal.SIGKILL
     if code < 0:
         with suppress(OSError):  # SIGKILL has no other

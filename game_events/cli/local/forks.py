@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from game_events.cli.common.forked_command import sockets_folder
 
@@ -21,5 +22,14 @@ def fork_server() -> Iterator[subprocess.Popen[bytes]]:
     finally:
         process.kill()
         process.communicate()
-        for socket in sockets_folder().glob(f"*-{process.pid}"):
+        for socket in _sockets(process):
             socket.unlink(missing_ok=True)
+
+
+def is_ready(server: subprocess.Popen[bytes]) -> bool:
+    """Whether commands find it."""
+    return any(_sockets(server))
+
+
+def _sockets(server: subprocess.Popen[bytes]) -> Iterator[Path]:
+    return sockets_folder().glob(f"*-{server.pid}")

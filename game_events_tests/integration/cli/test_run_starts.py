@@ -18,10 +18,9 @@ import pytest
 from dagster import DagsterInstance
 
 from game_events.cli.common.dagster_home import dagster_home
-from game_events.cli.common.forked_command import sockets_folder
 from game_events.cli.common.shared_spark import publish
 from game_events.cli.local.class_archive import GAME_EVENTS
-from game_events.cli.local.forks import fork_server
+from game_events.cli.local.forks import fork_server, is_ready
 from game_events.cli.local.spark_server import WarmSpark
 from game_events.config.settings import Settings, load_settings
 from game_events.jvm.private_folders import private_folder, process_temporary_folder
@@ -115,9 +114,9 @@ def value_in_workers(warm: WarmSpark, folder: Path, value: str) -> str:
 
 
 def assert_it_is_run_by_another_process(settings: Settings) -> None:
-    """One of the fork server: with the same result, and as the run's own process for whoever ends runs that have died."""
+    """One of the fork server: with the same result, and tagged with the process in which the run is executed."""
     with fork_server() as forks:
-        until(lambda: any(sockets_folder().glob(f"*-{forks.pid}")), 120)
+        until(lambda: is_ready(forks), 120)
         command = subprocess.Popen([*GAME_EVENTS, "run", "--json"], stdout=subprocess.PIPE, text=True)
         out, _ = command.communicate()
         result = json.loads(out.splitlines()[-1])
@@ -126,7 +125,7 @@ def assert_it_is_run_by_another_process(settings: Settings) -> None:
             found = instance.get_run_by_id(result["run_id"])
         assert found is not None
         assert f":{command.pid}:" not in found.tags[PROCESS_TAG]
-        wrong = [subprocess.run([*GAME_EVENTS, "run", "--games", "nobody's"], capture_output=True, check=False)]
+        wrong = [subprocess.run([*GAME_EVENTS, "run", "--games", "chess"], capture_output=True, check=False)]
     wrong.append(subprocess.run(wrong[0].args, capture_output=True, check=False))
     assert wrong[0].returncode == wrong[1].returncode == 1
     assert (wrong[0].stdout, wrong[0].stderr) == (wrong[1].stdout, wrong[1].stderr)

@@ -21,7 +21,7 @@ from game_events.cli.common.forked_command import sockets_folder
 from game_events.cli.local.forks import fork_server
 from game_events_tests.support.waiting import until
 
-#: A server whose commands are Python texts, `run` before them.
+#: A server of commands that are Python texts: `run TEXT`.
 SERVER = """
 import sys
 from game_events.cli import fork_server
@@ -87,12 +87,6 @@ def begun(text: str, **options: Any) -> subprocess.Popen[str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     return process
-
-
-def pid_of(folder: Path, text: str) -> int:
-    """The process of a command that writes its id into a file."""
-    until(lambda: (folder / text).exists() and (folder / text).read_text().endswith("\n"), 60)
-    return int((folder / text).read_text())
 
 
 @pytest.mark.usefixtures("server")
@@ -211,10 +205,13 @@ signal.signal(signal.SIGINT, lambda number, frame: sys.exit(5))
 
 @pytest.mark.usefixtures("server")
 def test_it_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
-    process = begun(f"import os; print(os.getpid(), file=open({str(tmp_path / 'pid')!r}, 'w')); {SLEEP}")
-    found = pid_of(tmp_path, "pid")
+    file = tmp_path / "pid"
+    process = begun(f"import os, pathlib; pathlib.Path({str(file)!r}).write_text(str(os.getpid())); {SLEEP}")
+    forked = psutil.Process(int(file.read_text()))
+    assert forked.pid != process.pid
     process.kill()
-    until(lambda: not psutil.pid_exists(found), 60)
+    _, alive = psutil.wait_procs([forked], timeout=60)
+    assert not alive
     process.communicate()
 
 
@@ -236,7 +233,7 @@ def test_nothing_listens_so_the_command_goes_on_by_itself(folder: Path) -> None:
     ["PYTHONPATH", "LD_LIBRARY_PATH", "LC_ALL", "ARROW_USER_SIMD_LEVEL", "GRPC_TRACE", "SSLKEYLOGFILE", "PROTOCOL_BUFFERS_X"],
 )
 def test_a_process_with_another_variable_of_those_read_at_the_start_is_not_forked(name: str) -> None:
-    assert ended("print('once')", env=os.environ | {"OF_NO_ONE": "x"}) == (0, "once\n", "")
+    assert ended("print('once')", env=os.environ | {"OF_NO_LIBRARY": "x"}) == (0, "once\n", "")
     assert ended("print('never')", env=os.environ | {name: "x"}) == (ALONE, "", "")
 
 
@@ -273,7 +270,7 @@ def test_a_command_that_names_an_open_file_is_not_forked() -> None:
         assert ended("print('never')", env=os.environ | {"KEY_FILE": name}, pass_fds=[file.fileno()]) == (ALONE, "", "")
 
 
-def in_a_folder_whose_name_is_too_long() -> None:
+def in_a_folder_with_too_long_a_name() -> None:
     for _ in range(20):
         Path("d" * 240).mkdir()
         os.chdir("d" * 240)
@@ -281,7 +278,7 @@ def in_a_folder_whose_name_is_too_long() -> None:
 
 @pytest.mark.usefixtures("server")
 def test_a_folder_that_cannot_be_reached_by_its_name_is_not_sent(folder: Path) -> None:
-    options: dict[str, Any] = {"cwd": folder.parent, "preexec_fn": in_a_folder_whose_name_is_too_long}
+    options: dict[str, Any] = {"cwd": folder.parent, "preexec_fn": in_a_folder_with_too_long_a_name}
     assert ended("print('never')", **options) == (ALONE, "", "")
 
 
