@@ -2,10 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from statistics import median
 from typing import TypeVar
 
@@ -66,18 +67,28 @@ def guarded(read: Callable[[str], T]) -> Callable[[str], T | str]:
 
 def in_threads(items: Iterable[T], work: Callable[[T], R]) -> list[R]:
     """Results of a function for every item, in their order; the first items decide how many threads the others get."""
-    waiting = list(items)
-    results, seconds = list[R](), list[float]()
-    for item in waiting[:MEASURED]:
+    return list(ahead(items, work))
+
+
+def ahead(items: Iterable[T], work: Callable[[T], R]) -> Iterator[R]:
+    """As `in_threads`, with no more than a few results for each thread in memory before they are taken."""
+    waiting, seconds = iter(items), list[float]()
+    for item in islice(waiting, MEASURED):
         began = time.monotonic()
-        results.append(work(item))
+        result = work(item)
         seconds.append(time.monotonic() - began)
-    others = waiting[MEASURED:]
-    threads = threads_for(median(seconds)) if others else 1
-    if threads == 1:
-        return [*results, *map(work, others)]
+        yield result
+    threads = threads_for(median(seconds)) if len(seconds) == MEASURED else FEWEST_THREADS
+    if threads == FEWEST_THREADS:
+        yield from map(work, waiting)
+        return
     with ThreadPoolExecutor(threads) as pool:
-        return [*results, *pool.map(work, others)]
+        # One more for each thread: while the oldest is waited for, no thread has nothing to do.
+        under_way = deque(pool.submit(work, item) for item in islice(waiting, 2 * threads))
+        while under_way:
+            result = under_way.popleft().result()
+            under_way += (pool.submit(work, item) for item in islice(waiting, 1))
+            yield result
 
 
 def threads_for(latency_s: float) -> int:

@@ -3,8 +3,10 @@
 The files are those of the Delta handle that a commit is compared with, so both are one version.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from urllib.parse import unquote
 
@@ -14,6 +16,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from game_events.lakehouse.data.staging import file_system, partition_of
+from game_events.lakehouse.handle import DataFile
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.tables import Table, files_of, paths
 
@@ -21,6 +24,8 @@ from game_events.lakehouse.tables import Table, files_of, paths
 BATCH_INFO = "bronze_batch"
 #: Rows that are read at a time.
 READ_ROWS = 1_048_576
+#: Size of a file up to which it is read as a whole.
+READ_WHOLE_BYTES = 1024 * 1024
 
 
 def files_with(handle: DeltaTable, above: int | None = None) -> list[str]:
@@ -30,20 +35,46 @@ def files_with(handle: DeltaTable, above: int | None = None) -> list[str]:
 
 @dataclass(frozen=True)
 class FileSelection:
-    """Files of one version that may hold rows of later bronze batches than a bound.
+    """Files of one version of a table.
 
     Attributes:
-        files, paths: their URIs, and their paths below the table's folder.
-        rows: rows in them; without those of files with an unknown number, unless `rows_known`.
-        exact: by their statistics every row is of a later batch, so no filter is needed. A filter's bound is part of the code
-            that Spark generates: with one, each small batch would be compiled again and run cold.
+        root: URI of the table's folder.
+        data: what the log says of each file.
+        exact: by their statistics every row is of a later batch than the bound, so no filter is needed. A filter's bound is
+            part of the code that Spark generates: with one, each small batch would be compiled again and run cold.
     """
 
-    files: list[str]
-    paths: list[str]
-    rows: int
-    exact: bool
-    rows_known: bool = True
+    root: str
+    data: tuple[DataFile, ...]
+    exact: bool = True
+
+    @property
+    def files(self) -> list[str]:
+        """URIs of the files."""
+        return [f"{self.root}/{file.path}" for file in self.data]
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of the files below the table's folder."""
+        return [unquote(file.path) for file in self.data]
+
+    @property
+    def rows(self) -> int:
+        """Rows in the files; without those of files with an unknown number, unless `rows_known`."""
+        return sum(file.rows or 0 for file in self.data)
+
+    @property
+    def rows_known(self) -> bool:
+        """Whether the log says how many rows each file has."""
+        return all(file.rows is not None for file in self.data)
+
+    def split(self, most_rows: int) -> tuple[FileSelection, FileSelection]:
+        """The files with at most so many rows that `read_parts` reads as a whole, and the others."""
+        small = [f.rows is not None and f.rows <= most_rows and f.size <= READ_WHOLE_BYTES for f in self.data]
+        first, second = (
+            tuple(f for f, is_small in zip(self.data, small, strict=True) if is_small == one) for one in (True, False)
+        )
+        return replace(self, data=first), replace(self, data=second)
 
 
 def selection(handle: DeltaTable, above: int | None = None) -> FileSelection:
@@ -52,12 +83,7 @@ def selection(handle: DeltaTable, above: int | None = None) -> FileSelection:
     if above is not None:
         found = tuple(file for file in found if file.highest_batch is None or file.highest_batch > above)
         exact = all(file.lowest_batch is not None and file.lowest_batch > above for file in found)
-    root = handle.table_uri.rstrip("/")
-    listed = [file.path for file in found]
-    rows = [file.rows for file in found]
-    return FileSelection(
-        [f"{root}/{path}" for path in listed], list(map(unquote, listed)), sum(n or 0 for n in rows), exact, None not in rows
-    )
+    return FileSelection(handle.table_uri.rstrip("/"), found, exact)
 
 
 def may_hold(actions: pa.Table, column: str, low: object, high: object) -> pa.Array | pa.ChunkedArray:
@@ -90,10 +116,16 @@ def read_parts(table: Table, schema: pa.Schema, files: Iterable[str], batch_rows
     system, prefix = file_system(table)
     for path in files:
         with store_errors_named(table.uri), system.open_input_file(prefix + path) as source:
-            file = pq.ParquetFile(source)
-            held = [name for name in schema.names if name in file.schema_arrow.names]
+            # One request of an object store, and no threads of Arrow, which cost more than the work on so few bytes.
+            small = source.size() <= READ_WHOLE_BYTES
+            file = pq.ParquetFile(pa.BufferReader(source.read_buffer()) if small else source, pre_buffer=not small)
+            names = set(file.schema_arrow.names)
+            held = [name for name in schema.names if name in names]
             # Not across row groups, whose sizes are bounded.
-            groups = (file.iter_batches(batch_rows, row_groups=[n], columns=held) for n in range(file.num_row_groups))
+            groups = (
+                file.iter_batches(batch_rows, row_groups=[n], columns=held, use_threads=not small)
+                for n in range(file.num_row_groups)
+            )
             for batch in chain.from_iterable(groups):
                 own = {name: pa.repeat(value, batch.num_rows) for name, value in partition_of(path).items()}
                 own |= {name: batch.column(name) for name in held}

@@ -112,9 +112,20 @@ def buffer_bytes(rows: pa.Table | pa.RecordBatch) -> int:
 def file_system(table: Table) -> tuple[pafs.FileSystem, str]:
     """An Arrow file system and the prefix of the table's files in it: local folders, or the object store of delta-rs."""
     if table.is_local:
-        Path(table.uri).mkdir(parents=True, exist_ok=True)
         return pafs.LocalFileSystem(), table.uri.rstrip("/") + "/"
     return pafs.PyFileSystem(DeltaStorageHandler(table.uri, table.options)), ""
+
+
+def writable_file_system(table: Table) -> tuple[pafs.FileSystem, str]:
+    """`file_system` of a table whose folder is there.
+
+    Raises:
+        ConfigurationError: the table is only read here.
+    """
+    table.require_writable()
+    if table.is_local:
+        Path(table.uri).mkdir(parents=True, exist_ok=True)
+    return file_system(table)
 
 
 class StagedWriter:
@@ -185,8 +196,7 @@ class StagedWriter:
         rows, size = pa.concat_tables(self._buffer), self._bytes
         self._buffer, self._rows, self._bytes, self._cells = [], 0, 0, 0
         if self._writer is None:
-            self._table.require_writable()
-            system, prefix = file_system(self._table)
+            system, prefix = writable_file_system(self._table)
             codec, level = ("zstd", 1) if size >= SMALL_FILE_BYTES else ("snappy", None)
             self._name = f"{self._folder}part-{uuid.uuid4()}.{codec}.parquet"
             self._sink = system.open_output_stream(prefix + self._name)

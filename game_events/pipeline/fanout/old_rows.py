@@ -14,12 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from game_events.lakehouse.commits.parallel import ahead
 from game_events.lakehouse.data.snapshot import read_parts
-from game_events.lakehouse.data.staging import buffer_bytes
 from game_events.lakehouse.tables import Lakehouse
-
-#: Old rows, and their bytes, that go to Spark together: each batch costs Spark more than some hundred rows.
-PASSED_ROWS, PASSED_BYTES = 10_000, 16 * 1024 * 1024
+from game_events.pipeline.fanout.batches import in_batches
 
 
 @dataclass(frozen=True)
@@ -64,25 +62,18 @@ class OldRows:
         keys = pa.Table.from_batches(new)
         order, parts = parts_by_game(keys, self.game_column)
         keys = keys.select(self.keys).take(order)
-        passed, count, size = list[pa.Table](), 0, 0
-        for game in parts:
-            for rows in self._to_merge(game, keys.slice(*parts[game])):
-                if rows.num_rows:
-                    passed.append(rows.add_column(0, self.game_column, pa.repeat(pa.scalar(game), rows.num_rows)))
-                    count, size = count + rows.num_rows, size + buffer_bytes(rows)
-                if count >= PASSED_ROWS or size >= PASSED_BYTES:
-                    yield from _joined(passed, schema)
-                    passed, count, size = [], 0, 0
-        if passed:
-            yield from _joined(passed, schema)
+        yield from in_batches(self._to_merge({game: keys.slice(*part) for game, part in parts.items()}), schema)
 
-    def _to_merge(self, game: str, keys: pa.Table) -> Iterator[pa.Table]:
-        """The old rows of a game with these keys; of a small game all."""
-        if game in self.small:
-            yield from self._rows(game)
-            return
-        for rows, found in self._matched(game, keys):
-            yield rows.filter(found)
+    def _to_merge(self, keys: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
+        """With the column of the game: the old rows of games with these keys; of small games all."""
+        small = [game for game in keys if game in self.small]
+        for game, tables in zip(small, ahead(small, lambda game: list(self._rows(game))), strict=True):
+            yield from (self._named(game, rows) for rows in tables)
+        for game in keys.keys() - self.small:
+            yield from (self._named(game, rows.filter(found)) for rows, found in self._matched(game, keys[game]))
+
+    def _named(self, game: str, rows: pa.Table) -> pa.Table:
+        return rows.add_column(0, self.game_column, pa.repeat(pa.scalar(game), rows.num_rows))
 
     def others(self, game: str, keys: pa.Table) -> Iterator[pa.Table]:
         """The old rows of a game with other keys than these."""
@@ -132,10 +123,3 @@ def _numbers(keys: pa.ChunkedArray, values: pa.ChunkedArray) -> tuple[pa.Array, 
     """Both as numbers of the keys' distinct values; a value that is none of these is NULL."""
     distinct = keys.unique()
     return pc.index_in(keys, value_set=distinct).cast(pa.int64()), pc.index_in(values, value_set=distinct).cast(pa.int64())
-
-
-def _joined(parts: Sequence[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Old rows together, in the schema of the new ones (types and nullability: Spark compares them)."""
-    for batch in pa.concat_tables(parts).combine_chunks().to_batches():
-        columns = [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)]
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -28,6 +28,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
 from game_events.pipeline.fanout.old_rows import OldRows
 from game_events.pipeline.gold.aggregates import commented, has_shipped_columns
+from game_events.pipeline.gold.new_rows import GAME, TASK_ROWS, columns_of_measures, new_rows
 from game_events.pipeline.gold.plan import GamePlan, GoldRun, silver_columns
 from game_events.pipeline.quality.judging import RuleColumns, RuleSplit
 from game_events.pipeline.quality.validation import require_valid
@@ -37,11 +38,8 @@ from game_events.spark.connect import is_session_lost
 from game_events.spark.crashed_workers import crash, is_crash, named
 from game_events.spark.schemas import arrow_schema, merged_columns, quoted
 
-#: The column that names the game while rows of several games are in one plan.
-GAME = "_game"
-_NAME, _FROM = "_limit_game", "_limit_batch"
-#: Rows of silver, and old rows of gold, for each task. One task needs no shuffle, which costs some 100 ms.
-TASK_ROWS, TASK_OLD_ROWS = 250_000, 2_000_000
+#: Old rows of gold for each task.
+TASK_OLD_ROWS = 2_000_000
 #: Old rows up to which a game is small: all of them go through Spark, which saves reading its file a second time.
 SMALL_GAME_ROWS = 500
 
@@ -108,7 +106,8 @@ def _aggregated(
     merge = aggregate.mode == "merge"
     try:
         if merge:
-            silver = _new_rows(pipeline, plans, columns, few=few)
+            needed = columns_of_measures(aggregate, columns.names)
+            silver = new_rows(pipeline, plans, columns, few=few, needed=needed)
             rows = silver.groupBy(*keys).agg(*(_named(m.sql, column) for column, m in measures))
         else:
             rows = _recomputed(aggregate, _rows_of_changed_keys(run, plans, columns, few=few))
@@ -150,26 +149,14 @@ def _of_type(merged: str, kind: DataType) -> str:
     return f"CAST({merged} AS {kind.simpleString()})" if isinstance(kind, DecimalType) else merged
 
 
-def _new_rows(pipeline: Pipeline, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
-    """Silver's new rows, with `_game`; `few`: in one task."""
-    spark, entity = pipeline.spark, F.col(quoted(pipeline.settings.entity_column))
-    silver = read_files(spark, [uri for plan in plans.values() for uri in plan.new.files], columns)
-    if not all(plan.new.exact for plan in plans.values()):
-        limits = pa.table({_NAME: list(plans), _FROM: [plan.above for plan in plans.values()]})
-        bounds = F.broadcast(spark.createDataFrame(limits))
-        silver = silver.join(bounds, entity == F.col(_NAME)).where(F.col("_batch") > F.col(_FROM)).drop(_NAME, _FROM)
-    silver = silver.withColumn(GAME, entity)
-    return silver.coalesce(1) if few else silver
-
-
 def _rows_of_changed_keys(run: GoldRun, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool) -> DataFrame:
     """Silver's new rows and, where the plans name them, all other rows of the same keys; with `_game`."""
     some = {game: plan for game, plan in plans.items() if plan.same_keys is not None}
     every = {game: plan for game, plan in plans.items() if plan.same_keys is None}
     if not some:
-        return _new_rows(run.pipeline, every, columns, few=few)
+        return new_rows(run.pipeline, every, columns, few=few)
     names = {column: f"_changed_{n}" for n, column in enumerate((GAME, *run.aggregate.keys))}
-    changed = _new_rows(run.pipeline, some, columns, few=few)
+    changed = new_rows(run.pipeline, some, columns, few=few)
     changed = changed.select(*(F.col(quoted(column)).alias(name) for column, name in names.items())).distinct()
     uris = [uri for plan in some.values() if plan.same_keys is not None for uri in plan.same_keys.files]
     rows = read_files(run.pipeline.spark, uris, columns)
@@ -177,7 +164,7 @@ def _rows_of_changed_keys(run: GoldRun, plans: Mapping[str, GamePlan], columns: 
     # NULL is a key, too.
     same = reduce(and_, (F.col(quoted(column)).eqNullSafe(F.col(name)) for column, name in names.items()))
     rows = rows.join(F.broadcast(changed) if few else changed, same, "left_semi")
-    return rows.unionByName(_new_rows(run.pipeline, every, columns, few=few)) if every else rows
+    return rows.unionByName(new_rows(run.pipeline, every, columns, few=few)) if every else rows
 
 
 def _by_game(rows: DataFrame, tasks: int) -> DataFrame:

@@ -116,7 +116,7 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
         raise DataError(f"silver has no column {missing}: set GAME_EVENTS_KEY_COLUMN / GAME_EVENTS_TIME_COLUMN")
     full = again or aggregate.mode == "recompute" or not (nested | _nested(silver)).isdisjoint(aggregate.keys)
     above = 0 if full else int(taken or 0)
-    old = FileSelection([], [], 0, True) if gold is None or full else selection(gold)
+    old = FileSelection("", ()) if gold is None or full else selection(gold)
     new = selection(silver, above)
     same_keys = selection(silver) if aggregate.mode == "by_key" and not full else None
     # Read now: during a long job the log may lose what the commit needs.

@@ -28,7 +28,7 @@ from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
 from game_events.lakehouse.data.snapshot import may_hold
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
-from game_events.lakehouse.data.staging import StagedFile, discard, file_system
+from game_events.lakehouse.data.staging import StagedFile, discard, file_system, writable_file_system
 from game_events.lakehouse.data.table_writer import FileStage
 from game_events.lakehouse.event_columns import HEADERS, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.event_expressions import travelling
@@ -200,8 +200,7 @@ def lists(table: Table, last: int | None = None) -> Iterator[tuple[int, ResetLis
 
 def keep(table: Table, ticket: int, listed: ResetList) -> None:
     """Write a list."""
-    table.require_writable()
-    system, prefix = file_system(table)
+    system, prefix = writable_file_system(table)
     body = {
         "batch": listed.batch,
         "ends": [[*split, end] for split, end in sorted(listed.ends.items())],

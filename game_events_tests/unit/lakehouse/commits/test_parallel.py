@@ -5,7 +5,15 @@ import time
 
 import pytest
 
-from game_events.lakehouse.commits.parallel import FEWEST_THREADS, MEASURED, MOST_THREADS, for_games, in_threads, threads_for
+from game_events.lakehouse.commits.parallel import (
+    FEWEST_THREADS,
+    MEASURED,
+    MOST_THREADS,
+    ahead,
+    for_games,
+    in_threads,
+    threads_for,
+)
 
 GAMES = [f"g{number:03}" for number in range(200)]
 
@@ -35,6 +43,37 @@ def test_a_slow_store_gets_more_calls_at_once_within_the_bound():
     assert for_games(GAMES, store.commit) == {game: game.upper() for game in GAMES}
     assert store.alone == [1] * MEASURED, "the first calls are made alone: others would be measured with them"
     assert FEWEST_THREADS * 3 < store.most <= MOST_THREADS
+
+
+def test_results_come_in_order_and_few_of_them_wait_to_be_taken():
+    begun = []
+
+    def work(number):
+        begun.append(number)
+        time.sleep(0.01)
+        return number
+
+    for taken, number in enumerate(ahead(range(200), work)):
+        assert number == taken
+        assert len(begun) <= taken + 1 + 2 * MOST_THREADS
+        if taken == MEASURED:
+            assert len(begun) < 200, "all were worked on at once"
+    assert sorted(begun) == list(range(200))
+    assert list(ahead([], work)) == []
+
+
+def test_an_error_ends_the_work_on_what_has_not_begun():
+    begun = []
+
+    def work(number):
+        begun.append(number)
+        time.sleep(0.01)
+        if number == MEASURED:
+            raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        in_threads(range(1_000), work)
+    assert len(begun) < 1_000
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from game_events.config.settings import Settings
 from game_events.errors import DataError
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.fanout import old_rows as old_rows_module
 from game_events.pipeline.fanout.job import FanOut
 from game_events.pipeline.fanout.old_rows import OldRows, has_key
 from game_events_tests.support.worker_jobs import run
@@ -132,16 +131,6 @@ def test_old_rows_of_many_games_come_in_a_few_batches(lakehouse):
         found = list(replace(old_rows(lakehouse, files), small=small).with_old(new))
         assert len(found) == 2, "the new rows, and the old ones"
         assert found[1].num_rows == 50 * (1 + bool(small))
-
-
-def test_old_rows_of_many_bytes_come_a_few_at_a_time(lakehouse, monkeypatch):
-    monkeypatch.setattr(old_rows_module, "PASSED_BYTES", 1_000)
-    games = [f"game_{n}" for n in range(20)]
-    files = {game: written(lakehouse, game, [player("ann" * 100, 1), player("bob" * 100, 2)]) for game in games}
-    new = [batch(**{game: [player("ann" * 100, 10)] for game in games})]
-    _, *found = replace(old_rows(lakehouse, files), small=frozenset(games)).with_old(new)
-    assert sum(part.num_rows for part in found) == 40
-    assert max(part.nbytes for part in found) < 2_000
 
 
 def sent_by_spark(rows):

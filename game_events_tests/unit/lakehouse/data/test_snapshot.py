@@ -1,0 +1,64 @@
+"""Files of a version: which there are, and their rows with Arrow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from game_events.lakehouse.data import snapshot
+from game_events.lakehouse.data.snapshot import read_parts, selection
+from game_events.lakehouse.data.staging import StagedWriter, discard
+from game_events.lakehouse.handle import DataFile
+from game_events.lakehouse.tables import Lakehouse
+from game_events_tests.support.tables import put
+
+SCHEMA = pa.schema(
+    [("n", pa.int64()), ("best", pa.struct([("score", pa.int64()), ("mode", pa.string())])), ("more", pa.int32())]
+)
+
+
+@pytest.fixture
+def table(tmp_path):
+    return Lakehouse(str(tmp_path)).table("t")
+
+
+@pytest.mark.parametrize("whole_bytes", [0, 1024 * 1024])
+def test_a_file_that_is_read_as_a_whole_has_the_rows_of_one_that_is_not(table, monkeypatch, whole_bytes):
+    monkeypatch.setattr(snapshot, "READ_WHOLE_BYTES", whole_bytes)
+    narrow = pa.schema([("n", pa.int32()), ("best", pa.struct([("score", pa.int64())]))])
+    writer = StagedWriter(table, narrow, group_rows=3)
+    writer.write(pa.Table.from_pylist([{"n": n, "best": {"score": -n} if n else None} for n in range(8)], narrow))
+    parts = list(read_parts(table, SCHEMA, [file.path for file in writer.close()]))
+    assert [part.num_rows for part in parts] == [3, 3, 2]
+    assert all(part.schema.equals(SCHEMA) for part in parts)
+    expected = [{"n": n, "best": {"score": -n, "mode": None} if n else None, "more": None} for n in range(8)]
+    assert [row for part in parts for row in part.to_pylist()] == expected
+
+
+def test_small_files_are_told_from_large_ones_by_rows_and_bytes(table):
+    handle = put(table, {"n": [1, 2], "_batch": [1, 1]})
+    handle = put(table, {"n": [3], "_batch": [2]})
+    whole = selection(handle)
+    (one,), (two,) = (sorted(part.paths) for part in whole.split(1))
+    assert {one, two} == set(whole.paths)
+    assert [part.rows for part in whole.split(1)] == [1, 2]
+    assert [part.rows for part in whole.split(2)] == [3, 0]
+    unknown = DataFile("a", 10, None, None, None)
+    large = DataFile("b", snapshot.READ_WHOLE_BYTES + 1, 1, None, None)
+    small, others = snapshot.FileSelection("", (unknown, large)).split(5)
+    assert (small.data, others.data) == ((), (unknown, large))
+
+
+def test_reading_and_discarding_files_of_a_table_that_is_gone_does_not_make_its_folder(table):
+    writer = StagedWriter(table, pa.schema([("n", pa.int64())]))
+    writer.write(pa.table({"n": [1]}))
+    files = writer.close()
+    assert Path(table.uri, files[0].path).is_file()
+    Path(table.uri, files[0].path).unlink()
+    Path(table.uri).rmdir()
+    discard(table, files)
+    with pytest.raises(FileNotFoundError):
+        list(read_parts(table, SCHEMA, [files[0].path]))
+    assert not Path(table.uri).exists()
