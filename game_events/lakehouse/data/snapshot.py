@@ -108,11 +108,15 @@ def read_arrow(
     return pa.concat_tables(parts) if parts else wanted.empty_table()
 
 
-def read_parts(table: Table, schema: pa.Schema, files: Iterable[str], batch_rows: int = READ_ROWS) -> Iterator[pa.Table]:
+def read_parts(
+    table: Table, schema: pa.Schema, files: Iterable[str], batch_rows: int = READ_ROWS, share: tuple[int, int] = (0, 1)
+) -> Iterator[pa.Table]:
     """Rows of files, given by their paths, in the columns of a schema; at most so many rows at a time.
 
-    A column that a file lacks has the value of its partition, or is NULL.
+    A column that a file lacks has the value of its partition, or is NULL. `share`: with (n, m), every m-th row group of each
+    file, from number n on.
     """
+    first, step = share
     system, prefix = file_system(table)
     for path in files:
         with store_errors_named(table.uri), system.open_input_file(prefix + path) as source:
@@ -124,7 +128,7 @@ def read_parts(table: Table, schema: pa.Schema, files: Iterable[str], batch_rows
             # Not across row groups, whose sizes are bounded.
             groups = (
                 file.iter_batches(batch_rows, row_groups=[n], columns=held, use_threads=not small)
-                for n in range(file.num_row_groups)
+                for n in range(first, file.num_row_groups, step)
             )
             for batch in chain.from_iterable(groups):
                 own = {name: pa.repeat(value, batch.num_rows) for name, value in partition_of(path).items()}

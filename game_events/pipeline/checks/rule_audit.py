@@ -19,7 +19,7 @@ from game_events.pipeline.gold.aggregates import player_agg_columns
 from game_events.pipeline.quality.judging import RuleColumns
 from game_events.pipeline.quality.validation import require_valid
 from game_events.pipeline.reporting.tables import RuleReport
-from game_events.pipeline.silver.stage import SilverInput
+from game_events.pipeline.silver.source import SilverInput
 from game_events.rules import Rule
 from game_events.spark.config import null_on_error
 

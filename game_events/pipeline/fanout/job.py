@@ -23,6 +23,7 @@ from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_
 from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.storage.errors import explain
 from game_events.lakehouse.tables import Lakehouse, Table
+from game_events.pipeline.fanout.file_rows import FileRows
 from game_events.pipeline.fanout.old_rows import OldRows, parts_by_game
 from game_events.pipeline.fanout.routing import ColumnChoice, Routing
 from game_events.pipeline.quality.judging import RuleSplit, Splitter
@@ -31,8 +32,9 @@ from game_events.pipeline.reporting.tables import RuleCounts
 
 #: Rows of one task.
 TASK_ROWS = 500_000
-#: With more files than this the rows are shuffled by game first: a file costs ~1 ms to write and open, a shuffled row ~2 us.
-MAX_FILES_UNSHUFFLED = 512
+#: With more files than this, or fewer rows in a file, the rows are shuffled by game first: each file costs 2 to 3 ms to write
+#: and to read again, and a request each of an object store; each shuffled row 4 us.
+MAX_FILES_UNSHUFFLED, MIN_ROWS_UNSHUFFLED = 4_096, 1_000
 #: Parts of a game after the shuffle, so that one game with most of the rows does not land in one task.
 SALTS = 4
 #: Rows and bytes sorted at a time: large enough that a game's part is more than a handful of rows.
@@ -84,6 +86,7 @@ class FanOut(WorkerJob[FanOutResult]):
         split: treatment of rows that violate rules; None: there are no rules, every row is written to its game's files.
         aggregate: for gold: which of a game's tables.
         choice: the columns that not every game's table has; None: all tables have all of `schema`.
+        source: files with the rows; None: Spark sends the rows.
         old: rows that are kept unless they have the key of a new row; all new rows of a game are in one task.
         sort_rows, held_bytes: bounds of the memory of a task: rows that are sorted together, bytes that wait for their file.
     """
@@ -97,6 +100,7 @@ class FanOut(WorkerJob[FanOutResult]):
     split: RuleSplit | None = None
     aggregate: str = PLAYER_AGG
     choice: ColumnChoice | None = None
+    source: FileRows | None = None
     old: OldRows | None = None
     sort_rows: int = SORT_ROWS
     held_bytes: int = BUFFER_BYTES
@@ -106,18 +110,32 @@ class FanOut(WorkerJob[FanOutResult]):
         return self.lakehouse.gold(game, self.aggregate) if self.layer == "gold" else self.lakehouse.silver(game)
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
-        """Write the rows."""
-        return _Stage(self).run(iter(batches))
+        """Write the rows: the batches, or those of the files of these tasks."""
+        rows = iter(batches)
+        if self.source is not None:
+            rows = (batch for table in self.source.of_tasks(rows) for batch in table.to_batches())
+        return _Stage(self).run(rows)
+
+
+def tasks_for(row_count: int) -> int:
+    """Number of tasks for so many rows."""
+    return max(1, -(-row_count // TASK_ROWS))
+
+
+def is_shuffled(row_count: int, games: int) -> bool:
+    """Whether rows of so many games are brought together by game before they are written; both numbers are estimates."""
+    tasks = tasks_for(row_count)
+    files = tasks * games
+    return tasks > 1 and (files > MAX_FILES_UNSHUFFLED or row_count < files * MIN_ROWS_UNSHUFFLED)
 
 
 def spread(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str) -> DataFrame:
     """The rows in as many tasks as their number asks for.
 
-    `row_count` is an estimate for the number of tasks, `games` one for the decision whether to shuffle. `salt`: column by which
-    a game's rows are spread over several tasks.
+    `row_count`, `games`: as for `is_shuffled`. `salt`: column by which a game's rows are spread over several tasks.
     """
-    tasks = max(1, -(-row_count // TASK_ROWS))
-    if tasks == 1 or tasks * games <= MAX_FILES_UNSHUFFLED:
+    tasks = tasks_for(row_count)
+    if not is_shuffled(row_count, games):
         return rows.coalesce(tasks)
     keys = [F.col(task.game_column)]
     if games < tasks * SALTS:

@@ -7,8 +7,7 @@ to the JVM. Games with news have one small file each, mostly.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 
 import pyarrow as pa
 from deltalake import Schema
@@ -17,12 +16,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from game_events.extending import GoldAggregate
-from game_events.lakehouse.commits.parallel import ahead
-from game_events.lakehouse.data.snapshot import FileSelection, read_parts
+from game_events.lakehouse.data.snapshot import FileSelection
 from game_events.lakehouse.data.spark_files import read_files
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import silver_name
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.batches import in_batches
+from game_events.pipeline.fanout.file_rows import FilePart, FileRows, dealt
 from game_events.pipeline.gold.plan import GamePlan
 from game_events.spark.schemas import nullable, quoted
 
@@ -33,31 +31,6 @@ _NAME, _FROM = "_limit_game", "_limit_batch"
 TASK_ROWS = 250_000
 #: Rows of a file up to which a worker reads it at less cost than Spark.
 SMALL_FILE_ROWS = 5_000
-
-
-@dataclass(frozen=True)
-class SmallFiles:
-    """For `mapInArrow`: the rows of files of the games' silver tables; picklable.
-
-    Attributes:
-        schema: their columns; a file's missing ones are NULL.
-        tasks: game and path of each file, by task; a row of Spark's plan is a task's number.
-    """
-
-    lakehouse: Lakehouse
-    schema: pa.Schema
-    tasks: Sequence[Sequence[tuple[str, str]]]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of the files of these tasks."""
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                parts = ahead(self.tasks[number], self._rows)
-                yield from in_batches((rows for tables in parts for rows in tables), self.schema)
-
-    def _rows(self, file: tuple[str, str]) -> list[pa.Table]:
-        game, path = file
-        return list(read_parts(self.lakehouse.silver(game), self.schema, [path]))
 
 
 def new_rows(
@@ -84,20 +57,18 @@ def new_rows(
 
 def _by_size_of_file(pipeline: Pipeline, files: Mapping[str, FileSelection], columns: StructType, *, few: bool) -> DataFrame:
     """Rows of the games' files with these columns."""
-    small, large = list[tuple[str, str]](), list[str]()
-    count = 0
+    small, large, count = list[FilePart](), list[str](), 0
     for game, of_game in files.items():
         light, heavy = of_game.split(SMALL_FILE_ROWS)
-        small += ((game, path) for path in light.paths)
+        small += (FilePart(silver_name(game), path) for path in light.paths)
         large += heavy.files
         count += light.rows
     if not small:
         return read_files(pipeline.spark, large, columns)
-    tasks = 1 if few else 1 + count // TASK_ROWS
     columns = StructType([StructField(f.name, nullable(f.dataType)) for f in columns.fields])
-    schema = pa.schema(Schema.from_json(columns.json()))
-    job = SmallFiles(pipeline.lakehouse, schema, [small[n::tasks] for n in range(tasks)])
-    rows = pipeline.spark.range(0, tasks, 1, tasks).mapInArrow(job, columns)
+    schema, tasks = pa.schema(Schema.from_json(columns.json())), 1 if few else 1 + count // TASK_ROWS
+    read = FileRows(pipeline.lakehouse, schema, dealt(small, tasks), few=True)
+    rows = read.numbers(pipeline.spark).mapInArrow(read, columns)
     return rows.unionByName(read_files(pipeline.spark, large, columns)) if large else rows
 
 

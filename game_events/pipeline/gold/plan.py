@@ -30,7 +30,7 @@ from game_events.lakehouse.tables import names_of, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import declared_in, definition_for, has_shipped_columns
 from game_events.pipeline.gold.null_values import key_and_time_kept
-from game_events.pipeline.silver.stage import SilverInput
+from game_events.pipeline.silver.source import SilverInput
 
 _TYPES: dict[str, DataType] = {"string": StringType(), "timestamp": TimestampType()}
 

@@ -25,7 +25,7 @@ from game_events.pipeline.observability.event_log import SUCCEEDED
 from game_events.pipeline.quality.validation import problems, refuse
 from game_events.pipeline.runs.backlog import games_waiting
 from game_events.pipeline.runs.preflight import Check, Hint, PreflightResult, environment_checks, many, run_checks
-from game_events.pipeline.silver.stage import SilverInput
+from game_events.pipeline.silver.source import SilverInput
 from game_events.sources.core.source import FILES
 from game_events.sources.factory import subjects
 

@@ -20,7 +20,8 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import is_game
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.routing import INVALID, NO_NAME, OVER_LIMIT, Routing
-from game_events.pipeline.silver.stage import SilverInput, Staging
+from game_events.pipeline.silver.source import SilverInput
+from game_events.pipeline.silver.stage import Staging
 
 
 def most_games(settings: Settings) -> int:

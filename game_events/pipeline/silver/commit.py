@@ -27,7 +27,8 @@ from game_events.pipeline.quarantine.replay_marks import file_name, marked_files
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult
 from game_events.pipeline.reporting.tables import RuleCounts
-from game_events.pipeline.silver.stage import SilverInput, Start, rows_from
+from game_events.pipeline.silver.source import SilverInput
+from game_events.pipeline.silver.stage import Start, rows_from
 from game_events.spark.config import null_on_error
 
 

@@ -25,7 +25,8 @@ from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.admission import admit, counted_routing, is_allowed
 from game_events.pipeline.silver.commit import drop, settle
-from game_events.pipeline.silver.stage import SilverInput, Staging, Start, stage_games
+from game_events.pipeline.silver.source import SilverInput
+from game_events.pipeline.silver.stage import Staging, Start, stage_games
 
 
 @dataclass(frozen=True)

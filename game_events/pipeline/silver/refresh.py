@@ -27,7 +27,7 @@ from game_events.pipeline.reporting.result import LayerResult, SilverResult
 from game_events.pipeline.reporting.tables import TableReport
 from game_events.pipeline.silver.admission import is_allowed, new_games
 from game_events.pipeline.silver.passes import PassResult, SilverRun, run_pass
-from game_events.pipeline.silver.stage import SilverInput
+from game_events.pipeline.silver.source import SilverInput
 
 #: Noted for a game with pending rows that is not in the allow list.
 LEFT_OUT = "GAME_EVENTS_GAMES left it out when its rows were due"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -13,110 +14,26 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
-from game_events.errors import ConfigurationError, UserCodeError
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import Txn, counter
-from game_events.lakehouse.data.snapshot import FileSelection, row_count, selection
+from game_events.errors import UserCodeError
+from game_events.lakehouse.data.snapshot import FileSelection, read_parts, selection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
-from game_events.lakehouse.event_columns import BRONZE_ONLY, HEADERS, column_map
+from game_events.lakehouse.event_columns import BRONZE_ONLY, HEADERS
 from game_events.lakehouse.event_expressions import NO_HEADERS
-from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, spread, stage
-from game_events.pipeline.fanout.routing import ColumnChoice, Routing
+from game_events.pipeline.fanout.file_rows import FilePart, FileRows, dealt
+from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, is_shuffled, spread, stage, tasks_for
+from game_events.pipeline.fanout.routing import Routing
 from game_events.pipeline.quality.decisions import Decisions
-from game_events.pipeline.quality.judging import APART, DECIDED, DISPOSITION, KEEP, READMIT, REJECT, RuleColumns, RuleSplit
-from game_events.pipeline.quality.validation import require_valid
-from game_events.pipeline.silver.transformations import run_time_failure, transformed
+from game_events.pipeline.quality.judging import APART, DECIDED, DISPOSITION, KEEP, READMIT, REJECT, RuleSplit
+from game_events.pipeline.silver.source import SilverInput
+from game_events.pipeline.silver.transformations import run_time_failure
 from game_events.spark.config import ARROW_BYTES, ARROW_RECORDS, SMALL_RECORD_BYTES, arrow_batches, null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.crashed_workers import WorkerCrashError, bisect, crash, is_crash, named
 from game_events.spark.schemas import quoted
 
-
-@dataclass(frozen=True)
-class SilverInput:
-    """The input of silver: a version of bronze, the identity of its contents, and its last batch.
-
-    `base`: bronze's columns that silver has, and that rules are evaluated on.
-    """
-
-    pipeline: Pipeline
-    handle: DeltaTable
-    bronze: BronzeIdentity
-    batch: int
-    base: pa.Schema
-
-    @classmethod
-    def of(cls, pipeline: Pipeline, handle: DeltaTable) -> SilverInput:
-        """The input for a version of bronze.
-
-        Raises:
-            ConfigurationError: bronze has no column that names the game.
-        """
-        schema = pa.schema([f for f in pa.schema(handle.schema()) if f.name not in BRONZE_ONLY])
-        batch = counter(handle, Txn.BATCH)
-        if batch and row_count(handle) and pipeline.settings.entity_column not in schema.names:
-            raise ConfigurationError(
-                f"bronze has no column {pipeline.settings.entity_column!r} (it has {', '.join(schema.names)}): set "
-                "GAME_EVENTS_ENTITY_COLUMN to the one that names the game"
-            )
-        return cls(pipeline, handle, BronzeIdentity.of(handle), batch, schema)
-
-    @cached_property
-    def schema(self) -> pa.Schema:
-        """Columns of silver: `base`, unless transformations change them, which needs Spark.
-
-        Raises:
-            ExtensionError: a transformation cannot be applied.
-        """
-        if not self.pipeline.extensions.transformations:
-            return self.base
-        nothing = read_files(self.pipeline.spark, [], spark_schema(self.handle.schema())).select(*self.base.names)
-        return self.transformed(nothing)[1]
-
-    @cached_property
-    def choice(self) -> ColumnChoice | None:
-        """The columns that only some games' tables have."""
-        settings = self.pipeline.settings
-        always = (settings.entity_column, settings.key_column, settings.time_column)
-        return ColumnChoice.of(self.schema, column_map(self.handle), always)
-
-    def columns_with(self, sent: frozenset[str]) -> pa.Schema:
-        """Columns of the table of a game with these of the optional columns; other names are ignored."""
-        if self.choice is None:
-            return self.schema
-        chosen = sent.intersection(self.choice.together)
-        if chosen not in self._chosen:
-            self._chosen[chosen] = self.choice.chosen(self.schema, chosen)
-        return self._chosen[chosen]
-
-    @cached_property
-    def _chosen(self) -> dict[frozenset[str], pa.Schema]:
-        return {}
-
-    def transformed(self, rows: DataFrame) -> tuple[DataFrame, pa.Schema]:
-        """Rows with the columns of `base`, transformed, and the columns of the result."""
-        entity = self.pipeline.settings.entity_column
-        return transformed(rows, self.base, entity, self.pipeline.extensions.transformations)
-
-    @property
-    def columns(self) -> StructType:
-        """`base` in Spark's types."""
-        return StructType([f for f in spark_schema(self.handle.schema()).fields if f.name in self.base.names])
-
-    @cached_property
-    def rules(self) -> RuleColumns:
-        """The rules for silver.
-
-        Raises:
-            ConfigurationError: a rule cannot be evaluated on these columns.
-        """
-        found = RuleColumns.of(self.pipeline.rules, "silver", self.pipeline.settings.entity_column)
-        if found.rules:
-            require_valid(self.pipeline.spark, found.rules, self.columns)
-        return found
+#: Files of which a part is read to estimate the number of games.
+SAMPLED_FILES = 8
 
 
 @dataclass(frozen=True)
@@ -186,20 +103,23 @@ class Staging:
             WorkerCrashError: a worker's process ended.
             ExtensionError: a transformation failed, or a rule ran out of stack.
         """
-        source, starts, schema, rows = self.source, self.starts, self.source.schema, self.rows()
+        source, starts, schema = self.source, self.starts, self.source.schema
         entity, spark = source.pipeline.settings.entity_column, source.pipeline.spark
-        rows = rows if part is None else rows.where(self._named(part))
         asked = [game for game, start in (starts or {}).items() if start.redecide or start.decided > start.begin]
         held = self.decisions.held_rows(source.pipeline, asked) if asked else None
         games = self.games if part is None else len(part)
         if not games and self.files.rows > TASK_ROWS:
-            # The first load: the number of games decides whether to shuffle, and reading one column gives it.
-            games = sum(int(row[0]) for row in rows.agg(F.approx_count_distinct(entity)).collect())
+            games = self._games_in_sample()
         split = _split(source, held=held is not None)
         task = FanOut(source.pipeline.lakehouse, "silver", entity, schema, self.routing, split=split, choice=source.choice)
-        rows = _prepared(source, rows, held, split)
-        records, small = self.arrow_batches()
         try:
+            if split is None and self._is_plain and not is_shuffled(self.files.rows, games):
+                only = self.routing.only if part is None else frozenset(part)
+                read = self.file_rows()
+                return stage(read.numbers(spark), replace(task, source=read, routing=replace(self.routing, only=only)))
+            rows = self.rows() if part is None else self.rows().where(self._named(part))
+            rows = _prepared(source, rows, held, split)
+            records, small = self.arrow_batches()
             with null_on_error(spark) if source.rules.rules else nullcontext(), arrow_batches(spark, records, unlimited=small):
                 return stage(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
         except (PySparkException, Py4JJavaError) as error:
@@ -210,6 +130,31 @@ class Staging:
             if not code or is_session_lost(error):
                 raise
             raise run_time_failure("; ".join(code), error) from error
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether nothing in Spark's SQL chooses or changes the rows, apart from rules."""
+        return self.starts is None and not self.left_out and not self.source.pipeline.extensions.transformations
+
+    def file_rows(self) -> FileRows:
+        """The rows for workers that read bronze's files themselves."""
+        pipeline, files = self.source.pipeline, self.files
+        parts = [
+            FilePart(pipeline.bronze.key, path, number, of)
+            for file, path in zip(files.data, files.paths, strict=True)
+            for of in [tasks_for(file.rows or 0)]
+            for number in range(of)
+        ]
+        above = None if files.exact else self.above
+        return FileRows(pipeline.lakehouse, self.source.base, dealt(parts, tasks_for(files.rows)), above)
+
+    def _games_in_sample(self) -> int:
+        """Number of names in the first row group of some files. In a first load it decides whether to shuffle."""
+        bronze, entity = self.source.pipeline.bronze, self.source.base.field(self.source.pipeline.settings.entity_column)
+        some, names = self.files.paths[:: -(-len(self.files.paths) // SAMPLED_FILES)], set[object]()
+        for rows in read_parts(bronze, pa.schema([entity]), some, share=(0, sys.maxsize)):
+            names.update(rows.column(0).unique().to_pylist())
+        return len(names)
 
     def arrow_batches(self) -> tuple[int, bool]:
         """Rows of an Arrow batch, and whether they need no limit of bytes: small records, in columns without lists."""

@@ -22,7 +22,8 @@ from game_events.pipeline.gold.execute import GAME, Staged
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
 from game_events.pipeline.quality.decisions import Decisions, Rewritten
 from game_events.pipeline.quality.judging import DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
-from game_events.pipeline.silver.stage import SilverInput, Staging, Start, _split
+from game_events.pipeline.silver.source import SilverInput
+from game_events.pipeline.silver.stage import Staging, Start, _split
 from game_events.rules import Rule
 from game_events_tests.support.model.bronze import write
 from game_events_tests.support.worker_jobs import Rows

@@ -36,7 +36,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.auto_replay import replay_what_became_known
 from game_events.pipeline.silver import commit as silver_commit
 from game_events.pipeline.silver import passes as silver
-from game_events.pipeline.silver import stage as silver_stage
+from game_events.pipeline.silver import source as silver_source
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.support.faults import Open, at_opening, handle_failpoints, wrap_writes
 from game_events_tests.support.model import plans as arrow_plans
@@ -75,7 +75,7 @@ class World:
         without_spark(self.patch)
         self.patch.setattr(silver, "stage_games", arrow_plans.stage_games)
         self.patch.setattr(gold, "execute", arrow_plans.execute)
-        self.patch.setattr(silver_stage, "require_valid", lambda *_: None)
+        self.patch.setattr(silver_source, "require_valid", lambda *_: None)
         self.patch.setattr(silver_commit, "noted", arrow_plans.note)
         self.patch.setattr(game_commits, "ThreadPoolExecutor", InTurn)
         handle_failpoints(self.patch, lambda name, *_: self.stepped(name))

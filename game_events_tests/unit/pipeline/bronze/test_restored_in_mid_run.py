@@ -22,7 +22,8 @@ from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
-from game_events.pipeline.silver.stage import SilverInput, Start
+from game_events.pipeline.silver.source import SilverInput
+from game_events.pipeline.silver.stage import Start
 from game_events.pipeline.state.offsets import offsets_of
 from game_events_tests.support.offsets import by_partition, seen
 from game_events_tests.support.pipelines import reading, stage_by_hand, without_spark

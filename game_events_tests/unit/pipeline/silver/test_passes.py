@@ -15,7 +15,8 @@ from game_events.pipeline.quality.decisions import Decisions, RejectionDecision,
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import next_incarnation, settle
 from game_events.pipeline.silver.passes import SilverRun, is_at_watermark, starts_of
-from game_events.pipeline.silver.stage import SilverInput, Start
+from game_events.pipeline.silver.source import SilverInput
+from game_events.pipeline.silver.stage import Start
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 

@@ -1,0 +1,77 @@
+"""Rows that Spark's workers read from tables' files with Arrow, instead of rows that the JVM reads and sends to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+
+from game_events.lakehouse.commits.parallel import ahead
+from game_events.lakehouse.data.snapshot import read_parts
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.fanout.batches import in_batches
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """A file of a table, or every `of`-th of its row groups, from `number` on.
+
+    `table`: its key. `path`: below the table's folder.
+    """
+
+    table: str
+    path: str
+    number: int = 0
+    of: int = 1
+
+
+def dealt(parts: Sequence[FilePart], tasks: int) -> list[Sequence[FilePart]]:
+    """The files in so many tasks, or fewer."""
+    tasks = max(1, min(tasks, len(parts)))
+    return [parts[number::tasks] for number in range(tasks)]
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of files, by task; picklable.
+
+    Attributes:
+        schema: columns of the rows; what a file lacks is NULL.
+        tasks: the files of each task.
+        above: only rows of later bronze batches; None: all rows.
+        few: each file has few rows: in an object store several are read at the same time.
+    """
+
+    lakehouse: Lakehouse
+    schema: pa.Schema
+    tasks: Sequence[Sequence[FilePart]]
+    above: int | None = None
+    few: bool = False
+
+    def numbers(self, spark: SparkSession) -> DataFrame:
+        """The numbers of the tasks, each in a task of Spark's."""
+        return spark.range(0, len(self.tasks), 1, len(self.tasks))
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: numbers of tasks -> their rows."""
+        return in_batches(self.of_tasks(batches), self.schema)
+
+    def of_tasks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        """The rows of the tasks of these numbers."""
+        parts = [part for batch in batches for number in batch.column(0).to_pylist() for part in self.tasks[number]]
+        read = (rows for tables in ahead(parts, self._whole) for rows in tables) if self.few else self._one_by_one(parts)
+        for rows in read:
+            yield rows if self.above is None else rows.filter(pc.greater(rows.column("_batch"), self.above))
+
+    def _whole(self, part: FilePart) -> list[pa.Table]:
+        return list(self._rows(part))
+
+    def _one_by_one(self, parts: Iterable[FilePart]) -> Iterator[pa.Table]:
+        for part in parts:
+            yield from self._rows(part)
+
+    def _rows(self, part: FilePart) -> Iterator[pa.Table]:
+        return read_parts(self.lakehouse.table(part.table), self.schema, [part.path], share=(part.number, part.of))

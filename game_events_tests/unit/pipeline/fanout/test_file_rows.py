@@ -1,0 +1,90 @@
+"""Rows that a worker reads from tables' files itself: those of its task, each once."""
+
+from __future__ import annotations
+
+import pickle
+
+import pyarrow as pa
+import pytest
+
+from game_events.config.settings import Settings
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.fanout.file_rows import FilePart, FileRows, dealt
+from game_events.pipeline.fanout.job import FanOut
+from game_events_tests.support.worker_jobs import run
+
+SCHEMA = pa.schema([("game_name", pa.string()), ("level", pa.int64()), ("_batch", pa.int64())])
+
+
+@pytest.fixture
+def lakehouse(tmp_path):
+    return Lakehouse.of(Settings(lakehouse=str(tmp_path)))
+
+
+def written(lakehouse, key, rows, without=()):
+    """The path of a file with row groups of two rows, without some of the columns."""
+    schema = pa.schema([f for f in SCHEMA if f.name not in without])
+    writer = StagedWriter(lakehouse.table(key), schema, group_rows=2)
+    writer.write(pa.Table.from_pylist(rows, schema))
+    (file,) = writer.close()
+    return file.path
+
+
+def numbered(game, numbers):
+    return [{"game_name": game, "level": n, "_batch": n} for n in numbers]
+
+
+def levels(parts):
+    return sorted((row["game_name"], row["level"]) for part in parts for row in part.to_pylist())
+
+
+def numbers(*wanted):
+    return [pa.RecordBatch.from_pydict({"id": list(wanted)})]
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_a_task_gives_the_rows_of_its_files_with_null_for_what_they_lack(lakehouse, few):
+    uno, go = (FilePart(f"silver_{game}_events", "") for game in ("uno", "go"))
+    uno = FilePart(uno.table, written(lakehouse, uno.table, numbered("uno", [1, 2, 3])))
+    go = FilePart(go.table, written(lakehouse, go.table, numbered("go", [4]), without=["_batch"]))
+    job = pickle.loads(pickle.dumps(FileRows(lakehouse, SCHEMA, dealt([uno, go], 2), few=few)))  # noqa: S301
+    assert levels(job(numbers(0))) == [("uno", 1), ("uno", 2), ("uno", 3)]
+    assert levels(job(numbers(1))) == [("go", 4)]
+    assert levels(job(numbers(0, 1))) == levels([*job(numbers(0)), *job(numbers(1))])
+    assert [row["_batch"] for part in job(numbers(1)) for row in part.to_pylist()] == [None]
+    assert all(part.schema.equals(SCHEMA) for part in job(numbers(0, 1)))
+    assert levels(job([])) == []
+
+
+def test_shares_of_a_file_are_its_row_groups_each_in_one_share(lakehouse):
+    path = written(lakehouse, "bronze_events", numbered("uno", range(9)))
+    for of in (1, 2, 3, 7):
+        job = FileRows(lakehouse, SCHEMA, [[FilePart("bronze_events", path, n, of)] for n in range(of)])
+        shares = [levels(job.of_tasks(numbers(n))) for n in range(of)]
+        assert sorted(row for share in shares for row in share) == [("uno", n) for n in range(9)]
+    assert shares[0] == [("uno", 0), ("uno", 1)], "the first row group"
+    assert shares[6] == [], "more shares than row groups"
+
+
+def test_rows_of_earlier_batches_are_left_out(lakehouse):
+    path = written(lakehouse, "bronze_events", numbered("uno", range(9)))
+    job = FileRows(lakehouse, SCHEMA, [[FilePart("bronze_events", path)]], above=6)
+    assert levels(job.of_tasks(numbers(0))) == [("uno", 7), ("uno", 8)]
+
+
+@pytest.mark.parametrize(("parts", "tasks", "expected"), [(5, 2, [3, 2]), (2, 5, [1, 1]), (0, 3, [0]), (3, 1, [3])])
+def test_files_are_dealt_evenly_and_no_task_is_without_any(parts, tasks, expected):
+    files = [FilePart("t", str(n)) for n in range(parts)]
+    found = dealt(files, tasks)
+    assert [len(part) for part in found] == expected
+    assert sorted(part.path for share in found for part in share) == sorted(part.path for part in files)
+
+
+def test_a_fan_out_writes_the_rows_of_files_as_it_writes_rows_that_spark_sends(lakehouse):
+    path = written(lakehouse, "bronze_events", [*numbered("uno", range(5)), *numbered("go", range(3))])
+    read = FileRows(lakehouse, SCHEMA, [[FilePart("bronze_events", path)]])
+    result = run(FanOut(lakehouse, "silver", "game_name", SCHEMA, source=read), numbers(0))
+    sent = run(FanOut(lakehouse, "silver", "game_name", SCHEMA), list(read(numbers(0))))
+    assert {game: result.rows(game) for game in result.games} == {game: sent.rows(game) for game in sent.games}
+    assert {game: result.rows(game) for game in result.games} == {"uno": 5, "go": 3}
