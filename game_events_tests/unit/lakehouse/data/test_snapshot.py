@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from game_events.errors import DataError
 from game_events.lakehouse.data import snapshot
 from game_events.lakehouse.data.snapshot import read_parts, selection
 from game_events.lakehouse.data.staging import StagedWriter, discard
@@ -62,3 +64,27 @@ def test_reading_and_discarding_files_of_a_table_that_is_gone_does_not_make_its_
     with pytest.raises(FileNotFoundError):
         list(read_parts(table, SCHEMA, [files[0].path]))
     assert not Path(table.uri).exists()
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def garbled(path):
+    """The metadata at the end of the file is none."""
+    data = path.read_bytes()
+    path.write_bytes(data[:-40] + b"\xff" * 32 + data[-8:])
+
+
+def of_another_type(path):
+    pq.write_table(pa.table({"n": ["no number"]}), path)
+
+
+@pytest.mark.parametrize("damage", [cut, garbled, of_another_type])
+@pytest.mark.parametrize("whole_bytes", [0, 1024 * 1024])
+def test_a_file_that_cannot_be_read_is_named(table, monkeypatch, damage, whole_bytes):
+    monkeypatch.setattr(snapshot, "READ_WHOLE_BYTES", whole_bytes)
+    (path,) = selection(put(table, {"n": [1, 2]})).paths
+    damage(Path(table.uri, path))
+    with pytest.raises(DataError, match=rf"{path} cannot be read: \S"):
+        list(read_parts(table, SCHEMA, [path]))
