@@ -134,7 +134,9 @@ def read_parts(
 def _parts(source: pa.NativeFile, path: str, schema: pa.Schema, batch_rows: int, share: tuple[int, int]) -> Iterator[pa.Table]:
     # One request of an object store, and no threads of Arrow, which cost more than the work on so few bytes.
     small = source.size() <= READ_WHOLE_BYTES
-    file = pq.ParquetFile(pa.BufferReader(source.read_buffer()) if small else source, pre_buffer=not small)
+    data = pa.BufferReader(source.read_buffer()) if small else source
+    # Another engine that compacts a table may write INT96, of which nanoseconds hold no year after 2262.
+    file = pq.ParquetFile(data, pre_buffer=not small, coerce_int96_timestamp_unit="us")
     names = set(file.schema_arrow.names)
     held = [name for name in schema.names if name in names]
     first, step = share

@@ -66,6 +66,17 @@ def test_reading_and_discarding_files_of_a_table_that_is_gone_does_not_make_its_
     assert not Path(table.uri).exists()
 
 
+def test_times_of_any_year_are_read_as_another_engine_writes_them(table):
+    schema = pa.schema([("at", pa.timestamp("us", tz="UTC"))])
+    micros = [0, 1_700_000_000_123_456, 253_402_300_799_999_999, -62_135_596_800_000_000, None]
+    (path,) = selection(put(table, {"at": pa.array(micros, schema.field(0).type)})).paths
+    theirs = pq.read_table(f"{table.uri}/{path}")
+    pq.write_table(theirs, f"{table.uri}/{path}", use_deprecated_int96_timestamps=True, store_schema=False)
+    (rows,) = read_parts(table, schema, [path])
+    assert rows.schema.equals(schema)
+    assert rows.column("at").cast(pa.int64()).to_pylist() == micros
+
+
 def cut(path):
     path.write_bytes(path.read_bytes()[:-10])
 
