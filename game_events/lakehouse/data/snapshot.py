@@ -1,4 +1,4 @@
-"""A table's snapshot: its files, and its rows read with Arrow in the driver (small tables).
+"""A table's snapshot: its files, and its rows read with Arrow, in the driver (small tables) or in workers.
 
 The files are those of the Delta handle that a commit is compared with, so both are one version.
 """
