@@ -85,10 +85,14 @@ def ahead(items: Iterable[T], work: Callable[[T], R]) -> Iterator[R]:
     with ThreadPoolExecutor(threads) as pool:
         # One more for each thread: while the oldest is waited for, no thread has nothing to do.
         under_way = deque(pool.submit(work, item) for item in islice(waiting, 2 * threads))
-        while under_way:
-            result = under_way.popleft().result()
-            under_way += (pool.submit(work, item) for item in islice(waiting, 1))
-            yield result
+        try:
+            while under_way:
+                result = under_way.popleft().result()
+                under_way += (pool.submit(work, item) for item in islice(waiting, 1))
+                yield result
+        finally:  # an error, or nobody takes the other results
+            for one in under_way:
+                one.cancel()
 
 
 def threads_for(latency_s: float) -> int:

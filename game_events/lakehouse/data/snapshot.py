@@ -1,4 +1,4 @@
-"""A table's snapshot: its files, and its rows read with Arrow in the driver (small tables).
+"""A table's snapshot: its files, and its rows read with Arrow, in the driver (small tables) or in workers.
 
 The files are those of the Delta handle that a commit is compared with, so both are one version.
 """
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from game_events.errors import DataError
 from game_events.lakehouse.data.staging import file_system, partition_of
 from game_events.lakehouse.handle import DataFile
 from game_events.lakehouse.storage.errors import store_errors_named
@@ -115,23 +116,37 @@ def read_parts(
 
     A column that a file lacks has the value of its partition, or is NULL. `share`: with (n, m), every m-th row group of each
     file, from number n on.
+
+    Raises:
+        DataError: a file is damaged, or its columns have other types; Arrow's own errors do not name the file.
     """
-    first, step = share
     system, prefix = file_system(table)
     for path in files:
-        with store_errors_named(table.uri), system.open_input_file(prefix + path) as source:
-            # One request of an object store, and no threads of Arrow, which cost more than the work on so few bytes.
-            small = source.size() <= READ_WHOLE_BYTES
-            file = pq.ParquetFile(pa.BufferReader(source.read_buffer()) if small else source, pre_buffer=not small)
-            names = set(file.schema_arrow.names)
-            held = [name for name in schema.names if name in names]
-            # Not across row groups, whose sizes are bounded.
-            groups = (
-                file.iter_batches(batch_rows, row_groups=[n], columns=held, use_threads=not small)
-                for n in range(first, file.num_row_groups, step)
-            )
-            for batch in chain.from_iterable(groups):
-                own = {name: pa.repeat(value, batch.num_rows) for name, value in partition_of(path).items()}
-                own |= {name: batch.column(name) for name in held}
-                arrays = [own[f.name].cast(f.type) if f.name in own else pa.nulls(batch.num_rows, f.type) for f in schema]
-                yield pa.Table.from_arrays(arrays, schema=schema)
+        try:
+            with store_errors_named(table.uri), system.open_input_file(prefix + path) as source:
+                yield from _parts(source, path, schema, batch_rows, share)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+            if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) is not None:
+                raise  # of the disk or the store, with the file's name
+            raise DataError(f"{table.uri}/{path} cannot be read: {error}") from error
+
+
+def _parts(source: pa.NativeFile, path: str, schema: pa.Schema, batch_rows: int, share: tuple[int, int]) -> Iterator[pa.Table]:
+    # One request of an object store, and no threads of Arrow, which cost more than the work on so few bytes.
+    small = source.size() <= READ_WHOLE_BYTES
+    data = pa.BufferReader(source.read_buffer()) if small else source
+    # Another engine that compacts a table may write INT96, of which nanoseconds hold no year after 2262.
+    file = pq.ParquetFile(data, pre_buffer=not small, coerce_int96_timestamp_unit="us")
+    names = set(file.schema_arrow.names)
+    held = [name for name in schema.names if name in names]
+    first, step = share
+    # Not across row groups, whose sizes are bounded.
+    groups = (
+        file.iter_batches(batch_rows, row_groups=[n], columns=held, use_threads=not small)
+        for n in range(first, file.num_row_groups, step)
+    )
+    for batch in chain.from_iterable(groups):
+        own = {name: pa.repeat(value, batch.num_rows) for name, value in partition_of(path).items()}
+        own |= {name: batch.column(name) for name in held}
+        arrays = [own[f.name].cast(f.type) if f.name in own else pa.nulls(batch.num_rows, f.type) for f in schema]
+        yield pa.Table.from_arrays(arrays, schema=schema)

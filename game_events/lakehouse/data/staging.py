@@ -120,7 +120,7 @@ def writable_file_system(table: Table) -> tuple[pafs.FileSystem, str]:
     """`file_system` of a table whose folder is there.
 
     Raises:
-        ConfigurationError: the table is only read here.
+        ReadOnlyError: the table is only read here.
     """
     table.require_writable()
     if table.is_local:

@@ -31,6 +31,8 @@ _AWAY = re.compile(
 )
 #: A store's answer in XML, and the last link of a chain of causes.
 _ANSWER = re.compile(r"<Code>([^<]*)</Code>\s*(?:<Message>([^<]*)</Message>)?")
+#: A worker's own error of a store, in the text of Spark's.
+_EXPLAINED = re.compile(r"game_events\.errors\.(ConfigurationError|TransientError): (object store .*)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LONGEST = 300
 
@@ -45,7 +47,13 @@ def explain(error: BaseException, root: str) -> GameEventsError | None:
     text = _COLOUR.sub("", str(error))
     if not is_remote(root) or not _STORE.search(text):
         return None
-    what = f"object store {root}"
+    said = _EXPLAINED.search(text)
+    if said is None:
+        return _by_cause(f"object store {root}", text)
+    return (TransientError if said[1] == "TransientError" else ConfigurationError)(said[2])
+
+
+def _by_cause(what: str, text: str) -> GameEventsError | None:
     if _NO_BUCKET.search(text):
         return ConfigurationError(f"{what}: there is no such bucket: make it, or correct GAME_EVENTS_LAKEHOUSE")
     if _NO_CREDENTIALS.search(text):

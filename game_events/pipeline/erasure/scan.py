@@ -100,7 +100,7 @@ class EraseTask(WorkerJob[ScannedFiles]):
     def _scan(self, name: str, path: str) -> ScannedFile:
         system, prefix = file_system(self.tables[name])
         with system.open_input_file(prefix + path) as source:
-            file = pq.ParquetFile(source)
+            file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
             groups = [self._scan_group(name, file, group) for group in range(file.num_row_groups)]
             masks = [mask for mask, _, _, _ in groups]
             rows, unsearchable = sum(int(mask.sum()) for mask in masks), sum(number for _, _, _, number in groups)

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from game_events.lakehouse.commits.parallel import ahead
 from game_events.lakehouse.data.snapshot import read_parts
+from game_events.lakehouse.data.staging import ROW_GROUP_ROWS
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.fanout.batches import in_batches
 
@@ -74,4 +75,5 @@ class FileRows:
             yield from self._rows(part)
 
     def _rows(self, part: FilePart) -> Iterator[pa.Table]:
-        return read_parts(self.lakehouse.table(part.table), self.schema, [part.path], share=(part.number, part.of))
+        table = self.lakehouse.table(part.table)
+        return read_parts(table, self.schema, [part.path], ROW_GROUP_ROWS, share=(part.number, part.of))

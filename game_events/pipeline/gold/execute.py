@@ -60,6 +60,7 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
 
     Raises:
         ExtensionError: the aggregate does not fit silver's columns, its function raised, or it gives rows of other games.
+        TransientError, ConfigurationError: the object store failed, not this code.
         WorkerCrashError: a worker's process ended.
     """
     pipeline, aggregate = run.pipeline, run.aggregate
@@ -83,7 +84,7 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
         overflowed = rules.out_of_stack(error)
         if (has_shipped_columns(aggregate) and not overflowed) or is_session_lost(error):
             raise
-        raise run_time_failure("; ".join([str(aggregate), *overflowed]), error) from error
+        raise run_time_failure("; ".join([str(aggregate), *overflowed]), error, pipeline.lakehouse.root) from error
     strange = (set(result.files) - set(plans)) | {n or "NULL" for names in result.refused.values() for n in names}
     if strange:
         for game, files in result.files.items():

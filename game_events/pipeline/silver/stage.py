@@ -102,6 +102,7 @@ class Staging:
         Raises:
             WorkerCrashError: a worker's process ended.
             ExtensionError: a transformation failed, or a rule ran out of stack.
+        TransientError, ConfigurationError: the object store failed, not this code.
         """
         source, starts, schema = self.source, self.starts, self.source.schema
         entity, spark = source.pipeline.settings.entity_column, source.pipeline.spark
@@ -129,7 +130,7 @@ class Staging:
             code = [*map(str, source.pipeline.extensions.transformations), *source.rules.out_of_stack(error)]
             if not code or is_session_lost(error):
                 raise
-            raise run_time_failure("; ".join(code), error) from error
+            raise run_time_failure("; ".join(code), error, source.pipeline.lakehouse.root) from error
 
     @property
     def _is_plain(self) -> bool:

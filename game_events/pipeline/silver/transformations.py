@@ -13,8 +13,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from game_events.decoding.core.column_types import type_name
-from game_events.errors import QUOTED, ExtensionError, UserCodeError, first_line
+from game_events.errors import QUOTED, ExtensionError, GameEventsError, UserCodeError, first_line
 from game_events.extending import SilverTransformation
+from game_events.lakehouse.storage.errors import explain
 from game_events.spark.connect import is_session_lost
 from game_events.spark.schemas import arrow_schema, quoted
 
@@ -93,9 +94,9 @@ def _check_same_types(schemas: Sequence[pa.Schema], names: str) -> None:
                 )
 
 
-def run_time_failure(code: object, error: Exception) -> UserCodeError:
-    """The error to raise if a Spark job that runs user code fails."""
-    return UserCodeError(f"{code} failed while running, nothing was committed.{QUOTED}{_cause(error)}")
+def run_time_failure(code: object, error: Exception, root: str) -> GameEventsError:
+    """The error to raise if a Spark job that runs user code fails: of the object store below `root`, or of this code."""
+    return explain(error, root) or UserCodeError(f"{code} failed while running, nothing was committed.{QUOTED}{_cause(error)}")
 
 
 def _cause(error: Exception) -> str:

@@ -150,18 +150,3 @@ def execute(
     task = FanOut(lakehouse, Layer.GOLD, GAME, AGGREGATE, aggregate=run.aggregate.name, old=old)
     result = stage(Rows(table.to_batches(max_chunksize=5)), task) if rows else FanOutResult()  # type: ignore[arg-type]
     return Staged(result, AGGREGATE, RuleColumns.of((), "gold", GAME))
-
-
-class InTurn:
-    """For a pool of threads: one after another, and nothing more after a crash."""
-
-    def __init__(self, _: int) -> None:
-        pass
-
-    def __enter__(self) -> InTurn:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    map = staticmethod(map)

@@ -41,7 +41,7 @@ from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.support.faults import Open, at_opening, handle_failpoints, wrap_writes
 from game_events_tests.support.model import plans as arrow_plans
 from game_events_tests.support.model.bronze import LANE, Reader, Topic, pipeline_of, without_services
-from game_events_tests.support.model.plans import DROPS, REJECTS, UNLUCKY, InTurn, is_kept_out
+from game_events_tests.support.model.plans import DROPS, REJECTS, UNLUCKY, is_kept_out
 from game_events_tests.support.model.rewrites import without_spark
 from game_events_tests.support.worlds.waves import PowerCut
 
@@ -77,7 +77,7 @@ class World:
         self.patch.setattr(gold, "execute", arrow_plans.execute)
         self.patch.setattr(silver_source, "require_valid", lambda *_: None)
         self.patch.setattr(silver_commit, "noted", arrow_plans.note)
-        self.patch.setattr(game_commits, "ThreadPoolExecutor", InTurn)
+        self.patch.setattr(game_commits, "MOST_THREADS", 1)  # one after another, and nothing more after a crash
         handle_failpoints(self.patch, lambda name, *_: self.stepped(name))
         wrap_writes(self.patch, self.after_a_step)
 

@@ -2,9 +2,11 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from game_events.lakehouse.commits import parallel
 from game_events.lakehouse.commits.parallel import (
     FEWEST_THREADS,
     MEASURED,
@@ -62,18 +64,30 @@ def test_results_come_in_order_and_few_of_them_wait_to_be_taken():
     assert list(ahead([], work)) == []
 
 
-def test_an_error_ends_the_work_on_what_has_not_begun():
-    begun = []
+def test_after_an_error_no_more_work_is_begun_than_threads_take_before_it_is_noticed(monkeypatch):
+    begun, noticed, pools = [], threading.Event(), []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, threads):
+            super().__init__(threads)
+            pools.append(threads)
+
+        def __exit__(self, *error):
+            noticed.set()
+            return super().__exit__(*error)
 
     def work(number):
         begun.append(number)
         time.sleep(0.01)
         if number == MEASURED:
             raise OSError("gone")
+        if number > MEASURED:
+            noticed.wait()
 
+    monkeypatch.setattr(parallel, "ThreadPoolExecutor", Pool)
     with pytest.raises(OSError, match="gone"):
         in_threads(range(1_000), work)
-    assert len(begun) < 1_000
+    assert len(begun) <= MEASURED + pools[0] + 1
 
 
 @pytest.mark.parametrize(

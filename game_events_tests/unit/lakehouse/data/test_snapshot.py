@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from game_events.errors import DataError
 from game_events.lakehouse.data import snapshot
 from game_events.lakehouse.data.snapshot import read_parts, selection
 from game_events.lakehouse.data.staging import StagedWriter, discard
@@ -62,3 +64,38 @@ def test_reading_and_discarding_files_of_a_table_that_is_gone_does_not_make_its_
     with pytest.raises(FileNotFoundError):
         list(read_parts(table, SCHEMA, [files[0].path]))
     assert not Path(table.uri).exists()
+
+
+def test_times_of_any_year_are_read_as_another_engine_writes_them(table):
+    schema = pa.schema([("at", pa.timestamp("us", tz="UTC"))])
+    micros = [0, 1_700_000_000_123_456, 253_402_300_799_999_999, -62_135_596_800_000_000, None]
+    (path,) = selection(put(table, {"at": pa.array(micros, schema.field(0).type)})).paths
+    theirs = pq.read_table(f"{table.uri}/{path}")
+    pq.write_table(theirs, f"{table.uri}/{path}", use_deprecated_int96_timestamps=True, store_schema=False)
+    (rows,) = read_parts(table, schema, [path])
+    assert rows.schema.equals(schema)
+    assert rows.column("at").cast(pa.int64()).to_pylist() == micros
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def garbled(path):
+    """The metadata at the end of the file is none."""
+    data = path.read_bytes()
+    path.write_bytes(data[:-40] + b"\xff" * 32 + data[-8:])
+
+
+def of_another_type(path):
+    pq.write_table(pa.table({"n": ["no number"]}), path)
+
+
+@pytest.mark.parametrize("damage", [cut, garbled, of_another_type])
+@pytest.mark.parametrize("whole_bytes", [0, 1024 * 1024])
+def test_a_file_that_cannot_be_read_is_named(table, monkeypatch, damage, whole_bytes):
+    monkeypatch.setattr(snapshot, "READ_WHOLE_BYTES", whole_bytes)
+    (path,) = selection(put(table, {"n": [1, 2]})).paths
+    damage(Path(table.uri, path))
+    with pytest.raises(DataError, match=rf"{path} cannot be read: \S"):
+        list(read_parts(table, SCHEMA, [path]))

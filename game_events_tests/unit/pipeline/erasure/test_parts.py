@@ -159,11 +159,13 @@ def test_rows_of_bronze_that_are_not_decoded_tell_whose_they_are_by_key_and_byte
 
 def test_what_stays_of_a_file_that_another_spark_has_written_has_the_tables_types(pipeline):
     table = pipeline.lakehouse.silver("uno")
-    times = pa.array([0, 1_700_000_000_123_456], pa.timestamp("us", tz="UTC"))
-    rows = pa.table({"gamer_id": [WHOM, "ann"], "event_timestamp": times, "_batch": pa.array([1, 1], pa.int64())})
+    # The last one is in the year 9999.
+    times = pa.array([0, 1_700_000_000_123_456, 253_402_300_799_999_999], pa.timestamp("us", tz="UTC"))
+    rows = pa.table({"gamer_id": [WHOM, "ann", "bob"], "event_timestamp": times, "_batch": pa.array([1] * 3, pa.int64())})
     commit(Commit(table, rows.schema, [], {}, {"mine": 1}, None))
     theirs = Path(table.uri) / "part-00000-spark.c000.snappy.parquet"
-    pq.write_table(rows, theirs, use_deprecated_int96_timestamps=True)  # Spark's default, spark.sql.parquet.outputTimestampType
+    # Spark's default, spark.sql.parquet.outputTimestampType
+    pq.write_table(rows, theirs, use_deprecated_int96_timestamps=True, store_schema=False)
     task = EraseTask({table.key: table}, DataSubjects("gamer_id", "game_name", frozenset({WHOM})), rewrite=True)
     (left,) = task.scan(table.key, theirs.name).files
     held = pq.read_table(Path(table.uri) / left.path)

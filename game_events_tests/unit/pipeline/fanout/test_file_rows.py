@@ -5,10 +5,11 @@ from __future__ import annotations
 import pickle
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from game_events.config.settings import Settings
-from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.data.staging import ROW_GROUP_ROWS, StagedWriter
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.fanout.file_rows import FilePart, FileRows, dealt
 from game_events.pipeline.fanout.job import FanOut
@@ -71,6 +72,15 @@ def test_rows_of_earlier_batches_are_left_out(lakehouse):
     path = written(lakehouse, "bronze_events", numbered("uno", range(9)))
     job = FileRows(lakehouse, SCHEMA, [[FilePart("bronze_events", path)]], above=6)
     assert levels(job.of_tasks(numbers(0))) == [("uno", 7), ("uno", 8)]
+
+
+def test_a_row_group_of_another_engine_is_read_in_parts_no_larger_than_ours(lakehouse):
+    path = written(lakehouse, "bronze_events", numbered("uno", [1]))
+    count = 2 * ROW_GROUP_ROWS + 1
+    theirs = pa.table({"game_name": ["uno"] * count, "level": range(count), "_batch": [1] * count}, SCHEMA)
+    pq.write_table(theirs, f"{lakehouse.table('bronze_events').uri}/{path}", row_group_size=count)
+    job = FileRows(lakehouse, SCHEMA, [[FilePart("bronze_events", path)]])
+    assert [rows.num_rows for rows in job.of_tasks(numbers(0))] == [ROW_GROUP_ROWS, ROW_GROUP_ROWS, 1]
 
 
 @pytest.mark.parametrize(("parts", "tasks", "expected"), [(5, 2, [3, 2]), (2, 5, [1, 1]), (0, 3, [0]), (3, 1, [3])])

@@ -1,0 +1,101 @@
+"""Whether silver's workers read bronze's files themselves, or Spark does; no job is run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from game_events.lakehouse.commits.transactions import Txn
+from game_events.pipeline.fanout import job
+from game_events.pipeline.fanout.file_rows import FileRows
+from game_events.pipeline.fanout.job import is_shuffled
+from game_events.pipeline.fanout.routing import Routing
+from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.silver import stage as module
+from game_events.pipeline.silver.source import SilverInput
+from game_events.pipeline.silver.stage import Staging, Start
+from game_events.rules import Rule
+from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.tables import put
+
+
+class SparkReadsError(Exception):
+    """Spark was asked for the rows."""
+
+
+def spark_reads(_):
+    raise SparkReadsError
+
+
+@pytest.fixture
+def pipeline(tmp_path, monkeypatch):
+    """A bronze of three batches, in one file each, with rows of two games of their own and of one that all have."""
+    made = replace(without_spark(tmp_path), get_spark=lambda: None)
+    for batch in (1, 2, 3):
+        put(made.bronze, {"game_name": [f"a{batch}", f"b{batch}", "uno"], "_batch": [batch] * 3}, {Txn.BATCH: batch})
+    monkeypatch.setattr(FileRows, "numbers", lambda *_: None)
+    monkeypatch.setattr(module, "stage", lambda _, task: task)
+    monkeypatch.setattr(Staging, "rows", spark_reads)
+    return made
+
+
+def staging(pipeline, above=0, rules=(), **options):
+    source = SilverInput.of(pipeline, pipeline.bronze.open())
+    source.__dict__["rules"] = SimpleNamespace(rules=rules, has=lambda _: False, out_of_stack=lambda _: [])
+    options = {"routing": Routing(), "games": 0, "starts": None} | options
+    return Staging(source, above, decisions=Decisions.read(pipeline, source.bronze.key), **options)
+
+
+def test_workers_read_the_files_with_later_batches_each_once(pipeline, monkeypatch):
+    monkeypatch.setattr(job, "TASK_ROWS", 2)
+    monkeypatch.setattr(job, "MIN_ROWS_UNSHUFFLED", 0)
+    work = staging(pipeline, above=1)
+    tasks = work.stage().source.tasks
+    assert len(tasks) == 3, "six rows"
+    found = sorted((part.path, part.number, part.of) for parts in tasks for part in parts)
+    assert found == sorted((path, number, 2) for path in work.files.paths for number in (0, 1))
+    assert len(found) == 4, "the file of the first batch is left out"
+
+
+@pytest.mark.parametrize(
+    "needs_sql",
+    [
+        {"starts": {"uno": Start(None, None, 0)}},
+        {"left_out": frozenset({"uno"})},
+        {"rules": (Rule(name="r", sql="true"),)},
+        {"games": 10**9},
+    ],
+)
+def test_spark_reads_where_its_plan_chooses_changes_or_shuffles_rows(pipeline, monkeypatch, needs_sql):
+    monkeypatch.setattr(job, "TASK_ROWS", 2)
+    with pytest.raises(SparkReadsError):
+        staging(pipeline, **needs_sql).stage()
+
+
+def test_of_an_unknown_number_of_games_those_in_a_sample_of_a_large_load_are_counted(pipeline, monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "is_shuffled", lambda rows, games: asked.append((rows, games)))
+    staging(pipeline).stage()
+    monkeypatch.setattr(module, "TASK_ROWS", 2)
+    staging(pipeline).stage()
+    monkeypatch.setattr(module, "SAMPLED_FILES", 1)
+    staging(pipeline).stage()
+    staging(pipeline, games=5).stage()
+    assert asked == [(9, 0), (9, 7), (9, 3), (9, 5)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "games", "shuffled"),
+    [
+        (500_000, 10_000, False),  # one task
+        (2_000_000, 10, False),
+        (2_000_000, 500, False),
+        (2_000_000, 501, True),  # fewer than a thousand rows in a file
+        (50_000_000, 41, True),  # more than 4,096 files
+        (10**9, 0, False),
+    ],
+)
+def test_rows_are_shuffled_if_there_would_be_many_files_or_small_ones(rows, games, shuffled):
+    assert is_shuffled(rows, games) is shuffled
