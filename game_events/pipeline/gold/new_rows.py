@@ -26,6 +26,8 @@ from game_events.spark.schemas import nullable, quoted
 
 #: The column that names the game while rows of several games are in one plan.
 GAME = "_game"
+#: Spark's column about a row's file, which no schema has.
+HIDDEN = "_metadata"
 _NAME, _FROM = "_limit_game", "_limit_batch"
 #: Rows of silver for each task. One task needs no shuffle, which costs some 100 ms.
 TASK_ROWS = 250_000
@@ -75,10 +77,15 @@ def _by_size_of_file(pipeline: Pipeline, files: Mapping[str, FileSelection], col
     return rows.unionByName(read_files(pipeline.spark, large, columns)) if large else rows
 
 
-def columns_of_measures(aggregate: GoldAggregate, columns: Iterable[str]) -> set[str]:
-    """The columns that an aggregate's keys and measures may use: those whose names its SQL has; for a `*`, all of them."""
+def columns_of_measures(aggregate: GoldAggregate, columns: Iterable[str]) -> set[str] | None:
+    """The columns that an aggregate's keys and measures may use: those whose names its SQL has; for a `*`, all of them.
+
+    None: the SQL asks what only Spark knows of a file.
+    """
     text = " ".join([*aggregate.keys, *(measure.of for measure in aggregate.measures.values())])
     words = _words(text)
+    if HIDDEN in words:
+        return None
     return {name for name in columns if "*" in text or _words(name) <= words}
 
 

@@ -32,3 +32,8 @@ def test_the_columns_that_a_measure_may_use_are_those_whose_names_its_sql_has(ex
 def test_columns_of_all_measures_are_used():
     aggregate = GoldAggregate("a", "merge", measures={"one": sum_of("score"), "two": max_of("level")})
     assert columns_of_measures(aggregate, COLUMNS) == {"score", "Level"}
+
+
+def test_of_a_measure_about_rows_files_no_columns_are_known_so_spark_reads_them():
+    aggregate = GoldAggregate("a", "merge", measures={"one": count(), "two": max_of("_Metadata.file_path")})
+    assert columns_of_measures(aggregate, COLUMNS) is None
