@@ -102,7 +102,7 @@ class Staging:
         Raises:
             WorkerCrashError: a worker's process ended.
             ExtensionError: a transformation failed, or a rule ran out of stack.
-        TransientError, ConfigurationError: the object store failed, not this code.
+            TransientError, ConfigurationError: the object store failed, not this code.
         """
         source, starts, schema = self.source, self.starts, self.source.schema
         entity, spark = source.pipeline.settings.entity_column, source.pipeline.spark
@@ -114,10 +114,10 @@ class Staging:
         split = _split(source, held=held is not None)
         task = FanOut(source.pipeline.lakehouse, "silver", entity, schema, self.routing, split=split, choice=source.choice)
         try:
-            if split is None and self._is_plain and not is_shuffled(self.files.rows, games):
-                only = self.routing.only if part is None else frozenset(part)
+            # A part is what is left of a job that crashed: its workers get no row of another game.
+            if split is None and part is None and self._is_plain and not is_shuffled(self.files.rows, games):
                 read = self.file_rows()
-                return stage(read.numbers(spark), replace(task, source=read, routing=replace(self.routing, only=only)))
+                return stage(read.numbers(spark), replace(task, source=read))
             rows = self.rows() if part is None else self.rows().where(self._named(part))
             rows = _prepared(source, rows, held, split)
             records, small = self.arrow_batches()

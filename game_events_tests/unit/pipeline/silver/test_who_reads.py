@@ -74,6 +74,11 @@ def test_spark_reads_where_its_plan_chooses_changes_or_shuffles_rows(pipeline, m
         staging(pipeline, **needs_sql).stage()
 
 
+def test_after_a_crash_workers_get_rows_of_the_chosen_games_only_so_spark_reads(pipeline):
+    with pytest.raises(SparkReadsError):
+        staging(pipeline).stage({"uno"})
+
+
 def test_of_an_unknown_number_of_games_those_in_a_sample_of_a_large_load_are_counted(pipeline, monkeypatch):
     asked = []
     monkeypatch.setattr(module, "is_shuffled", lambda rows, games: asked.append((rows, games)))
