@@ -111,10 +111,12 @@ class FanOut(WorkerJob[FanOutResult]):
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
         """Write the rows: the batches, or those of the files of these tasks."""
-        rows = iter(batches)
+        sent = rows = iter(batches)
         if self.source is not None:
-            rows = (batch for table in self.source.of_tasks(rows) for batch in table.to_batches())
-        return _Stage(self).run(rows)
+            rows = (batch for table in self.source.of_tasks(sent) for batch in table.to_batches())
+        result = _Stage(self).run(rows)
+        deque(sent, maxlen=0)  # of a crowded pass: Spark sends the others all the same
+        return result
 
 
 def tasks_for(row_count: int) -> int:
@@ -199,8 +201,7 @@ class _Stage:
                     writer.abort()
             for game in self._new & self._writers.keys():
                 remove_empty_folder(self._task.table(game))
-            deque(batches, maxlen=0)  # the driver decides which names are admitted, and runs the job again
-            return FanOutResult(crowded=True)
+            return FanOutResult(crowded=True)  # the driver decides which names are admitted, and runs the job again
         self._result.files, self._result.rejected = self._closed(self._writers), self._closed(self._rejected)
         return self._result
 

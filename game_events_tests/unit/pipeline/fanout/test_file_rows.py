@@ -13,6 +13,7 @@ from game_events.lakehouse.data.staging import ROW_GROUP_ROWS, StagedWriter
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.fanout.file_rows import FilePart, FileRows, dealt
 from game_events.pipeline.fanout.job import FanOut
+from game_events.pipeline.fanout.routing import Routing
 from game_events_tests.support.worker_jobs import run
 
 SCHEMA = pa.schema([("game_name", pa.string()), ("level", pa.int64()), ("_batch", pa.int64())])
@@ -98,3 +99,10 @@ def test_a_fan_out_writes_the_rows_of_files_as_it_writes_rows_that_spark_sends(l
     sent = run(FanOut(lakehouse, "silver", "game_name", SCHEMA), list(read(numbers(0))))
     assert {game: result.rows(game) for game in result.games} == {game: sent.rows(game) for game in sent.games}
     assert {game: result.rows(game) for game in result.games} == {"uno": 5, "go": 3}
+
+
+def test_a_fan_out_that_meets_too_many_names_reads_no_further_files(lakehouse):
+    path = written(lakehouse, "bronze_events", numbered("uno", range(5)))
+    read = FileRows(lakehouse, SCHEMA, [[FilePart("bronze_events", path), FilePart("bronze_events", "not read")]])
+    task = FanOut(lakehouse, "silver", "game_name", SCHEMA, Routing(room=0), source=read, sort_rows=1)
+    assert run(task, numbers(0)).crowded
