@@ -30,11 +30,12 @@ from game_events.pipeline.quality.judging import RuleSplit, Splitter
 from game_events.pipeline.reporting.merging import Summed, add_counts, by_key, extend, merge, merged
 from game_events.pipeline.reporting.tables import RuleCounts
 
-#: Rows of one task.
-TASK_ROWS = 500_000
+#: Rows of one task. Where its files would have fewer rows than `FILE_ROWS`, there are fewer tasks, of more rows.
+TASK_ROWS, MOST_TASK_ROWS = 500_000, 2_000_000
+FILE_ROWS, FEWEST_TASKS = 10_000, 2
 #: With more files than this, or fewer rows in a file, the rows are shuffled by game first: each file costs 2 to 3 ms to write
 #: and to read again, and a request each of an object store; each shuffled row 4 us.
-MAX_FILES_UNSHUFFLED, MIN_ROWS_UNSHUFFLED = 4_096, 1_000
+MAX_FILES_UNSHUFFLED, MIN_ROWS_UNSHUFFLED = 16_384, 1_000
 #: Parts of a game after the shuffle, so that one game with most of the rows does not land in one task.
 SALTS = 4
 #: Rows and bytes sorted at a time: large enough that a game's part is more than a handful of rows.
@@ -119,14 +120,16 @@ class FanOut(WorkerJob[FanOutResult]):
         return result
 
 
-def tasks_for(row_count: int) -> int:
-    """Number of tasks for so many rows."""
-    return max(1, -(-row_count // TASK_ROWS))
+def tasks_for(row_count: int, games: int) -> int:
+    """Number of tasks for so many rows of so many games, both estimates; 0 games: unknown, or the rows are shuffled."""
+    most = max(1, -(-row_count // TASK_ROWS))
+    fewest = max(FEWEST_TASKS, -(-row_count // MOST_TASK_ROWS))
+    return min(most, max(fewest, row_count // (games * FILE_ROWS))) if games else most
 
 
 def is_shuffled(row_count: int, games: int) -> bool:
-    """Whether rows of so many games are brought together by game before they are written; both numbers are estimates."""
-    tasks = tasks_for(row_count)
+    """Whether rows of so many games are brought together by game before they are written."""
+    tasks = tasks_for(row_count, games)
     files = tasks * games
     return tasks > 1 and (files > MAX_FILES_UNSHUFFLED or row_count < files * MIN_ROWS_UNSHUFFLED)
 
@@ -134,12 +137,11 @@ def is_shuffled(row_count: int, games: int) -> bool:
 def spread(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str) -> DataFrame:
     """The rows in as many tasks as their number asks for.
 
-    `row_count`, `games`: as for `is_shuffled`. `salt`: column by which a game's rows are spread over several tasks.
+    `row_count`, `games`: as for `tasks_for`. `salt`: column by which a game's rows are spread over several tasks.
     """
-    tasks = tasks_for(row_count)
     if not is_shuffled(row_count, games):
-        return rows.coalesce(tasks)
-    keys = [F.col(task.game_column)]
+        return rows.coalesce(tasks_for(row_count, games))
+    keys, tasks = [F.col(task.game_column)], tasks_for(row_count, 0)
     if games < tasks * SALTS:
         keys.append(F.pmod(F.hash(salt), F.lit(SALTS)))
     return rows.repartition(tasks, *keys)

@@ -116,7 +116,7 @@ class Staging:
         try:
             # A part is what is left of a job that crashed: its workers get no row of another game.
             if split is None and part is None and self._is_plain and not is_shuffled(self.files.rows, games):
-                read = self.file_rows()
+                read = self.file_rows(tasks_for(self.files.rows, games))
                 return stage(read.numbers(spark), replace(task, source=read))
             rows = self.rows() if part is None else self.rows().where(self._named(part))
             rows = _prepared(source, rows, held, split)
@@ -137,17 +137,18 @@ class Staging:
         """Whether nothing in Spark's SQL chooses or changes the rows, apart from rules."""
         return self.starts is None and not self.left_out and not self.source.pipeline.extensions.transformations
 
-    def file_rows(self) -> FileRows:
-        """The rows for workers that read bronze's files themselves."""
+    def file_rows(self, tasks: int) -> FileRows:
+        """The rows for workers that read bronze's files themselves, in so many tasks."""
         pipeline, files = self.source.pipeline, self.files
+        rows = max(1, files.rows // tasks)
         parts = [
             FilePart(pipeline.bronze.key, path, number, of)
             for file, path in zip(files.data, files.paths, strict=True)
-            for of in [tasks_for(file.rows or 0)]
+            for of in [max(1, -(-(file.rows or 0) // rows))]
             for number in range(of)
         ]
         above = None if files.exact else self.above
-        return FileRows(pipeline.lakehouse, self.source.base, dealt(parts, tasks_for(files.rows)), above)
+        return FileRows(pipeline.lakehouse, self.source.base, dealt(parts, tasks), above)
 
     def _games_in_sample(self) -> int:
         """Number of names in the first row group of some files. In a first load it decides whether to shuffle."""

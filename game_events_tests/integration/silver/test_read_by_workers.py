@@ -53,8 +53,9 @@ def test_rows_of_every_type_are_the_same_by_spark_and_by_workers(make_settings, 
     if many:
         monkeypatch.setattr(job, "TASK_ROWS", 100)
         monkeypatch.setattr(job, "MIN_ROWS_UNSHUFFLED", 1)
+        monkeypatch.setattr(job, "FILE_ROWS", 1)
     by_workers, asked = [], Staging.file_rows
-    monkeypatch.setattr(Staging, "file_rows", lambda work: by_workers.append(asked(work)) or by_workers[-1])
+    monkeypatch.setattr(Staging, "file_rows", lambda *given: by_workers.append(asked(*given)) or by_workers[-1])
     found = {}
     for how in ("workers", "Spark"):
         if how == "Spark":

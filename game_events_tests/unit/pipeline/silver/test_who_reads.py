@@ -10,7 +10,7 @@ import pytest
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.pipeline.fanout import job
 from game_events.pipeline.fanout.file_rows import FileRows
-from game_events.pipeline.fanout.job import is_shuffled
+from game_events.pipeline.fanout.job import is_shuffled, tasks_for
 from game_events.pipeline.fanout.routing import Routing
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.silver import stage as module
@@ -96,11 +96,30 @@ def test_of_an_unknown_number_of_games_those_in_a_sample_of_a_large_load_are_cou
     [
         (500_000, 10_000, False),  # one task
         (2_000_000, 10, False),
-        (2_000_000, 500, False),
-        (2_000_000, 501, True),  # fewer than a thousand rows in a file
-        (50_000_000, 41, True),  # more than 4,096 files
+        (2_000_000, 1_000, False),
+        (2_000_000, 1_001, True),  # fewer than a thousand rows in a file
+        (50_000_000, 655, False),
+        (50_000_000, 656, True),  # more than 16,384 files
         (10**9, 0, False),
     ],
 )
 def test_rows_are_shuffled_if_there_would_be_many_files_or_small_ones(rows, games, shuffled):
     assert is_shuffled(rows, games) is shuffled
+
+
+@pytest.mark.parametrize(
+    ("rows", "games", "tasks"),
+    [
+        (0, 5, 1),
+        (500_000, 1_000, 1),
+        (500_001, 10, 2),
+        (2_000_000, 10, 4),
+        (2_000_000, 100, 2),
+        (2_000_000, 0, 4),  # the games are not known
+        (2_000_000, 10_000, 2),  # several cores have work
+        (50_000_000, 100, 50),
+        (50_000_000, 10_000, 25),  # a task has two million rows at most
+    ],
+)
+def test_there_are_fewer_tasks_where_each_would_write_small_files(rows, games, tasks):
+    assert tasks_for(rows, games) == tasks
