@@ -90,7 +90,7 @@ def ahead(items: Iterable[T], work: Callable[[T], R]) -> Iterator[R]:
                 result = under_way.popleft().result()
                 under_way += (pool.submit(work, item) for item in islice(waiting, 1))
                 yield result
-        finally:  # an error, or nobody takes the other results
+        finally:  # after an error, or if the caller takes no more results
             for one in under_way:
                 one.cancel()
 
