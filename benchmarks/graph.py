@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.arena import Arena
 from benchmarks.baseline.client import Baseline, baseline
 from benchmarks.figures import Figure, Step, Target, ratio
-from benchmarks.layers import kafka_to_nothing, whole_topic
+from benchmarks.layers import reference_to_nothing, whole_topic
 from benchmarks.memory import peak_of
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
@@ -55,7 +55,7 @@ def graph(arena: Arena) -> list[Figure]:
 def _source(arena: Arena, pair: int, games: int) -> None:
     with arena.lakehouse() as root:
         pipeline = arena.pipeline(arena.topic(games), root)
-        arena.timed(SOURCE, games, pair, lambda: kafka_to_nothing(pipeline))
+        arena.timed(SOURCE, games, pair, lambda: reference_to_nothing(pipeline))
 
 
 def _ours(arena: Arena, pair: int, games: int) -> None:

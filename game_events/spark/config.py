@@ -131,6 +131,8 @@ def session_config(settings: Settings) -> dict[str, str]:
         # For small jobs; large ones set their number of tasks by their rows.
         "spark.sql.shuffle.partitions": "8",
         "spark.sql.debug.maxToStringFields": "50",
+        # Spark's default without Kafka: the newer reader does not convert each record to Java objects and back.
+        "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
         # A crashed worker logs its stack.
         "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     }

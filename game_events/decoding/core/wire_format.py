@@ -191,9 +191,10 @@ class _Frames:
             ids: list[SchemaId] = [str(uuid.UUID(bytes=item.tobytes())) if number else int(item) for item in found]
             parts = [mine]
             if len(ids) > 1:
-                # One sort for all ids.
+                # One sort for all ids; numpy sorts 16-bit numbers in linear time.
                 inverse = inverse.reshape(-1)
-                parts = np.split(mine[np.argsort(inverse, kind="stable")], np.cumsum(np.bincount(inverse))[:-1])
+                ranks = inverse.astype(np.uint16) if len(ids) <= np.iinfo(np.uint16).max else inverse
+                parts = np.split(mine[np.argsort(ranks, kind="stable")], np.cumsum(np.bincount(inverse))[:-1])
             for schema_id, members in zip(ids, parts, strict=True):
                 if schema_id in indexless:
                     self._groups.append(FrameGroup(schema_id, (), prefix, members))

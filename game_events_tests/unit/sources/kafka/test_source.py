@@ -73,6 +73,36 @@ def test_a_pattern_matches_whole_names_and_never_kafkas_own_and_a_topic_that_goe
         source(broker, kafka_topic_pattern="z.*").snapshot()
 
 
+class Reader:
+    """A fake of Spark and its DataFrameReader that notes the options."""
+
+    def __init__(self):
+        self.read, self.options = self, {}
+
+    def format(self, _):
+        return self
+
+    def option(self, name, value):
+        self.options[name] = value
+        return self
+
+    def load(self):
+        return self
+
+    def selectExpr(self, *_):  # noqa: N802 - Spark's own name
+        return self
+
+
+def test_a_poll_holds_more_records_only_as_long_as_all_are_small_and_users_have_the_last_word():
+    split = Split("a", "id of a", 0)
+    batch = MicroBatch({split: 0}, {split: 3}, {})
+    for given, small, most in (({}, True, "2000"), ({}, False, None), ({"max.poll.records": "2"}, True, "2")):
+        reader, found = Reader(), source(Broker(a=1), kafka_options=given)
+        found.small_records = small
+        found.read(reader, batch)
+        assert reader.options.get("kafka.max.poll.records") == most
+
+
 def test_partitions_that_are_assigned_are_these_and_one_that_is_not_there_is_named():
     found = source(Broker(a=3, b=1), kafka_assign={"a": [2, 0]}).snapshot()
     assert places(found) == [("a", "id of a", 0), ("a", "id of a", 2)]
