@@ -27,7 +27,8 @@ from game_events.spark.config import changed
 GAMES = (10, 100, 1_000)
 SCAN, SILVER, GOLD, UNIFIED = "Delta scan to nothing", "silver", "gold", "unified gold"
 #: The source alone, in three ways (see the functions), and bronze.
-DEFAULTS, REFERENCE, OWN = "Kafka to nothing, Spark's defaults", "Kafka to nothing, reference", "Kafka to nothing, as bronze reads"
+DEFAULTS, REFERENCE = "Kafka to nothing, Spark's defaults", "Kafka to nothing, reference"
+OWN = "Kafka to nothing, as bronze reads"
 BRONZE = "bronze"
 #: Options of Kafka with which bronze read when its goals were set.
 REFERENCE_OPTIONS = {"fetch.max.wait.ms": "10", "max.poll.records": "500"}

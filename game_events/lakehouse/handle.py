@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.table import ProtocolVersions
 
 from game_events.lakehouse.log_entries import COMMIT_ID, Entry, entry_of
+from game_events.lakehouse.made_table import MadeTable
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import is_remote
 
@@ -88,7 +89,8 @@ class Handle(DeltaTable):
     """A version of a table; what was read of it is read once.
 
     After a commit of this process (`moved`) the handle has the next version, without reading it from the log: columns and
-    properties are as before, transaction ids and files are known. delta-rs reads the entries when it is asked for more.
+    properties are as before, transaction ids and files are known. delta-rs reads the entries when it is asked for more; a table
+    that this process has made is opened only then.
 
     Attributes:
         first: the version that was opened; `version()` is later once a commit has moved it.
@@ -98,18 +100,24 @@ class Handle(DeltaTable):
         store: the table's folder in an object store, by the connections and credentials of this handle; None: a local table.
     """
 
-    def __init__(self, uri: str, options: dict[str, str]) -> None:
+    _read: RawDeltaTable | MadeTable
+
+    def __init__(self, uri: str, options: dict[str, str], made: MadeTable | None = None) -> None:
+        """`made`: the local table, if this process has just made it; None: it is opened."""
         #: After own commits: the version that delta-rs has read, and the one that this handle has.
         self._moved = -1, -1
         self._made: tuple[int, dict[Any, Any]] = -1, {}
         self._uri = uri
-        super().__init__(uri, storage_options=options)
+        if made is None:
+            super().__init__(uri, storage_options=options)
+        else:
+            self._read, self._storage_options = made, options
         self.first = self.version()
         self.good_until_s = time.monotonic() + min(LONGEST_S, log_retention_s(self) / 2)
         self.entry: tuple[int, Entry | None] | None = None
         remote = is_remote(uri)
-        self.store = pafs.PyFileSystem(DeltaStorageHandler.from_table(self._read, options)) if remote else None
-        self._transactions: tuple[int, dict[str, int | None]] = -1, {}
+        self.store = pafs.PyFileSystem(DeltaStorageHandler.from_table(self._table, options)) if remote else None
+        self._transactions: tuple[int, dict[str, int | None]] = (-1, {}) if made is None else (0, dict(made.transactions))
         self._newest: tuple[int, Mapping[str, Any]] = -1, {}
         self._files: tuple[int, tuple[DataFile, ...] | None] = -1, None
 
@@ -121,17 +129,20 @@ class Handle(DeltaTable):
             DeltaError: another commit has that version now, as the table was deleted and made again. Its entries after those of
                 the old table would be neither of the two.
         """
-        read, version = self._moved
-        if self._read.version() == read:
-            noted = self.entry
+        table, known = self._read, self._read.version()
+        if isinstance(table, MadeTable) or known == self._moved[0]:
+            version, noted = self.version(), self.entry
             if noted is not None and noted[0] == version and entry_of(self._uri, self.store, version) != noted[1]:
                 raise DeltaError(f"version {version} of {self._uri} is gone: was the table deleted, or made again?")
-            self._read.load_version(version)
-            if self._made[0] == read:  # columns and properties are as they were
+            if isinstance(table, MadeTable):
+                table = self._read = DeltaTable(self._uri, version, self._storage_options)._table
+            else:
+                table.load_version(version)
+            if self._made[0] == known:  # columns and properties are as they were
                 self._made = version, self._made[1]
             # delta-rs may go back to the version that it had read (`load_as_version`).
             self._moved = -1, -1
-        return self._read
+        return table
 
     @_table.setter
     def _table(self, table: RawDeltaTable) -> None:
@@ -153,7 +164,7 @@ class Handle(DeltaTable):
 
     def metadata(self) -> Metadata:
         """Metadata, which `moved` leaves as they are."""
-        return Metadata(self._read)
+        return Metadata(cast("RawDeltaTable", self._read))
 
     def protocol(self) -> ProtocolVersions:
         """Protocol, which `moved` leaves as it is."""
@@ -236,7 +247,7 @@ class Handle(DeltaTable):
         """Value of a transaction id; read once for a version, as delta-rs reads the log for each, in half a millisecond."""
         known = self._known()
         if app_id not in known:
-            known[app_id] = super().transaction_version(app_id)
+            known[app_id] = None if isinstance(self._read, MadeTable) else super().transaction_version(app_id)
         return known[app_id]
 
     def note_after(self, sets: Mapping[str, int]) -> dict[str, str]:

@@ -25,6 +25,7 @@ from game_events.lakehouse.descriptions import comments_of, describe, described
 from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.handle import Handle, log_retention_s, note_of, of_columns
 from game_events.lakehouse.log_entries import COMMIT_ID, Entry
+from game_events.lakehouse.made_table import MadeTable
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
 from game_events.lakehouse.storage.errors import storage_error
 from game_events.lakehouse.tables import Table, files_of, paths, table_id
@@ -117,12 +118,12 @@ class _Attempt:
 
 @dataclass(frozen=True)
 class _Written:
-    """A visible commit of `changes` after a handle's version, or the first one (None).
+    """A visible commit of `changes` after a handle's version, or the first one, of a table that this process has made.
 
     `entry`: the log entry, if this process has written it itself.
     """
 
-    handle: DeltaTable | None
+    after: DeltaTable | MadeTable
     changes: Changes
     entry: Entry | None
 
@@ -232,7 +233,7 @@ def _create(plan: Commit, attempt: _Attempt) -> _Written | None:
     changes = _changes(plan, attempt, noted)
     failpoints.reach("before_create", plan.table.name)
     attempt.sent = True
-    entry = make_table(
+    made = make_table(
         plan.table,
         _new_columns(plan),
         changes,
@@ -240,7 +241,7 @@ def _create(plan: Commit, attempt: _Attempt) -> _Written | None:
         partition_by=plan.partition_by,
         replaces=not first,
     )
-    return None if entry is None else _Written(None, changes, entry)
+    return None if made is None else _Written(made[0], changes, made[1])
 
 
 def _is_visible(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool) -> bool:
@@ -303,13 +304,15 @@ def _comments(handle: DeltaTable) -> dict[str, str]:
 
 def _moved(table: Table, written: _Written) -> Handle | None:
     """The handle on the version that was written; its log gets a checkpoint, and is shortened, if that is due."""
-    handle, changes = written.handle, written.changes
+    handle, changes = written.after, written.changes
     files = [file.data_file() for file in changes.files]
+    if isinstance(handle, MadeTable):
+        made = Handle(table.uri, table.options, handle)
+        table.note_entry(made, written.entry)
+        made.note_commit(changes.info, tuple(files))
+        return made
     if not isinstance(handle, Handle):
-        opened = table.open()
-        if opened is not None and opened.entry == (0, written.entry):  # no other commit has followed
-            opened.note_commit(changes.info, tuple(files))
-        return opened
+        return table.open()
     handle.moved(changes.advance, changes.info, files, frozenset(changes.removed))
     table.note_entry(handle, written.entry)
     interval = CHECKPOINT_COMMITS if handle.version() == handle.first + 1 else KEPT_CHECKPOINT_COMMITS

@@ -32,13 +32,14 @@ from deltalake.transaction import (
 from game_events.lakehouse.data.staging import StagedFile, partition_of
 from game_events.lakehouse.handle import Handle, of_columns
 from game_events.lakehouse.log_entries import UNFINISHED, Entry, entry_of, identity_of, path_of
+from game_events.lakehouse.made_table import PLAIN_WRITER, MadeTable
 from game_events.lakehouse.retention import KEEP_LOG, PROPERTIES
 from game_events.lakehouse.tables import Table
 
 #: Features that ask nothing of a writer, or nothing without a property or a column's metadata, which are looked at.
 _PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
-#: Versions of the protocol for readers and for writers without features, and the one for writers that lists them.
-_PLAIN_READER, _PLAIN_VERSION, _LISTED_VERSION = 1, 2, 7
+#: Version of the protocol for writers that lists features.
+_LISTED_VERSION = 7
 #: Types of columns, and of what is in them, that take no feature. Source: Delta Lake protocol, "Schema Serialization Format".
 _TYPE = re.compile(r'"(?:type|elementType|keyType|valueType)":"([^"]*)"')
 _PLAIN_TYPE = re.compile(
@@ -119,10 +120,12 @@ def write_version(table: Table, handle: DeltaTable, changes: Changes) -> Entry |
 
 def make_table(
     table: Table, columns: Schema, changes: Changes, *, description: str | None, partition_by: Sequence[str], replaces: bool
-) -> Entry | None:
+) -> tuple[MadeTable, Entry] | None:
     """Make a table with these columns and files.
 
-    `replaces`: in place of another table, as the next version of its log; else as version 0. Returns as `write_version`.
+    `replaces`: in place of another table, as the next version of its log; else as version 0.
+
+    Returns the table and the identity of its log entry if it was made here; None: delta-rs has made it.
 
     Raises:
         CommitFailedError, DeltaError: there is a table already.
@@ -130,9 +133,10 @@ def make_table(
     """
     properties = {"delta.dataSkippingNumIndexedCols": "32", **table.retention.properties(table.key)}
     if table.is_local and not replaces and _are_plain(changes) and _are_plain_columns(columns, partition_by):
-        begins = _first_actions(table, columns, description, partition_by, properties)
+        identity, about = str(uuid.uuid4()), (table.name, description)
+        made = MadeTable(table.uri, columns, identity, *about, list(partition_by), _now_ms(), properties, dict(changes.advance))
         commit, *others = _actions(changes, _CREATE)
-        return _begin(table, [commit, *begins, *others], has_files=bool(changes.files))
+        return made, _begin(table, [commit, *made.actions(), *others], has_files=bool(changes.files))
     create_table_with_add_actions(
         table.uri,
         columns,
@@ -160,7 +164,7 @@ def _is_plain(table: DeltaTable) -> bool:
     if protocol.min_writer_version == _LISTED_VERSION:
         known = _PLAIN_FEATURES.issuperset(protocol.writer_features or ())
     else:
-        known = protocol.min_writer_version <= _PLAIN_VERSION
+        known = protocol.min_writer_version <= PLAIN_WRITER
     # Invariants, generated columns, identities: in the metadata of columns, nested ones, too.
     return known and table.metadata().configuration.keys() <= PROPERTIES and '"delta.' not in table.schema().to_json()
 
@@ -202,25 +206,6 @@ def _actions(changes: Changes, operation: Mapping[str, Any]) -> Iterator[dict[st
         yield {"remove": {"path": path, "deletionTimestamp": now, "dataChange": rows_change, "extendedFileMetadata": False}}
     for app, to in changes.advance.items():
         yield {"txn": {"appId": app, "version": to}}
-
-
-def _first_actions(
-    table: Table, columns: Schema, description: str | None, partition_by: Sequence[str], properties: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
-    """What the first entry has beside its commit."""
-    yield {"protocol": {"minReaderVersion": _PLAIN_READER, "minWriterVersion": _PLAIN_VERSION}}
-    yield {
-        "metaData": {
-            "id": str(uuid.uuid4()),
-            "name": table.name,
-            "description": description,
-            "format": {"provider": "parquet", "options": {}},
-            "schemaString": columns.to_json(),
-            "partitionColumns": list(partition_by),
-            "createdTime": _now_ms(),
-            "configuration": dict(properties),
-        }
-    }
 
 
 def _begin(table: Table, actions: Iterable[dict[str, Any]], *, has_files: bool) -> Entry:
