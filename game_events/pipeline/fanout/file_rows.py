@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,15 +36,24 @@ def dealt(parts: Sequence[FilePart], tasks: int) -> list[Sequence[FilePart]]:
     return [parts[number::tasks] for number in range(tasks)]
 
 
+def in_share(games: pa.ChunkedArray, share: int, shares: int) -> pa.Array:
+    """Which of the rows' games are in a share; each name, NULL too, is in one."""
+    codes = games.combine_chunks().dictionary_encode(null_encoding="encode")
+    mine = [crc32(str(name).encode()) % shares == share for name in codes.dictionary.to_pylist()]
+    return pa.array(mine, pa.bool_()).take(codes.indices)
+
+
 @dataclass(frozen=True)
 class FileRows:
     """The rows of files, by task; picklable.
 
     Attributes:
         schema: columns of the rows; what a file lacks is NULL.
-        tasks: the files of each task.
+        tasks: the files of each task, or of each group of `shares` tasks.
         above: only rows of later bronze batches; None: all rows.
         few: each file has few rows: in an object store several are read at the same time.
+        shares: tasks that read the same files, each the rows of its share of the games.
+        game_column: with `shares`: names the game.
     """
 
     lakehouse: Lakehouse
@@ -51,10 +61,13 @@ class FileRows:
     tasks: Sequence[Sequence[FilePart]]
     above: int | None = None
     few: bool = False
+    shares: int = 1
+    game_column: str = ""
 
     def numbers(self, spark: SparkSession) -> DataFrame:
         """The numbers of the tasks, each in a task of Spark's."""
-        return spark.range(0, len(self.tasks), 1, len(self.tasks))
+        tasks = len(self.tasks) * self.shares
+        return spark.range(0, tasks, 1, tasks)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: numbers of tasks -> their rows."""
@@ -62,10 +75,12 @@ class FileRows:
 
     def of_tasks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """The rows of the tasks of these numbers."""
-        parts = [part for batch in batches for number in batch.column(0).to_pylist() for part in self.tasks[number]]
-        read = (rows for tables in ahead(parts, self._whole) for rows in tables) if self.few else self._one_by_one(parts)
-        for rows in read:
-            yield rows if self.above is None else rows.filter(pc.greater(rows.column("_batch"), self.above))
+        for group, share in (divmod(n, self.shares) for batch in batches for n in batch.column(0).to_pylist()):
+            parts = self.tasks[group]
+            read = (rows for tables in ahead(parts, self._whole) for rows in tables) if self.few else self._one_by_one(parts)
+            for rows in read:
+                later = rows if self.above is None else rows.filter(pc.greater(rows.column("_batch"), self.above))
+                yield later if self.shares == 1 else later.filter(in_share(later.column(self.game_column), share, self.shares))
 
     def _whole(self, part: FilePart) -> list[pa.Table]:
         return list(self._rows(part))

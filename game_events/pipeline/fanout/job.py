@@ -36,6 +36,10 @@ FILE_ROWS, FEWEST_TASKS = 10_000, 2
 #: With more files than this, or fewer rows in a file, the rows are shuffled by game first: each file costs 2 to 3 ms to write
 #: and to read again, and a request each of an object store; each shuffled row 4 us.
 MAX_FILES_UNSHUFFLED, MIN_ROWS_UNSHUFFLED = 16_384, 1_000
+#: Seconds that a game's file costs to write and to read again, and a row that a worker reads and leaves to another one.
+FILE_S, LEFT_ROW_S = 2e-3, 0.35e-6
+#: Share of the rows of one game, times the shares of the games, up to which tasks for shares have about as much to do.
+MOST_OF_ONE_GAME = 0.25
 #: Parts of a game after the shuffle, so that one game with most of the rows does not land in one task.
 SALTS = 4
 #: Rows and bytes sorted at a time: large enough that a game's part is more than a handful of rows.
@@ -127,11 +131,21 @@ def tasks_for(row_count: int, games: int) -> int:
     return min(most, max(fewest, row_count // (games * FILE_ROWS))) if games else most
 
 
-def is_shuffled(row_count: int, games: int) -> bool:
-    """Whether rows of so many games are brought together by game before they are written."""
+def shares_for(row_count: int, games: int, largest: float) -> int:
+    """How many tasks read the same files, each for its share of the games, which have fewer and larger files then.
+
+    `row_count`, `games`: as for `tasks_for`. `largest`: the share of the rows that one game has.
+    """
     tasks = tasks_for(row_count, games)
-    files = tasks * games
-    return tasks > 1 and (files > MAX_FILES_UNSHUFFLED or row_count < files * MIN_ROWS_UNSHUFFLED)
+    possible = (n for n in range(1, tasks + 1) if tasks % n == 0 and (n == 1 or n * largest <= MOST_OF_ONE_GAME))
+    return min(possible, key=lambda n: tasks // n * games * FILE_S + (n - 1) * row_count * LEFT_ROW_S)
+
+
+def is_shuffled(row_count: int, games: int, shares: int = 1) -> bool:
+    """Whether rows of so many games are brought together by game before they are written; `shares`: see `shares_for`."""
+    tasks = tasks_for(row_count, games)
+    files = tasks // shares * games
+    return tasks > shares and (files > MAX_FILES_UNSHUFFLED or row_count < files * MIN_ROWS_UNSHUFFLED)
 
 
 def spread(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str) -> DataFrame:

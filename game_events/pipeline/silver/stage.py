@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.event_columns import BRONZE_ONLY, HEADERS
 from game_events.lakehouse.event_expressions import NO_HEADERS
 from game_events.pipeline.fanout.file_rows import FilePart, FileRows, dealt
-from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, is_shuffled, spread, stage, tasks_for
+from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, is_shuffled, shares_for, spread, stage, tasks_for
 from game_events.pipeline.fanout.routing import Routing
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.quality.judging import APART, DECIDED, DISPOSITION, KEEP, READMIT, REJECT, RuleSplit
@@ -108,15 +109,15 @@ class Staging:
         entity, spark = source.pipeline.settings.entity_column, source.pipeline.spark
         asked = [game for game, start in (starts or {}).items() if start.redecide or start.decided > start.begin]
         held = self.decisions.held_rows(source.pipeline, asked) if asked else None
-        games = self.games if part is None else len(part)
-        if not games and self.files.rows > TASK_ROWS:
-            games = self._games_in_sample()
+        sample = self._games_in_sample() if self.files.rows > TASK_ROWS else Counter[object]()
+        games = (self.games if part is None else len(part)) or len(sample)
         split = _split(source, held=held is not None)
         task = FanOut(source.pipeline.lakehouse, "silver", entity, schema, self.routing, split=split, choice=source.choice)
         try:
             # A part is what is left of a job that crashed: its workers get no row of another game.
-            if split is None and part is None and self._is_plain and not is_shuffled(self.files.rows, games):
-                read = self.file_rows(tasks_for(self.files.rows, games))
+            shares = shares_for(self.files.rows, games, max(sample.values(), default=0) / max(1, sample.total()))
+            if split is None and part is None and self._is_plain and not is_shuffled(self.files.rows, games, shares):
+                read = self.file_rows(tasks_for(self.files.rows, games), shares)
                 return stage(read.numbers(spark), replace(task, source=read))
             rows = self.rows() if part is None else self.rows().where(self._named(part))
             rows = _prepared(source, rows, held, split)
@@ -137,10 +138,10 @@ class Staging:
         """Whether nothing in Spark's SQL chooses or changes the rows, apart from rules."""
         return self.starts is None and not self.left_out and not self.source.pipeline.extensions.transformations
 
-    def file_rows(self, tasks: int) -> FileRows:
-        """The rows for workers that read bronze's files themselves, in so many tasks."""
-        pipeline, files = self.source.pipeline, self.files
-        rows = max(1, files.rows // tasks)
+    def file_rows(self, tasks: int, shares: int = 1) -> FileRows:
+        """The rows for workers that read bronze's files themselves, in so many tasks; `shares` of them read the same files."""
+        pipeline, files, groups = self.source.pipeline, self.files, tasks // shares
+        rows = max(1, files.rows // groups)
         parts = [
             FilePart(pipeline.bronze.key, path, number, of)
             for file, path in zip(files.data, files.paths, strict=True)
@@ -148,15 +149,17 @@ class Staging:
             for number in range(of)
         ]
         above = None if files.exact else self.above
-        return FileRows(pipeline.lakehouse, self.source.base, dealt(parts, tasks), above)
+        by = pipeline.settings.entity_column
+        return FileRows(pipeline.lakehouse, self.source.base, dealt(parts, groups), above, shares=shares, game_column=by)
 
-    def _games_in_sample(self) -> int:
-        """Number of names in the first row group of some files. In a first load it decides whether to shuffle."""
+    def _games_in_sample(self) -> Counter[object]:
+        """Name -> rows in the first row group of some files. They decide how a large job divides its work."""
         bronze, entity = self.source.pipeline.bronze, self.source.base.field(self.source.pipeline.settings.entity_column)
-        some, names = self.files.paths[:: -(-len(self.files.paths) // SAMPLED_FILES)], set[object]()
+        some, names = self.files.paths[:: -(-len(self.files.paths) // SAMPLED_FILES)], Counter[object]()
         for rows in read_parts(bronze, pa.schema([entity]), some, share=(0, sys.maxsize)):
-            names.update(rows.column(0).unique().to_pylist())
-        return len(names)
+            found = rows.column(0).value_counts()
+            names.update(dict(zip(*(found.field(name).to_pylist() for name in ("values", "counts")), strict=True)))
+        return names
 
     def arrow_batches(self) -> tuple[int, bool]:
         """Rows of an Arrow batch, and whether they need no limit of bytes: small records, in columns without lists."""

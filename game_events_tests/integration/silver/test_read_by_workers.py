@@ -12,6 +12,7 @@ from game_events.pipeline.fanout import job
 from game_events.pipeline.fanout.routing import Routing
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.silver import stage
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.pipeline.silver.source import SilverInput
 from game_events.pipeline.silver.stage import Staging
@@ -48,10 +49,14 @@ def contents(lakehouse, games):
     return found
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["one task", "several tasks of a file"])
-def test_rows_of_every_type_are_the_same_by_spark_and_by_workers(make_settings, make_pipeline, monkeypatch, tmp_path, many):
+@pytest.mark.parametrize("how_many", ["one task", "several tasks of a file", "tasks that share the games"])
+def test_rows_of_every_type_are_the_same_by_spark_and_by_workers(make_settings, make_pipeline, monkeypatch, tmp_path, how_many):
+    many, shared = how_many != "one task", how_many == "tasks that share the games"
+    if shared:
+        monkeypatch.setattr(job, "MOST_OF_ONE_GAME", 100)
     if many:
-        monkeypatch.setattr(job, "TASK_ROWS", 100)
+        for part in (job, stage):
+            monkeypatch.setattr(part, "TASK_ROWS", 100)
         monkeypatch.setattr(job, "MIN_ROWS_UNSHUFFLED", 1)
         monkeypatch.setattr(job, "FILE_ROWS", 1)
     by_workers, asked = [], Staging.file_rows
@@ -73,7 +78,8 @@ def test_rows_of_every_type_are_the_same_by_spark_and_by_workers(make_settings, 
         assert report.rows("silver") == 3 * (40 + 60)
         found[how] = contents(pipeline.settings.lakehouse, GAMES)
     assert len(by_workers) == 2
-    assert [len(read.tasks) > 1 for read in by_workers] == [many] * 2
+    assert [len(read.tasks) * read.shares > 1 for read in by_workers] == [many] * 2
+    assert [read.shares > 1 for read in by_workers] == [shared] * 2
     assert found["workers"] == found["Spark"]
     assert {len(rows) for _, rows in found["workers"].values()} == {100}
 

@@ -69,6 +69,23 @@ def test_shares_of_a_file_are_its_row_groups_each_in_one_share(lakehouse):
     assert shares[6] == [], "more shares than row groups"
 
 
+@pytest.mark.parametrize("shares", [2, 5])
+def test_tasks_that_read_the_same_files_have_each_row_once_and_all_rows_of_a_game_in_one_of_them(lakehouse, shares):
+    games = [f"game_{n}" for n in range(20)]
+    rows = [{"game_name": game, "level": n, "_batch": n} for n in range(9) for game in (*games, None, "no/gäme")]
+    path = written(lakehouse, "bronze_events", rows)
+    parts = [[FilePart("bronze_events", path, number, 2)] for number in (0, 1)]
+    read = FileRows(lakehouse, SCHEMA, parts, above=2, shares=shares, game_column="game_name")
+    of_tasks = [[row for table in read.of_tasks(numbers(n)) for row in table.to_pylist()] for n in range(2 * shares)]
+    found = sorted((row["game_name"] or "", row["level"]) for rows in of_tasks for row in rows)
+    assert found == sorted((row["game_name"] or "", row["level"]) for row in rows if row["_batch"] > 2)
+    tasks = {
+        game: {n % shares for n, rows in enumerate(of_tasks) if any(r["game_name"] == game for r in rows)} for game in games
+    }
+    assert {len(of_game) for of_game in tasks.values()} == {1}
+    assert set.union(*tasks.values()) == set(range(shares)), "all tasks have work"
+
+
 def test_rows_of_earlier_batches_are_left_out(lakehouse):
     path = written(lakehouse, "bronze_events", numbered("uno", range(9)))
     job = FileRows(lakehouse, SCHEMA, [[FilePart("bronze_events", path)]], above=6)

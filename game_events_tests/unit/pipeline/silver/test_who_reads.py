@@ -10,7 +10,7 @@ import pytest
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.pipeline.fanout import job
 from game_events.pipeline.fanout.file_rows import FileRows
-from game_events.pipeline.fanout.job import is_shuffled, tasks_for
+from game_events.pipeline.fanout.job import is_shuffled, shares_for, tasks_for
 from game_events.pipeline.fanout.routing import Routing
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.silver import stage as module
@@ -69,7 +69,8 @@ def test_workers_read_the_files_with_later_batches_each_once(pipeline, monkeypat
     ],
 )
 def test_spark_reads_where_its_plan_chooses_changes_or_shuffles_rows(pipeline, monkeypatch, needs_sql):
-    monkeypatch.setattr(job, "TASK_ROWS", 2)
+    for part in (job, module):
+        monkeypatch.setattr(part, "TASK_ROWS", 2)
     with pytest.raises(SparkReadsError):
         staging(pipeline, **needs_sql).stage()
 
@@ -81,7 +82,7 @@ def test_after_a_crash_workers_get_rows_of_the_chosen_games_only_so_spark_reads(
 
 def test_of_an_unknown_number_of_games_those_in_a_sample_of_a_large_load_are_counted(pipeline, monkeypatch):
     asked = []
-    monkeypatch.setattr(module, "is_shuffled", lambda rows, games: asked.append((rows, games)))
+    monkeypatch.setattr(module, "is_shuffled", lambda rows, games, _: asked.append((rows, games)))
     staging(pipeline).stage()
     monkeypatch.setattr(module, "TASK_ROWS", 2)
     staging(pipeline).stage()
@@ -105,6 +106,34 @@ def test_of_an_unknown_number_of_games_those_in_a_sample_of_a_large_load_are_cou
 )
 def test_rows_are_shuffled_if_there_would_be_many_files_or_small_ones(rows, games, shuffled):
     assert is_shuffled(rows, games) is shuffled
+
+
+@pytest.mark.parametrize(
+    ("rows", "games", "largest", "shares"),
+    [
+        (500_000, 1_000, 0.0, 1),  # one task
+        (2_000_000, 100, 0.0, 1),  # reading all rows again would cost more than the files
+        (2_000_000, 1_000, 0.0, 2),
+        (2_000_000, 1_000, 0.13, 1),  # the tasks would not have as much to do
+        (2_000_000, 100_000, 0.0, 2),
+        (50_000_000, 1_000, 0.0, 1),
+        (50_000_000, 5_000, 0.0, 5),
+    ],
+)
+def test_tasks_share_files_where_a_game_would_have_several_small_ones(rows, games, largest, shares):
+    assert shares_for(rows, games, largest) == shares
+
+
+def test_rows_are_not_shuffled_where_a_game_has_one_file_anyway():
+    assert is_shuffled(2_000_000, 1_001, 1)
+    assert not is_shuffled(2_000_000, 1_001, 2)
+    assert is_shuffled(50_000_000, 5_000, 5), "five files for each game"
+
+
+def test_tasks_of_a_group_read_the_same_files_and_groups_read_others(pipeline):
+    read = staging(pipeline).file_rows(4, 2)
+    assert (read.shares, read.game_column, len(read.tasks)) == (2, "game_name", 2)
+    assert len({(part.path, part.number) for parts in read.tasks for part in parts}) == sum(map(len, read.tasks))
 
 
 @pytest.mark.parametrize(
