@@ -39,8 +39,8 @@ ROW_GROUP_ROWS = 131_072
 ROW_GROUP_BYTES = 128 * 1024 * 1024
 #: Values in lists of a row group: Spark holds those of up to 4,096 rows of one at a time, with their positions in the lists.
 ROW_GROUP_CELLS = 4 * 1024**2
-#: Files that begin with fewer bytes in memory are compressed by Snappy: setting up Zstandard's compressor for each of their
-#: columns takes half of the time of a file of 1,000 rows. It is up to a fifth larger, until compaction joins it with others.
+#: Files that have fewer bytes in memory when they are closed are compressed by Snappy: setting up Zstandard's compressor for
+#: each of their columns takes half of the time of a file of 1,000 rows. It is up to a fifth larger, until compaction.
 SMALL_FILE_BYTES = 512 * 1024
 #: Rows that decide which columns of a file get a dictionary; smaller files have one for each.
 SAMPLE_ROWS = 10_000
@@ -190,15 +190,15 @@ class StagedWriter:
         if self._rows >= ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
             self.flush()
 
-    def flush(self) -> None:
-        """Write what is buffered as a row group."""
+    def flush(self, *, last: bool = False) -> None:
+        """Write what is buffered as a row group; `last`: no rows follow."""
         if not self._rows:
             return
         rows, size = pa.concat_tables(self._buffer), self._bytes
         self._buffer, self._rows, self._bytes, self._cells = [], 0, 0, 0
         if self._writer is None:
             system, prefix = writable_file_system(self._table)
-            codec, level = ("zstd", 1) if size >= SMALL_FILE_BYTES else ("snappy", None)
+            codec, level = ("snappy", None) if last and size < SMALL_FILE_BYTES else ("zstd", 1)
             self._name = f"{self._folder}part-{uuid.uuid4()}.{codec}.parquet"
             self._sink = system.open_output_stream(prefix + self._name)
             repeated = repeated_columns(rows) if rows.num_rows >= SAMPLE_ROWS else True
@@ -212,7 +212,7 @@ class StagedWriter:
 
     def close(self) -> list[StagedFile]:
         """Write the rest; returns every file of this writer, each complete."""
-        self.flush()
+        self.flush(last=True)
         self._finish()
         return self.files
 

@@ -145,7 +145,8 @@ def is_shuffled(row_count: int, games: int, shares: int = 1) -> bool:
     """Whether rows of so many games are brought together by game before they are written; `shares`: see `shares_for`."""
     tasks = tasks_for(row_count, games)
     files = tasks // shares * games
-    return tasks > shares and (files > MAX_FILES_UNSHUFFLED or row_count < files * MIN_ROWS_UNSHUFFLED)
+    small = tasks > shares and row_count < files * MIN_ROWS_UNSHUFFLED  # else a game has one file, as after a shuffle
+    return tasks > 1 and (small or files > MAX_FILES_UNSHUFFLED)
 
 
 def spread(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str) -> DataFrame:
@@ -297,4 +298,4 @@ class _Stage:
             for rows in self._task.old.others(game, keys):
                 self._writer(game, rows).write(rows)
             if game in self._writers:
-                self._writers[game].flush()  # else the ends of all games are in memory together
+                self._writers[game].close()  # else the ends of all games are in memory together

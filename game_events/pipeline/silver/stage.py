@@ -109,14 +109,17 @@ class Staging:
         entity, spark = source.pipeline.settings.entity_column, source.pipeline.spark
         asked = [game for game, start in (starts or {}).items() if start.redecide or start.decided > start.begin]
         held = self.decisions.held_rows(source.pipeline, asked) if asked else None
-        sample = self._games_in_sample() if self.files.rows > TASK_ROWS else Counter[object]()
-        games = (self.games if part is None else len(part)) or len(sample)
         split = _split(source, held=held is not None)
+        # A part is what is left of a job that crashed: its workers get no row of another game.
+        by_workers = split is None and part is None and self._is_plain
+        games = self.games if part is None else len(part)
+        asked_of_rows = self.files.rows > TASK_ROWS and (by_workers or not games)
+        sample = self._games_in_sample() if asked_of_rows else Counter[object]()
+        games = games or len(sample)
         task = FanOut(source.pipeline.lakehouse, "silver", entity, schema, self.routing, split=split, choice=source.choice)
         try:
-            # A part is what is left of a job that crashed: its workers get no row of another game.
             shares = shares_for(self.files.rows, games, max(sample.values(), default=0) / max(1, sample.total()))
-            if split is None and part is None and self._is_plain and not is_shuffled(self.files.rows, games, shares):
+            if by_workers and not is_shuffled(self.files.rows, games, shares):
                 read = self.file_rows(tasks_for(self.files.rows, games), shares)
                 return stage(read.numbers(spark), replace(task, source=read))
             rows = self.rows() if part is None else self.rows().where(self._named(part))

@@ -24,8 +24,8 @@ NO_ID = "A" * 22
 #: The broker answers at once. Spark's consumer prefetches past the end of the batch, and its next request waits for that fetch
 #: (docs/decisions/0012-kafka-fetch-wait.md).
 FETCH_WAIT_MS = "0"
-#: Records of one poll while all records are small; Kafka's own 500 otherwise, as a poll holds so many unpacked. After each poll
-#: Spark's consumer sends two requests (docs/decisions/0026-spark-to-python-without-waste.md).
+#: Records of one poll while all records are small, in a JVM of this project; Kafka's own 500 otherwise, as a poll holds so many
+#: unpacked. After each poll Spark's consumer sends two requests (docs/decisions/0026-spark-to-python-without-waste.md).
 SMALL_POLL_RECORDS = "2000"
 
 
@@ -95,7 +95,7 @@ class KafkaSource(Source):
             .option("kafka.isolation.level", "read_committed")
             .option("kafka.fetch.max.wait.ms", FETCH_WAIT_MS)
         )
-        if self.small_records:
+        if self.small_records and self._settings.spark_remote is None:
             reader = reader.option("kafka.max.poll.records", SMALL_POLL_RECORDS)
         for key, value in for_java(self._options).items():
             reader = reader.option(f"kafka.{key}", value)

@@ -128,6 +128,7 @@ def test_rows_are_not_shuffled_where_a_game_has_one_file_anyway():
     assert is_shuffled(2_000_000, 1_001, 1)
     assert not is_shuffled(2_000_000, 1_001, 2)
     assert is_shuffled(50_000_000, 5_000, 5), "five files for each game"
+    assert is_shuffled(2_000_000, 17_000, 2), "too many files for two tasks"
 
 
 def test_tasks_of_a_group_read_the_same_files_and_groups_read_others(pipeline):

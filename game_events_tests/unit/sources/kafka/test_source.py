@@ -96,8 +96,9 @@ class Reader:
 def test_a_poll_holds_more_records_only_as_long_as_all_are_small_and_users_have_the_last_word():
     split = Split("a", "id of a", 0)
     batch = MicroBatch({split: 0}, {split: 3}, {})
-    for given, small, most in (({}, True, "2000"), ({}, False, None), ({"max.poll.records": "2"}, True, "2")):
-        reader, found = Reader(), source(Broker(a=1), kafka_options=given)
+    of_users, connect = {"kafka_options": {"max.poll.records": "2"}}, {"spark_remote": "sc://spark.example.com"}
+    for given, small, most in (({}, True, "2000"), ({}, False, None), (connect, True, None), (of_users, True, "2")):
+        reader, found = Reader(), source(Broker(a=1), **given)
         found.small_records = small
         found.read(reader, batch)
         assert reader.options.get("kafka.max.poll.records") == most
