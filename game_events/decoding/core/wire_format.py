@@ -193,8 +193,8 @@ class _Frames:
             if len(ids) > 1:
                 # One sort for all ids; numpy sorts 16-bit numbers in linear time.
                 inverse = inverse.reshape(-1)
-                ranks = inverse.astype(np.uint16) if len(ids) <= np.iinfo(np.uint16).max else inverse
-                parts = np.split(mine[np.argsort(ranks, kind="stable")], np.cumsum(np.bincount(inverse))[:-1])
+                order = np.argsort(inverse.astype(np.min_scalar_type(len(ids))), kind="stable")
+                parts = np.split(mine[order], np.cumsum(np.bincount(inverse))[:-1])
             for schema_id, members in zip(ids, parts, strict=True):
                 if schema_id in indexless:
                     self._groups.append(FrameGroup(schema_id, (), prefix, members))

@@ -97,7 +97,7 @@ def parts_by_game(rows: pa.Table, game_column: str) -> tuple[pa.Array, dict[Any,
     numbers = codes.indices.to_numpy()
     names = codes.dictionary.to_pylist()
     # numpy sorts 16-bit numbers in linear time.
-    order = np.argsort(numbers.astype(np.uint16) if len(names) <= np.iinfo(np.uint16).max else numbers, kind="stable")
+    order = np.argsort(numbers.astype(np.min_scalar_type(len(names))), kind="stable")
     bounds = np.searchsorted(numbers[order], np.arange(len(names) + 1)).tolist()
     return pa.array(order), {name: (bounds[n], bounds[n + 1] - bounds[n]) for n, name in enumerate(names)}
 

@@ -113,8 +113,8 @@ class Staging:
         # A part is what is left of a job that crashed: its workers get no row of another game.
         by_workers = split is None and part is None and self._is_plain
         games = self.games if part is None else len(part)
-        asked_of_rows = self.files.rows > TASK_ROWS and (by_workers or not games)
-        sample = self._games_in_sample() if asked_of_rows else Counter[object]()
+        is_sampled = self.files.rows > TASK_ROWS and (by_workers or not games)
+        sample = self._games_in_sample() if is_sampled else Counter[object]()
         games = games or len(sample)
         task = FanOut(source.pipeline.lakehouse, "silver", entity, schema, self.routing, split=split, choice=source.choice)
         try:

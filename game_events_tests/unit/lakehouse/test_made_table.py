@@ -17,7 +17,7 @@ from game_events_tests.support.tables import plan
 
 @pytest.fixture
 def opens(monkeypatch):
-    """Tables whose log delta-rs reads from now on."""
+    """Tables of which delta-rs reads the log from now on."""
     found, real = [], DeltaTable.__init__
     monkeypatch.setattr(DeltaTable, "__init__", lambda self, *at, **how: found.append(at) or real(self, *at, **how))
     return found
