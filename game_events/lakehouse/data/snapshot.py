@@ -27,6 +27,8 @@ BATCH_INFO = "bronze_batch"
 READ_ROWS = 1_048_576
 #: Size of a file up to which it is read as a whole.
 READ_WHOLE_BYTES = 1024 * 1024
+#: All row groups of a file.
+ALL = slice(None)
 
 
 def files_with(handle: DeltaTable, above: int | None = None) -> list[str]:
@@ -110,12 +112,11 @@ def read_arrow(
 
 
 def read_parts(
-    table: Table, schema: pa.Schema, files: Iterable[str], batch_rows: int = READ_ROWS, share: tuple[int, int] = (0, 1)
+    table: Table, schema: pa.Schema, files: Iterable[str], batch_rows: int = READ_ROWS, row_groups: slice = ALL
 ) -> Iterator[pa.Table]:
     """Rows of files, given by their paths, in the columns of a schema; at most so many rows at a time.
 
-    A column that a file lacks has the value of its partition, or is NULL. `share`: with (n, m), every m-th row group of each
-    file, from number n on.
+    A column that a file lacks has the value of its partition, or is NULL. `row_groups`: which of each file.
 
     Raises:
         DataError: a file is damaged, or its columns have other types; Arrow's own errors do not name the file.
@@ -124,14 +125,14 @@ def read_parts(
     for path in files:
         try:
             with store_errors_named(table.uri), system.open_input_file(prefix + path) as source:
-                yield from _parts(source, path, schema, batch_rows, share)
+                yield from _parts(source, path, schema, batch_rows, row_groups)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
             if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) is not None:
                 raise  # of the disk or the store, with the file's name
             raise DataError(f"{table.uri}/{path} cannot be read: {error}") from error
 
 
-def _parts(source: pa.NativeFile, path: str, schema: pa.Schema, batch_rows: int, share: tuple[int, int]) -> Iterator[pa.Table]:
+def _parts(source: pa.NativeFile, path: str, schema: pa.Schema, batch_rows: int, row_groups: slice) -> Iterator[pa.Table]:
     # One request of an object store, and no threads of Arrow, which cost more than the work on so few bytes.
     small = source.size() <= READ_WHOLE_BYTES
     data = pa.BufferReader(source.read_buffer()) if small else source
@@ -139,11 +140,10 @@ def _parts(source: pa.NativeFile, path: str, schema: pa.Schema, batch_rows: int,
     file = pq.ParquetFile(data, pre_buffer=not small, coerce_int96_timestamp_unit="us")
     names = set(file.schema_arrow.names)
     held = [name for name in schema.names if name in names]
-    first, step = share
     # Not across row groups, whose sizes are bounded.
     groups = (
         file.iter_batches(batch_rows, row_groups=[n], columns=held, use_threads=not small)
-        for n in range(first, file.num_row_groups, step)
+        for n in range(file.num_row_groups)[row_groups]
     )
     for batch in chain.from_iterable(groups):
         own = {name: pa.repeat(value, batch.num_rows) for name, value in partition_of(path).items()}

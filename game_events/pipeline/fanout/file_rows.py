@@ -91,4 +91,4 @@ class FileRows:
 
     def _rows(self, part: FilePart) -> Iterator[pa.Table]:
         table = self.lakehouse.table(part.table)
-        return read_parts(table, self.schema, [part.path], ROW_GROUP_ROWS, share=(part.number, part.of))
+        return read_parts(table, self.schema, [part.path], ROW_GROUP_ROWS, slice(part.number, None, part.of))

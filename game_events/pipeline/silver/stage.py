@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
@@ -159,7 +158,7 @@ class Staging:
         """Name -> rows in the first row group of some files. They decide how a large job divides its work."""
         bronze, entity = self.source.pipeline.bronze, self.source.base.field(self.source.pipeline.settings.entity_column)
         some, names = self.files.paths[:: -(-len(self.files.paths) // SAMPLED_FILES)], Counter[object]()
-        for rows in read_parts(bronze, pa.schema([entity]), some, share=(0, sys.maxsize)):
+        for rows in read_parts(bronze, pa.schema([entity]), some, row_groups=slice(1)):
             found = rows.column(0).value_counts()
             names.update(dict(zip(*(found.field(name).to_pylist() for name in ("values", "counts")), strict=True)))
         return names
