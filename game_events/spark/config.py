@@ -24,6 +24,15 @@ LOG_OPTION = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.prop
 #: Java's options for a run of few rows: it is over before the optimizing compiler has paid for itself, and that would take a
 #: third of its processor time. The room for compiled code is the usual one.
 SMALL_RUN = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
+#: Options of every other JVM: ten times Java's own numbers of calls and loops before the optimizing compiler takes a method. It
+#: takes a third of the JVM's processor time in its first minute otherwise, most of it for methods that plan jobs
+#: (docs/decisions/0027-quick-starts.md).
+LATE_OPTIMIZATION = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
 
 #: Records of an Arrow batch. Spark's Arrow writer takes time quadratic in a batch's rows for lists and maps that are NULL.
 ARROW_RECORDS = 20_000
@@ -191,6 +200,8 @@ def _jvm_config(settings: Settings, jars: tuple[Path, ...]) -> dict[str, str]:
     if is_local(settings):
         # Else an overflow of the stack in one row's expression ends the driver's JVM.
         conf["spark.executor.killOnFatalError.depth"] = "0"
+    else:
+        conf["spark.executor.defaultJavaOptions"] = " ".join(LATE_OPTIMIZATION)
     if workers_are_local(settings):
         conf |= {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
         # Otherwise Spark looks up a network address of this machine, with a warning.
@@ -223,7 +234,7 @@ def is_local(settings: Settings) -> bool:
 def java_options(settings: Settings, class_path: Sequence[Path], small_run: bool) -> tuple[str, ...]:
     """Options of the driver's JVM for a quick start, with these jars before PySpark's."""
     shared = sharing_options(archive_of(class_path)) if is_local(settings) else ()
-    return (*shared, *(SMALL_RUN if small_run else ()))
+    return (*shared, *(SMALL_RUN if small_run else LATE_OPTIMIZATION))
 
 
 def has_this_project(settings: Settings) -> bool:

@@ -44,6 +44,8 @@ ROW_GROUP_CELLS = 4 * 1024**2
 SMALL_FILE_BYTES = 512 * 1024
 #: Rows that decide which columns of a file get a dictionary; smaller files have one for each.
 SAMPLE_ROWS = 10_000
+#: The first of these decide alone where they have a few values, or hardly any value twice: so it is in most columns.
+FIRST_ROWS, MOST_DIFFERENT = 1_000, 950
 #: Files are closed past this size; readers split larger ones anyway.
 MAX_FILE_BYTES = 256 * 1024 * 1024
 #: Delta's own default of columns with statistics.
@@ -259,7 +261,15 @@ def repeated_columns(rows: pa.Table) -> list[str]:
     first = rows.slice(0, SAMPLE_ROWS)
     nested = [path for field in rows.schema if pa.types.is_nested(field.type) for path in _leaves(field)]
     flat = [field.name for field in rows.schema if not pa.types.is_nested(field.type)]
-    return nested + [name for name in flat if 2 * len(first.column(name).unique()) <= first.num_rows]
+    return nested + [name for name in flat if _is_repeated(first.column(name))]
+
+
+def _is_repeated(column: pa.ChunkedArray) -> bool:
+    """Whether a value occurs twice, on average."""
+    different = len(column.slice(0, FIRST_ROWS).unique())
+    if FIRST_ROWS / 2 < different < MOST_DIFFERENT:
+        return 2 * len(column.unique()) <= len(column)
+    return different <= FIRST_ROWS / 2
 
 
 def _leaves(field: pa.Field) -> Iterator[str]:

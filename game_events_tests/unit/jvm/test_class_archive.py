@@ -13,7 +13,7 @@ from game_events.jvm import class_archive
 from game_events.jvm.class_archive import SPARK_HOME, archive_of, archiving_options, is_usable, keep, sharing_options
 from game_events.jvm.jars import spark_jars
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, find_java, version_text
-from game_events.spark.config import CLASS_PATH_KEY, SMALL_RUN, java_options, spark_config
+from game_events.spark.config import CLASS_PATH_KEY, LATE_OPTIMIZATION, SMALL_RUN, java_options, jvm_config, spark_config
 
 SAID = {"spark.authenticate": "true"}
 
@@ -139,15 +139,24 @@ def test_the_jars_are_on_the_class_path_of_a_local_jvm_and_sent_to_a_clusters_ma
 @pytest.mark.usefixtures("spark_home")
 def test_a_local_jvm_is_told_of_the_archive_that_is_there(tmp_path):
     local, cluster = load_settings(spark_master="local[2]"), load_settings(spark_master="yarn")
-    assert java_options(local, [], small_run=False) == ()
+    assert java_options(local, [], small_run=False) == LATE_OPTIMIZATION
     archive = archive_of([])
     keep(written(tmp_path), archive)
-    assert java_options(local, [], small_run=False) == sharing_options(archive) != ()
-    assert java_options(cluster, [], small_run=False) == ()
+    assert java_options(local, [], small_run=False) == (*sharing_options(archive), *LATE_OPTIMIZATION)
+    assert sharing_options(archive) != ()
+    assert java_options(cluster, [], small_run=False) == LATE_OPTIMIZATION
 
 
 def test_only_a_small_run_goes_without_the_optimizing_compiler():
     settings = load_settings(spark_master="local[2]")
     usual, small = (spark_config(settings, small_run=is_small)[DEFAULT_JAVA_OPTIONS] for is_small in (False, True))
-    assert small == f"{usual} {' '.join(SMALL_RUN)}"
+    assert small == usual.replace(" ".join(LATE_OPTIMIZATION), " ".join(SMALL_RUN)) != usual
     assert "TieredStopAtLevel" not in usual
+
+
+def test_executors_optimize_late_too_unless_they_are_threads_of_the_driver():
+    options = "spark.executor.defaultJavaOptions"
+    assert jvm_config(load_settings(spark_master="yarn"))[options] == " ".join(LATE_OPTIMIZATION)
+    assert options not in jvm_config(load_settings(spark_master="local[2]"))
+    own = load_settings(spark_master="yarn", spark_conf={options: "-Dx=y"})
+    assert jvm_config(own)[options] == "-Dx=y"

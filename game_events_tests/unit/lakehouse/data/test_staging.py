@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -259,6 +260,14 @@ def test_large_files_have_dictionaries_for_columns_whose_values_repeat_and_for_n
         assert found.read().to_pydict() == pa.Table.from_pydict(rows, schema).slice(0, length).to_pydict()
     others = {"game", "nested.words.list.element", "nested.by.key_value.key", "nested.by.key_value.value"}
     assert encoded == [others, others | {"key"}]
+
+
+@pytest.mark.parametrize(
+    ("different", "has_dictionary"), [(1, True), (400, True), (700, True), (4_900, True), (7_000, False), (10_000, False)]
+)
+def test_a_dictionary_needs_each_value_twice_on_average_in_the_rows_that_decide(different, has_dictionary):
+    drawn = np.random.default_rng(1).integers(0, different, SAMPLE_ROWS) if different < SAMPLE_ROWS else np.arange(SAMPLE_ROWS)
+    assert repeated_columns(pa.table({"x": drawn})) == ["x"] * has_dictionary
 
 
 def test_nested_columns_are_named_as_parquet_names_them(tmp_path):
