@@ -24,7 +24,7 @@ LOG_OPTION = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.prop
 #: Java's options for a run of few rows: it is over before the optimizing compiler has paid for itself, and that would take a
 #: third of its processor time. The room for compiled code is the usual one.
 SMALL_RUN = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
-#: Options of every other JVM: ten times Java's own numbers of calls and loops before the optimizing compiler takes a method. It
+#: Options of every other driver: ten times Java's own numbers of calls and loops before the optimizing compiler takes a method. It
 #: takes a third of the JVM's processor time in its first minute otherwise, most of it for methods that plan jobs
 #: (docs/decisions/0027-quick-starts.md).
 LATE_OPTIMIZATION = (
@@ -200,8 +200,6 @@ def _jvm_config(settings: Settings, jars: tuple[Path, ...]) -> dict[str, str]:
     if is_local(settings):
         # Else an overflow of the stack in one row's expression ends the driver's JVM.
         conf["spark.executor.killOnFatalError.depth"] = "0"
-    else:
-        conf["spark.executor.defaultJavaOptions"] = " ".join(LATE_OPTIMIZATION)
     if workers_are_local(settings):
         conf |= {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
         # Otherwise Spark looks up a network address of this machine, with a warning.

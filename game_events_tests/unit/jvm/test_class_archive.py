@@ -13,7 +13,7 @@ from game_events.jvm import class_archive
 from game_events.jvm.class_archive import SPARK_HOME, archive_of, archiving_options, is_usable, keep, sharing_options
 from game_events.jvm.jars import spark_jars
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, find_java, version_text
-from game_events.spark.config import CLASS_PATH_KEY, LATE_OPTIMIZATION, SMALL_RUN, java_options, jvm_config, spark_config
+from game_events.spark.config import CLASS_PATH_KEY, LATE_OPTIMIZATION, SMALL_RUN, java_options, spark_config
 
 SAID = {"spark.authenticate": "true"}
 
@@ -152,11 +152,3 @@ def test_only_a_small_run_goes_without_the_optimizing_compiler():
     usual, small = (spark_config(settings, small_run=is_small)[DEFAULT_JAVA_OPTIONS] for is_small in (False, True))
     assert small == usual.replace(" ".join(LATE_OPTIMIZATION), " ".join(SMALL_RUN)) != usual
     assert "TieredStopAtLevel" not in usual
-
-
-def test_executors_optimize_late_too_unless_they_are_threads_of_the_driver():
-    options = "spark.executor.defaultJavaOptions"
-    assert jvm_config(load_settings(spark_master="yarn"))[options] == " ".join(LATE_OPTIMIZATION)
-    assert options not in jvm_config(load_settings(spark_master="local[2]"))
-    own = load_settings(spark_master="yarn", spark_conf={options: "-Dx=y"})
-    assert jvm_config(own)[options] == "-Dx=y"
