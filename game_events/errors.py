@@ -31,6 +31,10 @@ class DataError(GameEventsError):
     """The data cannot be processed safely (a registry that was reset, a topic that was re-created)."""
 
 
+class LostFileError(DataError):
+    """A file of a table is gone or damaged; other tables are not concerned."""
+
+
 class ConflictError(TransientError):
     """A concurrent run committed first and nothing of this one is visible: plan again from the table's progress."""
 

@@ -24,8 +24,8 @@ LOG_OPTION = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.prop
 #: Java's options for a run of few rows: it is over before the optimizing compiler has paid for itself, and that would take a
 #: third of its processor time. The room for compiled code is the usual one.
 SMALL_RUN = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
-#: Options of every other driver: ten times Java's own numbers of calls and loops before the optimizing compiler takes a method. It
-#: takes a third of the JVM's processor time in its first minute otherwise, most of it for methods that plan jobs
+#: Options of every other driver: ten times Java's own numbers of calls and loops before the optimizing compiler takes a
+#: method. Otherwise it has a third of the JVM's processor time in the first minute, most of it for methods that plan jobs
 #: (docs/decisions/0027-quick-starts.md).
 LATE_OPTIMIZATION = (
     "-XX:Tier4InvocationThreshold=50000",

@@ -14,7 +14,7 @@ from typing import TypeVar
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from game_events.errors import TransientError, UserCodeError
+from game_events.errors import LostFileError, TransientError, UserCodeError
 
 T = TypeVar("T")
 #: Spark's message (4.0), also over Spark Connect.
@@ -34,6 +34,10 @@ NAMED = 5
 
 class WorkerCrashError(TransientError):
     """A worker's process ended in the middle of a job; nothing of the job is committed."""
+
+
+#: Errors of a job for which the rows or files of one game may be the reason.
+OF_ONE_GAME = (WorkerCrashError, UserCodeError, LostFileError)
 
 
 def is_crash(error: BaseException) -> bool:
@@ -60,10 +64,10 @@ def crashes_explained(over: str) -> Iterator[None]:
 def run_with_bisection(
     games: Collection[str], job: Callable[[Collection[str]], T], over: str, warn: Callable[[str], None]
 ) -> tuple[list[T], dict[str, str]]:
-    """Run a job for some games; after a crash, or a failure of user code, `warn` and `bisect`."""
+    """Run a job for some games; after a crash, or a failure of user code or at a file, `warn` and `bisect`."""
     try:
         return [job(games)], {}
-    except (WorkerCrashError, UserCodeError) as error:
+    except OF_ONE_GAME as error:
         warn(f"{over}: {error}. It is retried for halves of the games")
     return bisect(sorted(games), job, over)
 
@@ -88,14 +92,14 @@ def bisect(
             continue
         try:
             done.append(job(part))
-        except (WorkerCrashError, UserCodeError) as error:
+        except OF_ONE_GAME as error:
             crashes += 1
-            why = f"not tried: workers crashed {crashes} times over {over}, and its rows may be why; the next run tries again"
+            why = f"not tried: {crashes} jobs over {over} failed, and its rows or files may be why; the next run tries again"
             if isinstance(error, UserCodeError):
                 max_crashes, why = min(max_crashes, crashes - 1 + MAX_FAILURES), str(error)
             if len(part) > 1:
                 waiting.extend(_halves(part))
-            elif isinstance(error, UserCodeError):
+            elif not isinstance(error, WorkerCrashError):
                 failed[part[0]] = str(error)
             elif alone.setdefault(part[0], 1) < DEATHS_ALONE:
                 alone[part[0]] += 1

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from game_events.errors import DataError
+from game_events.errors import LostFileError
 from game_events.lakehouse.data.staging import file_system, partition_of
 from game_events.lakehouse.handle import DataFile
 from game_events.lakehouse.storage.errors import store_errors_named
@@ -119,17 +119,19 @@ def read_parts(
     A column that a file lacks has the value of its partition, or is NULL. `row_groups`: which of each file.
 
     Raises:
-        DataError: a file is damaged, or its columns have other types; Arrow's own errors do not name the file.
+        LostFileError: a file is gone or damaged, or its columns have other types; Arrow's own errors do not name the file.
     """
     system, prefix = file_system(table)
     for path in files:
         try:
             with store_errors_named(table.uri), system.open_input_file(prefix + path) as source:
                 yield from _parts(source, path, schema, batch_rows, row_groups)
+        except FileNotFoundError:
+            raise LostFileError(f"{table.uri}/{path} is gone, though the table's log lists it") from None
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-            if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) is not None:
+            if getattr(error, "errno", None) is not None:
                 raise  # of the disk or the store, with the file's name
-            raise DataError(f"{table.uri}/{path} cannot be read: {error}") from error
+            raise LostFileError(f"{table.uri}/{path} cannot be read: {error}") from error
 
 
 def _parts(source: pa.NativeFile, path: str, schema: pa.Schema, batch_rows: int, row_groups: slice) -> Iterator[pa.Table]:

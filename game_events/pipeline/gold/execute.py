@@ -37,9 +37,10 @@ from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.crashed_workers import crash, is_crash, named
 from game_events.spark.schemas import arrow_schema, merged_columns, quoted
+from game_events.spark.storage_errors import lost_file
 
 #: Old rows of gold for each task.
-TASK_OLD_ROWS = 2_000_000
+TASK_OLD_ROWS = 500_000
 #: Old rows up to which a game is small: all of them go through Spark, which saves reading its file a second time.
 SMALL_GAME_ROWS = 500
 
@@ -62,6 +63,7 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
         ExtensionError: the aggregate does not fit silver's columns, its function raised, or it gives rows of other games.
         TransientError, ConfigurationError: the object store failed, not this code.
         WorkerCrashError: a worker's process ended.
+        LostFileError: a file of one of the games is gone or damaged.
     """
     pipeline, aggregate = run.pipeline, run.aggregate
     new, old = sum(plan.new.rows for plan in plans.values()), sum(plan.old.rows for plan in plans.values())
@@ -81,6 +83,9 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
         if is_crash(error):
             batches = f"batches up to {max(plan.batch for plan in plans.values())} of {pipeline.bronze.name}"
             raise crash(error, f" over the silver rows of {named(sorted(plans))} for {aggregate.asset}, {batches}") from error
+        lost = lost_file(error, pipeline.lakehouse.root)
+        if lost is not None:
+            raise lost from error
         overflowed = rules.out_of_stack(error)
         if (has_shipped_columns(aggregate) and not overflowed) or is_session_lost(error):
             raise

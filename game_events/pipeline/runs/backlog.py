@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from game_events.config.gold_columns import measures
-from game_events.errors import DataError, GameEventsError
+from game_events.errors import GameEventsError
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_parts, row_count, selection
@@ -99,11 +99,8 @@ def games_waiting(pipeline: Pipeline) -> Counter[str]:
     wanted = pa.schema([f for f in pa.schema(bronze.schema()) if f.name in (entity, "_batch")])
     if entity not in wanted.names:
         return Counter()
-    try:
-        for rows in read_parts(pipeline.bronze, wanted, selection(bronze, floor).paths):
-            names = rows.filter(pc.greater(rows.column("_batch"), floor)).column(entity).combine_chunks()
-            found.update({entry["values"]: entry["counts"] for entry in pc.value_counts(names).to_pylist()})
-    except FileNotFoundError as error:
-        raise DataError(f"{pipeline.bronze.uri}: a file that its log lists is gone ({error})") from None
+    for rows in read_parts(pipeline.bronze, wanted, selection(bronze, floor).paths):
+        names = rows.filter(pc.greater(rows.column("_batch"), floor)).column(entity).combine_chunks()
+        found.update({entry["values"]: entry["counts"] for entry in pc.value_counts(names).to_pylist()})
     routing = Routing(frozenset(pipeline.settings.games))
     return Counter({str(name): rows for name, rows in found.items() if routing.refusal(name) is None})

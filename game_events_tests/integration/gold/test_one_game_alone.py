@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
@@ -97,6 +99,30 @@ def test_a_game_with_a_row_that_an_expression_cannot_take_fails_alone(pipeline, 
         held = [rows(apart.settings, f"gold_{game}_player_agg", "SELECT points FROM t") for game in ("aaa", "ccc")]
         assert held == [[(2,)], [(6,)]]
         assert apart.progress.read(identity.key).failed_in(Layer.GOLD) == {"bbb"}
+
+
+@pytest.mark.parametrize("damage", ["damaged", "gone"])
+@pytest.mark.parametrize("layer", ["silver", "gold"])
+def test_a_game_of_which_a_file_is_lost_fails_alone_and_names_it(pipeline, make_pipeline, layer, damage):
+    apart, games = pipeline(), ("aaa", "bbb", "ccc")
+    identity, whole = bronze(apart, game_name=["x"], _batch=[9]), make_pipeline(apart.settings)
+    for batch in (8, 9):
+        for game in games:
+            silver(apart, identity, game, batch, gamer_id=["u"], event_timestamp=pa.array([batch], TIME))
+        if batch == 9:
+            table = apart.lakehouse.gold("bbb") if layer == "gold" else apart.lakehouse.silver("bbb")
+            for file in Path(table.uri).glob("*.parquet"):
+                file.unlink() if damage == "gone" else file.write_bytes(b"PAR1 PAR1 PAR1 PAR1")
+        apart.progress.update(identity.key, lambda now, batch=batch: now.done(Layer.SILVER, batch, dict.fromkeys(games, batch)))
+        report = RunReport()
+        refresh_gold(whole, report)
+    ((game, error),) = [(t.game, t.error) for t in report.tables if t.error]
+    assert (game, "Traceback" in error, len(error) < 1_000) == ("bbb", False, True)
+    assert f"{table.uri}/part-" in error
+    assert [gold_rows(apart.settings, game)["u"][0] for game in ("aaa", "ccc")] == [2, 2]
+    if layer == "gold":
+        refresh_gold(whole, RunReport(), frozenset({"bbb"}), full=True)
+        assert gold_rows(apart.settings, "bbb")["u"][0] == 2
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["a game with new rows", "a game that bronze does not have any more"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from game_events.errors import ConfigurationError, TransientError
+from game_events.errors import ConfigurationError, LostFileError, TransientError
 from game_events.lakehouse.storage.errors import storage_error
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.continuous.loop import Loop
@@ -146,3 +146,24 @@ def test_errors_that_are_not_storages_stay_what_they_are():
     assert storage_error(OSError("connection reset"), "here") is None
     assert isinstance(storage_error(OSError(28, "No space left on device"), "here"), TransientError)
     assert isinstance(storage_error(PermissionError(13, "Permission denied"), "here"), ConfigurationError)
+
+
+@pytest.mark.parametrize("damage", ["damaged", "gone"])
+def test_a_file_of_bronze_that_is_damaged_or_gone_is_named_in_words(settings, make_pipeline, monkeypatch, damage):
+    make_topic(settings)
+    put(settings, WAVE)
+    hurt = []
+
+    def hurt_it() -> None:
+        (file,) = (Path(settings.lakehouse) / "bronze_events").glob("*.parquet")
+        hurt.append(file)
+        file.unlink() if damage == "gone" else file.write_bytes(file.read_bytes()[:-20] + b"\0" * 20)
+
+    at_point(monkeypatch, "bronze_committed", hurt_it)
+    with pytest.raises(LostFileError) as caught:
+        refresh(make_pipeline(settings))
+    said = str(caught.value)
+    assert str(hurt[0]) in said
+    assert "Traceback" not in said
+    assert len(said) < 1_000
+    assert not (Path(settings.lakehouse) / "silver_uno_events").exists()

@@ -76,7 +76,7 @@ def test_when_everything_dies_an_end_is_put_to_it_and_each_game_says_why_it_wait
     assert len(job.parts) == 6
     assert done == []
     assert set(failed) == set(games(100))
-    assert failed["game_0050"].startswith("not tried: workers crashed 6 times over batches 3 to 5 of bronze_events")
+    assert failed["game_0050"].startswith("not tried: 6 jobs over batches 3 to 5 of bronze_events")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 30])

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from game_events.errors import DataError
+from game_events.errors import LostFileError
 from game_events.lakehouse.data import snapshot
 from game_events.lakehouse.data.snapshot import read_parts, selection
 from game_events.lakehouse.data.staging import StagedWriter, discard
@@ -61,7 +61,7 @@ def test_reading_and_discarding_files_of_a_table_that_is_gone_does_not_make_its_
     Path(table.uri, files[0].path).unlink()
     Path(table.uri).rmdir()
     discard(table, files)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(LostFileError, match=f"{files[0].path} is gone, though the table's log lists it"):
         list(read_parts(table, SCHEMA, [files[0].path]))
     assert not Path(table.uri).exists()
 
@@ -97,5 +97,5 @@ def test_a_file_that_cannot_be_read_is_named(table, monkeypatch, damage, whole_b
     monkeypatch.setattr(snapshot, "READ_WHOLE_BYTES", whole_bytes)
     (path,) = selection(put(table, {"n": [1, 2]})).paths
     damage(Path(table.uri, path))
-    with pytest.raises(DataError, match=rf"{path} cannot be read: \S"):
+    with pytest.raises(LostFileError, match=rf"{path} cannot be read: \S"):
         list(read_parts(table, SCHEMA, [path]))
