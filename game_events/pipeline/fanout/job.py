@@ -285,7 +285,7 @@ class _Stage:
         sent = known if choice is None else known | choice.sent(rows)
         if writer is None or sent != known:
             schema = self._task.schema if choice is None else choice.chosen(self._task.schema, sent)
-            wider = StagedWriter(self._task.table(game), schema, game)
+            wider = StagedWriter(self._task.table(game), schema, game, short_lived=self._task.layer == "gold")
             wider.files = [] if writer is None else writer.close()
             self._writers[game] = writer = wider
             if sent:

@@ -40,7 +40,7 @@ from game_events.spark.schemas import arrow_schema, merged_columns, quoted
 from game_events.spark.storage_errors import lost_file
 
 #: Old rows of gold for each task.
-TASK_OLD_ROWS = 500_000
+TASK_OLD_ROWS = 2_000_000
 #: Old rows up to which a game is small: all of them go through Spark, which saves reading its file a second time.
 SMALL_GAME_ROWS = 500
 

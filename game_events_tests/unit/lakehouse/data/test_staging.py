@@ -22,6 +22,7 @@ from game_events.lakehouse.data.staging import (
     ROW_GROUP_CELLS,
     ROW_GROUP_ROWS,
     SAMPLE_ROWS,
+    SMALL_FILE_BYTES,
     STATISTICS_CHARS,
     StagedFile,
     StagedWriter,
@@ -275,6 +276,15 @@ def test_nested_columns_are_named_as_parquet_names_them(tmp_path):
     schema = pq.ParquetFile(tmp_path / "x.parquet").metadata.schema
     named = repeated_columns(NESTED_TYPES.empty_table())
     assert sorted(named) == sorted(schema.column(n).path for n in range(len(schema)))
+
+
+@pytest.mark.parametrize(("short_lived", "codec"), [(False, "ZSTD"), (True, "SNAPPY")])
+def test_large_files_are_packed_small_unless_the_next_refresh_replaces_them(table, short_lived, codec):
+    rows = numbers(range(2 * SMALL_FILE_BYTES // 8))
+    writer = StagedWriter(table, rows.schema, short_lived=short_lived)
+    writer.write(rows)
+    (file,) = writer.close()
+    assert pq.ParquetFile(Path(table.uri) / file.path).metadata.row_group(0).column(0).compression == codec
 
 
 def test_closing_twice_reports_each_file_once(table):
