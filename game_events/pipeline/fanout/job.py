@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from game_events.errors import TransientError
+from game_events.errors import LostFileError, TransientError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_bytes, discard, remove_empty_folder
 from game_events.lakehouse.data.worker_job import WorkerJob
@@ -236,6 +236,8 @@ class _Stage:
         if game not in self._result.failed:
             try:
                 write()
+            except LostFileError as error:
+                self._result.failed[game] = str(error)
             except OSError as error:
                 known = explain(error, self._task.table(game).uri)
                 if isinstance(known, TransientError):

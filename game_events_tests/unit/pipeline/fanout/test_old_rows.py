@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.config.settings import Settings
-from game_events.errors import DataError
+from game_events.errors import LostFileError
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.fanout.job import FanOut
@@ -193,5 +193,5 @@ def test_old_files_that_cannot_be_read_fail_their_game_only(lakehouse):
     result = run(task, [batch(uno=[player("eve", 1)], chess=[player("eve", 1)])])
     assert result.failed.keys() == {"uno"}
     assert len(files_of(lakehouse, result, "chess")) == 3
-    with pytest.raises((OSError, DataError)):
+    with pytest.raises(LostFileError, match=files["uno"][1]):
         list(old_rows(lakehouse, files).with_old([batch(uno=[player("bob", 1)])]))
