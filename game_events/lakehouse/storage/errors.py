@@ -34,7 +34,7 @@ _ANSWER = re.compile(r"<Code>([^<]*)</Code>\s*(?:<Message>([^<]*)</Message>)?")
 #: A worker's own error of a store, in the text of Spark's.
 _EXPLAINED = re.compile(r"game_events\.errors\.(ConfigurationError|TransientError): (object store .*)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_LONGEST = 300
+LONGEST = 300
 
 #: Texts of Linux and Rust's standard library (`os error N`).
 FULL = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
@@ -84,10 +84,10 @@ def _words(text: str) -> str:
     """The store's answer, or the last cause, in one line."""
     answer = _ANSWER.search(text)
     if answer:
-        return ": ".join(part for part in answer.groups() if part)[:_LONGEST]
+        return ": ".join(part for part in answer.groups() if part)[:LONGEST]
     caused = [line for line in text.splitlines() if "Caused by:" in line]
     lines = [line.strip(" \t↳-") for line in (caused or text.splitlines()) if line.strip(" \t↳-")]
-    return (lines[-1] if lines else "no words")[:_LONGEST]
+    return (lines[-1] if lines else "no words")[:LONGEST]
 
 
 def storage_error(error: BaseException, root: str) -> GameEventsError | None:
