@@ -34,6 +34,7 @@ _ANSWER = re.compile(r"<Code>([^<]*)</Code>\s*(?:<Message>([^<]*)</Message>)?")
 #: A worker's own error of a store, in the text of Spark's.
 _EXPLAINED = re.compile(r"game_events\.errors\.(ConfigurationError|TransientError): (object store .*)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+#: Characters of what a storage or Spark says, in a message.
 LONGEST = 300
 
 #: Texts of Linux and Rust's standard library (`os error N`).
