@@ -95,6 +95,15 @@ def ahead(items: Iterable[T], work: Callable[[T], R]) -> Iterator[R]:
                 one.cancel()
 
 
+def one_ahead(items: Iterator[T]) -> Iterator[T]:
+    """The items; while one is worked on, a thread makes the next one."""
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = pool.submit(next, items, None)
+            yield item
+
+
 def threads_for(latency_s: float) -> int:
     """Number of threads in which work of that duration, most of it waiting, keeps one processor busy; within bounds."""
     return max(FEWEST_THREADS, min(MOST_THREADS, round(latency_s / WORK_S)))

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from game_events.errors import LostFileError, TransientError
 from game_events.extending import PLAYER_AGG
+from game_events.lakehouse.commits.parallel import one_ahead
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_bytes, discard, remove_empty_folder
 from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.storage.errors import explain
@@ -210,8 +211,8 @@ class _Stage:
                 if self._rows >= self._task.sort_rows or self._bytes >= SORT_BYTES:
                     self._write_buffer()
             self._write_buffer()
-            for game, keys in self._keys.items():
-                self._try(game, partial(self._keep_others, game, pa.concat_tables(keys)))
+            for game, kept in one_ahead(self._others()):
+                self._try(game, partial(self._keep, game, kept))
         except _CrowdedError:
             for writer in (*self._writers.values(), *self._rejected.values()):
                 with suppress(OSError):
@@ -294,10 +295,20 @@ class _Stage:
                 self._result.columns[game] = sent
         return writer
 
-    def _keep_others(self, game: str, keys: pa.Table) -> None:
-        """Write the old rows with other keys than those of the new rows."""
-        if self._task.old is not None:
-            for rows in self._task.old.others(game, keys):
-                self._writer(game, rows).write(rows)
-            if game in self._writers:
-                self._writers[game].close()  # else the ends of all games are in memory together
+    def _others(self) -> Iterator[tuple[str, pa.Table | Exception | None]]:
+        """The old rows of each game with other keys than those of its new rows, or why they cannot be read; None: the end."""
+        old = self._task.old
+        for game, keys in self._keys.items() if old is not None else ():
+            try:
+                yield from ((game, rows) for rows in old.others(game, pa.concat_tables(keys)))
+            except (OSError, LostFileError) as error:
+                yield game, error
+            yield game, None
+
+    def _keep(self, game: str, kept: pa.Table | Exception | None) -> None:
+        if isinstance(kept, Exception):
+            raise kept
+        if kept is not None:
+            self._writer(game, kept).write(kept)
+        elif game in self._writers:
+            self._writers[game].close()  # else the ends of all games are in memory together

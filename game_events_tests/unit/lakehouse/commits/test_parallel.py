@@ -14,8 +14,10 @@ from game_events.lakehouse.commits.parallel import (
     ahead,
     for_games,
     in_threads,
+    one_ahead,
     threads_for,
 )
+from game_events_tests.support.waiting import until
 
 GAMES = [f"g{number:03}" for number in range(200)]
 
@@ -115,3 +117,32 @@ def test_neither_the_slowest_nor_the_fastest_of_the_first_calls_decides(first):
 @pytest.mark.parametrize("games", [[], GAMES[:1], GAMES[:MEASURED]])
 def test_few_games_need_no_thread(games):
     assert for_games(games, lambda _: threading.get_ident()) == dict.fromkeys(games, threading.get_ident())
+
+
+def test_the_next_item_is_made_while_one_is_worked_on_and_no_more_of_them():
+    made, may_go_on = [], threading.Event()
+
+    def items():
+        for number in range(4):
+            made.append(number)
+            yield number
+            assert may_go_on.wait(10)
+
+    taken = one_ahead(items())
+    assert next(taken) == 0
+    may_go_on.set()
+    until(lambda: made == [0, 1], what="the next item")
+    time.sleep(0.05)
+    assert made == [0, 1]
+    assert list(taken) == [1, 2, 3]
+
+
+def test_an_error_of_an_item_comes_in_its_place():
+    def items():
+        yield 1
+        raise OSError("the second")
+
+    taken = one_ahead(items())
+    assert next(taken) == 1
+    with pytest.raises(OSError, match="the second"):
+        next(taken)
