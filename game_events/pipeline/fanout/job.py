@@ -298,7 +298,9 @@ class _Stage:
     def _others(self) -> Iterator[tuple[str, pa.Table | Exception | None]]:
         """The old rows of each game with other keys than those of its new rows, or why they cannot be read; None: the end."""
         old = self._task.old
-        for game, keys in self._keys.items() if old is not None else ():
+        if old is None:
+            return
+        for game, keys in self._keys.items():
             try:
                 yield from ((game, rows) for rows in old.others(game, pa.concat_tables(keys)))
             except (OSError, LostFileError) as error:
