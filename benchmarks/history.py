@@ -32,7 +32,7 @@ FEW, MANY, MEASURED = 20, 10_000, 30
 #: Maintenance's share of the time: commits follow each other some 100 times as quickly as those of the loop.
 MAINTENANCE_SHARE = 100 * SHARE
 GAMES, RECORDS, MORE = 10, 1_000, 50
-#: Batches in which few rows of bronze come, as many ones do: checks read the information of the newest 50 commits, of any size.
+#: Batches in which both first loads come, few rows as many ones: checks read the information of the newest 50 commits.
 BATCHES = 50
 ROWS = pa.table({"gamer_id": [f"gamer_{number}" for number in range(100)], "session_count": list(range(100))})
 CHECKS = "checks of a run"
@@ -108,7 +108,7 @@ def _checks(arena: Arena) -> list[Figure]:
     sizes = (arena.events // MORE, arena.events)
     with arena.lakehouse() as made:
         for rows in sizes:
-            _refreshed(arena, made / str(rows), rows, rows, seed=0)
+            _refreshed(arena, made / str(rows), rows, rows, seed=0, batches=BATCHES)
             maintained = RunReport()
             maintain(arena.pipeline(_topic(rows), made / str(rows)), maintained)
             assert maintained.success, maintained.errors
@@ -125,11 +125,11 @@ def _checks(arena: Arena) -> list[Figure]:
     ]
 
 
-def _refreshed(arena: Arena, root: Path, rows: int, records: int, seed: int) -> RunReport:
+def _refreshed(arena: Arena, root: Path, rows: int, records: int, seed: int, batches: int = 1) -> RunReport:
     """A run over new records of the topic for a lakehouse with so many rows."""
-    settings = settings_for(arena.folder, _topic(rows), arena.folder / "unused")
+    settings = settings_for(arena.folder, _topic(rows), root)
     produce_bulk(settings, BulkSimulation(records=records, games=GAMES, seed=seed), partitions=PARTITIONS)
-    in_batches = settings_for(arena.folder, _topic(rows), root).model_copy(update={"max_records_per_batch": rows // BATCHES})
+    in_batches = settings.model_copy(update={"max_records_per_batch": records // batches})
     report = refresh(Pipeline(in_batches, lambda: arena.spark))
     assert report.success, report.errors
     assert report.rows("silver") == records, f"silver has {report.rows('silver')} new rows of {records}"

@@ -1,8 +1,8 @@
-"""Crashed Python workers of Spark: one error for them, and bisection to find the games that crash a worker.
+"""Crashed Python workers of Spark: one error for them, and bisection to find the games that end a job.
 
 A fault in native code, lack of memory or a `kill` ends a worker within a batch with rows of many games. So a crashed job is run
 again for halves of the games, for quarters of those that crash again, and so on, until each crashing game is isolated; the
-others succeed.
+others succeed. Failures of user code and at lost files are isolated in the same way.
 """
 
 import re

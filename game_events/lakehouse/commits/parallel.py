@@ -96,7 +96,7 @@ def ahead(items: Iterable[T], work: Callable[[T], R]) -> Iterator[R]:
 
 
 def one_ahead(items: Iterator[T]) -> Iterator[T]:
-    """The items; while one is worked on, a thread makes the next one."""
+    """The items; while the caller works on one, a thread makes the next one, which waits in memory."""
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(next, items, None)
         while (item := following.result()) is not None:

@@ -14,6 +14,7 @@ from game_events.lakehouse.storage.errors import storage_error
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.continuous.loop import Loop
 from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.runs.selection import selection_of
 from game_events_tests.support.reconciliation import count
 from game_events_tests.support.waiting import until
 from game_events_tests.support.worlds.quality import Event
@@ -167,3 +168,16 @@ def test_a_file_of_bronze_that_is_damaged_or_gone_is_named_in_words(settings, ma
     assert "Traceback" not in said
     assert len(said) < 1_000
     assert not (Path(settings.lakehouse) / "silver_uno_events").exists()
+
+
+def test_a_game_that_has_lost_a_file_of_silver_is_made_again_from_bronze(settings, make_pipeline):
+    make_topic(settings)
+    put(settings, WAVE)
+    assert refresh(make_pipeline(settings)).success
+    (file,) = (Path(settings.lakehouse) / "silver_uno_events").glob("*.parquet")
+    file.unlink()
+    pipeline = make_pipeline(settings)
+    assert refresh(pipeline, selection=selection_of(pipeline, full_refresh=["silver_uno_events"])).success
+    put(settings, WAVE)
+    assert refresh(make_pipeline(settings)).success
+    assert_whole(make_pipeline(settings), 2)
