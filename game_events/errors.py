@@ -4,6 +4,7 @@ A message names what happened, where (``topic[partition]@offset``, ``table@versi
 pickled, as Spark's workers return them.
 """
 
+import difflib
 from collections.abc import Sequence
 
 
@@ -60,6 +61,18 @@ def first_few(items: Sequence[object], number: int) -> str:
     """The first items as text, and how many there are besides."""
     more = [f"and {len(items) - number} more"] if len(items) > number else []
     return "; ".join([*map(str, items[:number]), *more])
+
+
+#: Columns that a message names.
+COLUMNS_SHOWN = 12
+
+
+def some_columns(names: Sequence[str], wanted: str = "") -> str:
+    """Some columns as text, those most like `wanted` first, and how many there are besides; a table may have hundreds."""
+    alike = difflib.get_close_matches(wanted, names, COLUMNS_SHOWN, cutoff=0.3) if wanted else []
+    shown = [*alike, *(name for name in names if name not in alike)][:COLUMNS_SHOWN]
+    rest = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")
 
 
 #: Precedes text from a user-defined function or Spark, which may quote rows.

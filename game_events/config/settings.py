@@ -7,12 +7,15 @@ by ``GAME_EVENTS_CONFIG``), the addresses of a running local stack, defaults.
 
 import difflib
 import json
+import logging
 import os
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dotenv import dotenv_values
 from pydantic import ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
@@ -30,7 +33,12 @@ from game_events.config.groups.tables import DiscoverySettings, LimitSettings, S
 from game_events.config.groups.values import ENV_PREFIX
 from game_events.errors import ConfigurationError
 
+log = logging.getLogger(__name__)
 SETTING = "GAME_EVENTS_ON_DATA_LOSS"
+#: Names with the prefix that are read elsewhere: where settings are, and the cache of fetched parts.
+NO_SETTINGS = frozenset({"config", "secrets_dir", "cache"})
+#: Further names with the prefix, of this project's tests.
+TESTS_PREFIX = "test"
 #: The local stack's state file, below ``state_dir``.
 STACK_STATE_FILE = "stack/stack.json"
 
@@ -155,8 +163,13 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
 
     Raises:
         ConfigurationError: names each bad key, what is wrong with it and where to change it. Values are not repeated,
-            as they may be secrets.
+            as they may be secrets. Also for an override that is no setting.
     """
+    for name in overrides:
+        if name not in Settings.model_fields:
+            raise ConfigurationError(f"{name!r} {_no_setting(name)}")
+    for text in misspelt():
+        _warn_once(text)
     named = os.environ.get(ENV_PREFIX + "CONFIG")
     if named and not Path(named).is_file():
         raise ConfigurationError(f"{ENV_PREFIX}CONFIG names {named!r}, which is not a file")
@@ -171,6 +184,36 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
         raise ConfigurationError("\n".join([f"bad settings (from {where}):", *lines])) from None
     except (YAMLError, ValueError) as error:  # ValueError: also SettingsError, and a file that is not UTF-8
         raise _unreadable(error) from None
+
+
+def misspelt() -> list[str]:
+    """A sentence for each variable of the environment or of `.env` that has the prefix and is no setting."""
+    try:
+        in_file = dotenv_values(".env")
+    except (OSError, UnicodeDecodeError):  # reading the settings reports it
+        in_file = {}
+    found: list[str] = []
+    for variable in sorted({*os.environ, *in_file}):
+        if not variable.upper().startswith(ENV_PREFIX):
+            continue
+        name = variable[len(ENV_PREFIX) :].lower()
+        if name not in Settings.model_fields and name not in NO_SETTINGS and not name.startswith(TESTS_PREFIX):
+            where = "" if variable in os.environ else ".env: "
+            found.append(f"{where}{variable} {_no_setting(name, ENV_PREFIX)}")
+    return found
+
+
+def _no_setting(name: str, prefix: str = "") -> str:
+    near = difflib.get_close_matches(name, [*Settings.model_fields, *NO_SETTINGS], 1)
+    written = f"{prefix}{near[0].upper() if prefix else near[0]}" if near else ""
+    hint = f"did you mean {written}?" if written else "docs/reference/settings.md lists all of them"
+    return f"is no setting, and has no effect; {hint}"
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Log a warning, in each process once: sensors read the settings at each tick."""
+    log.warning("%s", text)
 
 
 def _named(setting: str = "*", *parts: str) -> str:

@@ -2,7 +2,7 @@
 
 from py4j.protocol import Py4JError
 
-from game_events.errors import first_line
+from game_events.errors import first_line, some_columns
 
 
 def test_what_a_failed_job_says_is_why_it_failed_and_not_which_call_it_was():
@@ -11,3 +11,12 @@ def test_what_a_failed_job_says_is_why_it_failed_and_not_which_call_it_was():
     assert first_line(Py4JError("An error occurred while calling o67")) == "An error occurred while calling o67"
     assert first_line(OSError("disk\nfull")) == "disk"
     assert first_line(OSError()) == "OSError"
+
+
+def test_of_many_columns_a_message_names_a_few_the_likely_ones_first():
+    names = [f"column_{n}" for n in range(200)] + ["game_name"]
+    said = some_columns(names, "gamename")
+    assert said.startswith("game_name, ")
+    assert said.endswith(" and 189 more")
+    assert some_columns(["a", "b"]) == "a, b"
+    assert some_columns([]) == ""

@@ -37,6 +37,7 @@ def show_run(output: Output, report: dict[str, Any], words: Names = USUAL) -> No
         output.say("files: " + ", ".join(f"{count:,} {what}" for what, count in report["files"].items()))
     if not report["tables"] and not report["errors"]:
         output.say("nothing new: every table is up to date, and none was written")
+        show_counters(output, report)
         return
     rows, seconds = report["rows"], report["seconds"]
     lines = []

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructType
 
 from game_events.config.sql_text import reads_clock, without_texts_and_comments
-from game_events.errors import ConfigurationError, first_line
+from game_events.errors import ConfigurationError, first_line, some_columns
 from game_events.rules import Rule
 from game_events.spark.config import null_on_error
 
@@ -38,8 +38,8 @@ def refuse(found: dict[str, str], columns: Sequence[str]) -> None:
     """Raise a ConfigurationError that names every problem, if there is one, and the columns there are."""
     if found:
         lines = [f"rule {name}: {problem}" for name, problem in found.items()]
-        have = f"the rows have the columns {', '.join(columns)}. " if columns else ""
-        raise ConfigurationError("; ".join(lines) + f". {have}Change the rule (`rules` in game_events.yaml, GAME_EVENTS_RULES)")
+        have = f". The rows have the columns {some_columns(columns)}" if columns else ""
+        raise ConfigurationError(f"change the rule (`rules` in game_events.yaml, GAME_EVENTS_RULES): {'; '.join(lines)}{have}")
 
 
 def _refused(sql: str) -> str | None:

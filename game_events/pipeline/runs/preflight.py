@@ -14,8 +14,9 @@ from pathlib import Path
 from deltalake.exceptions import DeltaError
 
 from game_events.config.background import begin_call
+from game_events.config.groups.values import ENV_PREFIX
 from game_events.config.masking import mask
-from game_events.config.settings import Settings
+from game_events.config.settings import Settings, misspelt
 from game_events.config.tls import unencrypted
 from game_events.errors import ConfigurationError, DataError, GameEventsError
 from game_events.jvm.class_archive import HOW_TO_MAKE, archive_of, is_usable
@@ -120,6 +121,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
     if settings.source == FILES:
         sources = {"files": lambda: _files(settings)}
     return {
+        "settings": _settings,
         "java": lambda: str(find_java()),
         "java parts": _java_parts,
         **sources,
@@ -154,6 +156,16 @@ def _described(parts: Parts) -> str:
     return ", ".join(layer if games is None else f"{layer} of {', '.join(sorted(games))}" for layer, games in parts.items())
 
 
+def subjects_need_broker(settings: Settings) -> bool:
+    """Whether the registry's subjects are known only from the broker, whose topics match a pattern, or from another table."""
+    return settings.source != FILES and not settings.kafka_topics
+
+
+def _settings() -> str:
+    wrong = misspelt()
+    return Hint("; ".join(wrong)) if wrong else f"every variable {ENV_PREFIX}... is a setting"
+
+
 def _java_parts() -> str:
     jars = spark_jars()
     archived = is_usable(archive_of(jars))
@@ -185,7 +197,15 @@ def _files(settings: Settings) -> str:
 
 def _registry(settings: Settings) -> str:
     registry = SchemaRegistry(settings, WAIT_S, retries=0)
-    numbers = {subject: len(registry.version_numbers(subject)) for subject in subjects(settings, WAIT_S)}
+    if subjects_need_broker(settings):
+        registry.version_numbers(settings.produced_topic)  # raises if the registry does not answer, whatever the broker does
+    try:
+        named = subjects(settings, WAIT_S)
+    except GameEventsError:
+        if not subjects_need_broker(settings):
+            raise
+        return f"{settings.schema_registry_url}: answers; its subjects are not known while this fails: kafka"
+    numbers = {subject: len(registry.version_numbers(subject)) for subject in named}
     parts = [f"subject {subject}, {many(count, 'version')}" for subject, count in numbers.items()]
     return f"{settings.schema_registry_url}: {'; '.join(parts)}"
 

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,20 +12,28 @@ from pyspark.sql.types import StructType
 
 from game_events.config.gold_columns import measures
 from game_events.decoding.core.reasons import Reason
-from game_events.errors import DataError
+from game_events.errors import DataError, some_columns
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.data.snapshot import read_arrow, row_count
+from game_events.lakehouse.data.snapshot import read_arrow, read_parts, row_count, selection
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.event_log import read_events
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import Lakehouse, is_game
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import player_agg_columns
 from game_events.pipeline.gold.null_values import of_another_kind
 from game_events.pipeline.observability.event_log import SUCCEEDED
 from game_events.pipeline.quality.validation import problems, refuse
 from game_events.pipeline.runs.backlog import games_waiting
-from game_events.pipeline.runs.preflight import Check, Hint, PreflightResult, environment_checks, many, run_checks
+from game_events.pipeline.runs.preflight import (
+    Check,
+    Hint,
+    PreflightResult,
+    environment_checks,
+    many,
+    run_checks,
+    subjects_need_broker,
+)
 from game_events.pipeline.silver.source import SilverInput
 from game_events.sources.core.source import FILES
 from game_events.sources.factory import subjects
@@ -33,12 +42,14 @@ from game_events.sources.factory import subjects
 LOOK_BACK_FILES = 20
 #: Newest versions of a subject that are compiled; names in a text.
 VERSIONS, NAMED = 20, 5
+#: Newest rows of bronze in which the entity column is looked at; characters of a name in a text.
+NEWEST_ROWS, NAME_CHARS = 100_000, 80
 
 
 def validation(pipeline: Pipeline, more: dict[str, Check]) -> list[PreflightResult]:
     """Check the environment and the SQL of rules, for which alone Spark starts, then more; nothing is changed."""
     checks = environment_checks(pipeline.settings) | sql_checks(pipeline) | more
-    registry = ("schema registry",)
+    registry = ("schema registry", "kafka") if subjects_need_broker(pipeline.settings) else ("schema registry",)
     needs = {"plan": ("kafka", "tables"), "message types": registry, "schemas": registry}
     return run_checks(checks, pipeline.settings, needs)
 
@@ -50,6 +61,7 @@ def state_checks(pipeline: Pipeline) -> dict[str, Check]:
         "waiting": lambda: waiting(pipeline),
         "quarantine": lambda: quarantine(pipeline),
         "columns": lambda: columns(pipeline),
+        "names": lambda: names(pipeline),
     }
     return checks if pipeline.settings.source == FILES else {"schemas": lambda: schemas(pipeline), **checks}
 
@@ -128,6 +140,33 @@ def columns(pipeline: Pipeline) -> str:
     types = {f.name: f.type for f in pa.schema(bronze.schema())}
     wrong = of_another_kind(pipeline.settings, types)
     return Hint("; ".join(wrong)) if wrong else many(len(types), "column")
+
+
+def names(pipeline: Pipeline) -> str:
+    """Whether the entity column names a game in most of bronze's newest rows; else what it holds."""
+    bronze, entity = pipeline.open_bronze(), pipeline.settings.entity_column
+    if bronze is None or not row_count(bronze):
+        return "there is no row yet"
+    if not has_decoded_columns(bronze):
+        return "there is no record of a selected message type yet"
+    schema = pa.schema(bronze.schema())
+    if entity not in schema.names:
+        others = some_columns([name for name in schema.names if not name.startswith("_")], entity)
+        return Hint(f"set GAME_EVENTS_ENTITY_COLUMN: bronze has no column {entity!r}. It has {others}")
+    newest_first = sorted(selection(bronze).data, key=lambda file: file.highest_batch or 0, reverse=True)
+    found = Counter[object]()
+    rows = 0
+    for part in read_parts(pipeline.bronze, pa.schema([schema.field(entity)]), [unquote(file.path) for file in newest_first]):
+        found.update({entry["values"]: entry["counts"] for entry in pc.value_counts(part.column(entity)).to_pylist()})
+        rows += part.num_rows
+        if rows >= NEWEST_ROWS:
+            break
+    legal = sum(count for name, count in found.items() if is_game(name))
+    text = f"{legal:,} of the newest {many(rows, 'row')} have a legal name in {entity}"
+    if legal >= rows - legal:
+        return text
+    others = ", ".join([repr(name)[:NAME_CHARS] for name, _ in found.most_common() if not is_game(name)][:NAMED])
+    return Hint(f"{text}, the others are in no table of silver: it holds {others}")
 
 
 def check_rules(pipeline: Pipeline) -> str:

@@ -112,7 +112,18 @@ def _refresh(run: SilverRun) -> None:
     for game, why in result.failed.items():
         run.report.add_failed(Layer.SILVER, pipeline.lakehouse.silver(game), why, game)
     pipeline.progress.update(run.source.bronze.key, partial(_progress, run, result, owed, redecided))
-    run.report.add(SilverResult(unrouted=result.unrouted))
+    run.report.add(SilverResult(unrouted=result.unrouted, notices=_unrouted_notices(run, result)))
+
+
+def _unrouted_notices(run: SilverRun, result: PassResult) -> list[str]:
+    """A warning if more rows have no game's name than silver has got."""
+    routed = sum(table.rows + table.dropped + table.quarantined for table in run.report.of(Layer.SILVER))
+    if result.unrouted[INVALID] <= routed:
+        return []
+    return [
+        f"MOST ROWS ARE IN NO TABLE OF SILVER: their {run.pipeline.settings.entity_column} (GAME_EVENTS_ENTITY_COLUMN) is empty "
+        "or no legal name, so they stay in bronze; `game-events doctor` shows what it holds"
+    ]
 
 
 def _refuse_another_column(run: SilverRun) -> None:

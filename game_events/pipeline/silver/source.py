@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from game_events.errors import ConfigurationError
+from game_events.errors import ConfigurationError, some_columns
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.data.snapshot import row_count
@@ -46,9 +46,10 @@ class SilverInput:
         schema = pa.schema([f for f in pa.schema(handle.schema()) if f.name not in BRONZE_ONLY])
         batch = counter(handle, Txn.BATCH)
         if batch and row_count(handle) and pipeline.settings.entity_column not in schema.names:
+            entity = pipeline.settings.entity_column
             raise ConfigurationError(
-                f"bronze has no column {pipeline.settings.entity_column!r} (it has {', '.join(schema.names)}): set "
-                "GAME_EVENTS_ENTITY_COLUMN to the one that names the game"
+                f"set GAME_EVENTS_ENTITY_COLUMN to the top-level column that names the {pipeline.settings.names.entity}: bronze "
+                f"has no column {entity!r}. It has {some_columns(schema.names, entity)}"
             )
         return cls(pipeline, handle, BronzeIdentity.of(handle), batch, schema)
 

@@ -56,9 +56,27 @@ def refuse_unverified(options: Mapping[str, str]) -> None:
             )
 
 
+def refuse_unsupported(options: Mapping[str, str]) -> None:
+    """Raise ConfigurationError for a SASL mechanism with which one of the two clients could not log in."""
+    mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms")
+    if mechanism is None and not options.get("security.protocol", "").upper().startswith("SASL"):
+        return
+    if mechanism not in _LOGIN_MODULES:
+        wrong = f"sasl.mechanism {mechanism!r} is not supported" if mechanism else "SASL needs sasl.mechanism"
+        raise ConfigurationError(
+            f"GAME_EVENTS_KAFKA_OPTIONS: {wrong}: use one of {', '.join(_LOGIN_MODULES)} with sasl.username and sasl.password, "
+            "or a client's certificate (docs/sources.md)"
+        )
+
+
 def for_librdkafka(options: Mapping[str, str]) -> dict[str, str]:
-    """The options for Confluent's Python client; a Java login becomes user and password; raises as `refuse_unverified`."""
+    """The options for Confluent's Python client; a Java login becomes user and password.
+
+    Raises:
+        ConfigurationError: as `refuse_unverified` and `refuse_unsupported`.
+    """
     refuse_unverified(options)
+    refuse_unsupported(options)
     found = {key: value for key, value in options.items() if not _JAVA_ONLY.match(key)}
     if options.get("ssl.keystore.type", "PKCS12").upper() == "PKCS12" and not options.keys() & _PEM_KEY:
         found |= {key: options[key] for key in _PKCS12 if key in options}
@@ -72,22 +90,18 @@ def for_java(options: Mapping[str, str]) -> dict[str, str]:
     """The options for Java's client: user and password become a login module; PEM, in files or inline, becomes PEM stores.
 
     Raises:
-        ConfigurationError: a mechanism that has no user and password, a file that cannot be read, a client's certificate or
-            key that Java's client could not use, or certificates would not be verified.
+        ConfigurationError: as `refuse_unsupported`, a file that cannot be read, a client's certificate or key that Java's
+            client could not use, or certificates would not be verified.
     """
     refuse_unverified(options)
+    refuse_unsupported(options)
     found = {key: value for key, value in options.items() if not _LIBRDKAFKA_ONLY.match(key)}
     mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms")
     if mechanism:
         found["sasl.mechanism"] = mechanism
     logs_in = options.get("security.protocol", "").upper().startswith("SASL")
-    if logs_in and "sasl.username" in options and "sasl.jaas.config" not in options:
-        module = _LOGIN_MODULES.get(mechanism or "")
-        if module is None:
-            raise ConfigurationError(
-                f"GAME_EVENTS_KAFKA_OPTIONS: sasl.mechanism {mechanism!r} takes no sasl.username; use one of "
-                f"{', '.join(_LOGIN_MODULES)}, or give sasl.jaas.config yourself"
-            )
+    if logs_in and mechanism and "sasl.username" in options and "sasl.jaas.config" not in options:
+        module = _LOGIN_MODULES[mechanism]
         user, password = _quoted(options["sasl.username"]), _quoted(options.get("sasl.password", ""))
         found["sasl.jaas.config"] = f"{module} required username={user} password={password};"
     keystore = _keystore(options)

@@ -7,6 +7,7 @@ import pickle
 import pytest
 from pydantic import ValidationError
 
+from game_events.config import settings
 from game_events.config.settings import STACK_STATE_FILE, Settings, load_settings
 from game_events.errors import ConfigurationError
 
@@ -105,6 +106,43 @@ def test_a_name_of_the_yaml_file_that_is_no_setting_is_an_error(folder, text, me
     (folder / "game_events.yaml").write_text(text + "\n")
     with pytest.raises(ConfigurationError, match=message):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "says"),
+    [
+        ("GAME_EVENTS_KAFKA_TOPC", "TOPC is no setting, and has no effect; did you mean GAME_EVENTS_KAFKA_TOPIC?"),
+        ("game_events_kafka_topc", "did you mean GAME_EVENTS_KAFKA_TOPIC?"),
+        ("GAME_EVENTS_CONFG", "did you mean GAME_EVENTS_CONFIG?"),
+        ("GAME_EVENTS_XYZ", "docs/reference/settings.md lists all of them"),
+    ],
+)
+@pytest.mark.parametrize("source", ["environment", ".env"])
+def test_a_misspelt_variable_is_warned_about_once_with_the_nearest_name(source, variable, says, folder, monkeypatch, caplog):
+    settings._warn_once.cache_clear()
+    if source == "environment":
+        monkeypatch.setenv(variable, SECRET)
+    else:
+        (folder / ".env").write_text(f"{variable}={SECRET}\nOTHER_TEAM=1\n")
+    load_settings()
+    load_settings()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert says in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_variables_that_are_read_are_not_warned_about(folder, monkeypatch, caplog):
+    (folder / "mine.yaml").write_text("kafka_topic: mine\n")
+    variables = {"CONFIG": "mine.yaml", "SECRETS_DIR": str(folder), "CACHE": "x", "GAMES": "uno", "TEST_CODE": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"GAME_EVENTS_{name}", value)
+    load_settings()
+    assert caplog.text == ""
+
+
+def test_an_argument_that_is_no_setting_is_an_error():
+    with pytest.raises(ConfigurationError, match="'kafka_topc' is no setting, and has no effect; did you mean kafka_topic"):
+        load_settings(kafka_topc="mine")
 
 
 def test_another_yaml_file_may_be_named(folder, monkeypatch):

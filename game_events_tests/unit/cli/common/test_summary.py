@@ -8,7 +8,7 @@ import typer
 from game_events.cli.common.output import Output
 from game_events.cli.common.summary import JobResult, finish, show_run
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import LayerResult
+from game_events.pipeline.reporting.result import LayerResult, SilverResult
 from game_events.pipeline.reporting.tables import RuleCounts, TableReport
 from game_events.rules import Rule
 
@@ -52,3 +52,10 @@ def test_the_json_of_a_run_that_broke_off_says_that_it_failed_and_why_although_n
     assert ended.value.exit_code == 1
     said = json.loads(capsys.readouterr().out)
     assert said == {"success": False, "run_id": "run-1", "error": "Spark's JVM ended", "errors": []}
+
+
+def test_a_run_that_wrote_nothing_says_all_the_same_how_many_rows_belong_to_no_game(capsys):
+    report = RunReport()
+    report.add(SilverResult(unrouted={"invalid": 3_600}))
+    show_run(Output(as_json=False), report.to_dict())
+    assert "unrouted: invalid 3,600" in capsys.readouterr().out

@@ -7,8 +7,10 @@ import threading
 import pytest
 
 from game_events.config.settings import load_settings
+from game_events.errors import TransientError
 from game_events.pipeline.runs import state_checks
-from game_events.pipeline.runs.preflight import WAIT_S, run_checks
+from game_events.pipeline.runs.preflight import WAIT_S, _made, environment_checks, run_checks
+from game_events.schema_registry import SchemaRegistry
 from game_events_tests.support.pipelines import without_spark
 
 TOGETHER_S = 30
@@ -83,3 +85,35 @@ def test_a_registry_that_does_not_answer_is_waited_for_once(tmp_path, monkeypatc
     assert asked == [WAIT_S]
     assert (found["kafka"].ok, found["schema registry"].ok) == (False, False)
     assert found["schemas"].detail == "not known while this fails: schema registry"
+
+
+@pytest.mark.parametrize("registry_answers", [True, False])
+def test_with_a_pattern_of_topics_a_dead_broker_does_not_hide_whether_the_registry_answers(
+    registry_answers, tmp_path, monkeypatch
+):
+    def no_broker(*_, **__):
+        raise TransientError("no broker")
+
+    def asked(_registry, _subject):
+        if registry_answers:
+            return []
+        raise TransientError("no registry")
+
+    monkeypatch.setattr("game_events.pipeline.runs.preflight.make_source", no_broker)
+    monkeypatch.setattr("game_events.sources.factory.make_source", no_broker)
+    monkeypatch.setattr(SchemaRegistry, "version_numbers", asked)
+    pipeline = without_spark(tmp_path, kafka_topic_pattern="events.*", schema_registry_url="http://127.0.0.1:1")
+    found = {c.check: c for c in state_checks.validation(pipeline, state_checks.state_checks(pipeline))}
+    assert (found["kafka"].ok, found["kafka"].detail) == (False, "no broker")
+    up = "http://127.0.0.1:1: answers; its subjects are not known while this fails: kafka"
+    said = up if registry_answers else "no registry"
+    assert (found["schema registry"].ok, found["schema registry"].detail) == (registry_answers, said)
+    assert "kafka" in found["schemas"].detail
+    assert "no broker" not in found["schemas"].detail
+
+
+def test_a_misspelt_variable_is_to_be_looked_at(monkeypatch):
+    monkeypatch.setenv("GAME_EVENTS_KAFKA_TOPC", "mine")
+    found = _made("settings", environment_checks(load_settings())["settings"], load_settings())
+    assert (found.ok, found.look) == (True, True)
+    assert found.detail.endswith("did you mean GAME_EVENTS_KAFKA_TOPIC?")

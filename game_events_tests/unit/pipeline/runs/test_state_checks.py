@@ -42,6 +42,7 @@ def test_an_empty_lakehouse_is_well(pipeline):
         "waiting": (False, "there is no bronze table yet"),
         "quarantine": (False, "nothing is in it"),
         "columns": (False, "there is no bronze table yet"),
+        "names": (False, "there is no row yet"),
     }
 
 
@@ -66,6 +67,7 @@ def test_a_failed_run_rows_that_wait_and_bad_schemas_are_to_be_looked_at(pipelin
         ),
         "quarantine": (True, "3 rows: BAD_SCHEMA 2, TOMBSTONE 1; `game-events quarantine list` says why"),
         "columns": (False, "2 columns"),
+        "names": (False, "3 of the newest 4 rows have a legal name in game_name"),
     }
 
 
@@ -97,3 +99,17 @@ def test_schemas_that_do_not_compile_are_named():
     catalog.left_out = lambda _: 19_000
     said = schemas(SimpleNamespace(settings=load_settings(kafka_topic="events"), catalog=catalog))
     assert said == "1 schema compiles; 19,000 message types of very large ones not looked at"
+
+
+def test_names_that_are_no_games_are_shown_and_another_column_is_asked_for(tmp_path):
+    wrong = without_spark(tmp_path, entity_column="topic")
+    rows = {"topic": ["t.otel_logs", "t.otel_logs", None, "go"], "game": ["a"] * 4, "_batch": [1, 1, 2, 2]}
+    put(wrong.bronze, rows, {"batch": 2})
+    assert found(wrong)["names"] == (
+        True,
+        "1 of the newest 4 rows have a legal name in topic, the others are in no table of silver: it holds 't.otel_logs', None",
+    )
+    nested = without_spark(tmp_path, entity_column="meta.game")
+    look, text = found(nested)["names"]
+    assert look
+    assert text.startswith("set GAME_EVENTS_ENTITY_COLUMN: bronze has no column 'meta.game'. It has game, ")

@@ -1,5 +1,7 @@
 """Tables that two entity columns have made: no run adds to them before a full refresh has replaced all of them."""
 
+from collections import Counter
+
 import pyarrow as pa
 import pytest
 
@@ -10,6 +12,7 @@ from game_events.lakehouse.system_tables.progress import Mark
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver import passes, refresh
+from game_events.pipeline.silver.source import SilverInput
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 
@@ -93,3 +96,25 @@ def test_a_run_with_the_column_of_before_that_reads_a_later_batch_than_a_full_re
     staged(monkeypatch, stage)
     assert refreshed(pipeline, full=True) == []
     refused(*by.values())
+
+
+@pytest.mark.parametrize("refused_rows", [{"invalid": 3}, {"not_allowed": 3}, {}])
+def test_a_run_of_which_most_rows_have_no_games_name_says_so_first(refused_rows, tmp_path, monkeypatch):
+    pipeline = without_spark(tmp_path)
+    put(pipeline.bronze, row(1), {"batch": 1})
+    staged(monkeypatch, lambda *_: FanOutResult(refused={why: Counter({"": rows}) for why, rows in refused_rows.items()}))
+    report = RunReport()
+    refresh.refresh_silver(pipeline, report)
+    loud = [notice for notice in report.notices if notice.startswith("MOST ROWS ARE IN NO TABLE OF SILVER: their game_name")]
+    assert bool(loud) == ("invalid" in refused_rows)
+
+
+def test_a_wrong_column_is_answered_by_the_setting_and_the_columns_most_like_it(tmp_path):
+    pipeline = without_spark(tmp_path, entity_column="games_nam")
+    columns = {"game_name": ["uno"], "_batch": [1]} | {f"column_{n}": [n] for n in range(200)}
+    handle = put(pipeline.bronze, columns, {"batch": 1})
+    with pytest.raises(ConfigurationError) as raised:
+        SilverInput.of(pipeline, handle)
+    assert str(raised.value).startswith("set GAME_EVENTS_ENTITY_COLUMN")
+    assert "no column 'games_nam'. It has game_name, " in str(raised.value)
+    assert len(str(raised.value)) < 500

@@ -134,11 +134,20 @@ def test_a_file_that_is_missing_is_named(tmp_path):
         for_java({"ssl.ca.location": str(tmp_path / "nowhere")})
 
 
-def test_a_mechanism_without_user_and_password_is_refused_without_the_secret():
-    with pytest.raises(ConfigurationError, match="GSSAPI") as raised:
-        for_java(LOGIN | {"sasl.mechanism": "GSSAPI"})
-    assert "word" not in str(raised.value).split("sasl.username")[0]
+@pytest.mark.parametrize("client", [for_java, for_librdkafka])
+@pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.mechanisms"])
+@pytest.mark.parametrize("mechanism", ["GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM", "plain"])
+def test_a_mechanism_that_one_of_the_clients_has_no_login_for_is_refused_for_both(mechanism, name, client):
+    options = {key: value for key, value in LOGIN.items() if key != "sasl.mechanism"}
+    with pytest.raises(ConfigurationError, match=f"'{mechanism}' is not supported: use one of PLAIN, SCRAM-SHA-256") as raised:
+        client(options | {name: mechanism})
     assert 'pa"ss' not in str(raised.value)
+
+
+@pytest.mark.parametrize("client", [for_java, for_librdkafka])
+def test_a_login_without_a_mechanism_is_refused(client):
+    with pytest.raises(ConfigurationError, match=r"needs sasl\.mechanism: use one of PLAIN"):
+        client({"security.protocol": "sasl_ssl", "sasl.username": "reader"})
 
 
 @pytest.mark.parametrize("name", ["isolation.level", "group.id"])
