@@ -16,17 +16,17 @@ help:  ## List the targets
 prerequisites:
 	@PYTHON='$(PYTHON)' sh scripts/prerequisites.sh
 
-# The version of uv that the lock names, by its hash.
-define INSTALL_UV
+# Installs a package in the version that the lock names, by its hash.
+define INSTALL_LOCKED
 @$(PYTHON) -m venv $(VENV)
-@sed -n '/^uv==/,/[^\\]$$/p' requirements-dev.lock > $(VENV)/uv.lock
-@$(PIP) install --quiet --no-deps --require-hashes -r $(VENV)/uv.lock
+@sed -n '/^$(1)==/,/[^\\]$$/p' requirements-dev.lock > $(VENV)/$(1).lock
+@$(PIP) install --quiet --no-deps --require-hashes -r $(VENV)/$(1).lock
 endef
 
 $(READY): requirements-dev.lock pyproject.toml
 	@$(MAKE) --no-print-directory prerequisites
 	@echo "setting up $(VENV) (once; about two minutes)"
-	$(INSTALL_UV)
+	$(call INSTALL_LOCKED,uv)
 # uv needs a third of pip's time. It does not know of pip's own settings: where those name another package index, pip does it.
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --no-deps --require-hashes -r requirements-dev.lock || \
 	  { echo "uv could not install the packages, trying with pip" >&2; $(PIP) install --quiet --no-deps --require-hashes -r requirements-dev.lock; }
@@ -73,7 +73,8 @@ docs-serve: docs  ## The same, to look at: http://127.0.0.1:8000, until Ctrl-C
 up: setup  ## Local stack and Dagster UI; prints the address, Ctrl-C stops it
 	@$(BIN)/game-events up
 
-wheel: setup  ## This project as dist/*.whl, to be installed elsewhere (docs/cluster.md)
+wheel:  ## This project as dist/*.whl, to be installed elsewhere (docs/cluster.md); needs Python alone, and seconds
+	$(call INSTALL_LOCKED,setuptools)
 # Else modules of an earlier version that were left in it would be in the wheel, too.
 	@rm -rf build
 	@$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
@@ -82,7 +83,7 @@ COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.1
   --no-annotate --quiet $(if $(UPGRADE),--upgrade)
 
 lock:  ## Resolve requirements.lock (what it runs with) and requirements-dev.lock (what it is tested with); UPGRADE=1: to the newest
-	$(INSTALL_UV)
+	$(call INSTALL_LOCKED,uv)
 	@$(COMPILE) -o requirements.lock
 	@$(COMPILE) --extra dev --constraint requirements.lock -o requirements-dev.lock
 

@@ -117,7 +117,6 @@ class LazyCommand(TyperCommand):
 app = typer.Typer(
     help="Protobuf events from Kafka and a Schema Registry to per-game Delta tables.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for _name, (_, _help) in COMMANDS.items():

@@ -120,9 +120,10 @@ def _unrouted_notices(run: SilverRun, result: PassResult) -> list[str]:
     routed = sum(table.rows + table.dropped + table.quarantined for table in run.report.of(Layer.SILVER))
     if result.unrouted[INVALID] <= routed:
         return []
+    entity = run.pipeline.settings.entity_column
     return [
-        f"MOST ROWS ARE IN NO TABLE OF SILVER: their {run.pipeline.settings.entity_column} (GAME_EVENTS_ENTITY_COLUMN) is empty "
-        "or no legal name, so they stay in bronze; `game-events doctor` shows what it holds"
+        f"MOST ROWS ARE IN NO TABLE OF SILVER: their {entity} (GAME_EVENTS_ENTITY_COLUMN) is empty or no legal name, so they "
+        "stay in bronze; `game-events doctor` shows what it holds"
     ]
 
 

@@ -46,10 +46,10 @@ class SilverInput:
         schema = pa.schema([f for f in pa.schema(handle.schema()) if f.name not in BRONZE_ONLY])
         batch = counter(handle, Txn.BATCH)
         if batch and row_count(handle) and pipeline.settings.entity_column not in schema.names:
-            entity = pipeline.settings.entity_column
+            entity, noun = pipeline.settings.entity_column, pipeline.settings.names.entity
             raise ConfigurationError(
-                f"set GAME_EVENTS_ENTITY_COLUMN to the top-level column that names the {pipeline.settings.names.entity}: bronze "
-                f"has no column {entity!r}. It has {some_columns(schema.names, entity)}"
+                f"set GAME_EVENTS_ENTITY_COLUMN to the top-level column that names the {noun}: bronze has no column "
+                f"{entity!r}. It has {some_columns(schema.names, entity)}"
             )
         return cls(pipeline, handle, BronzeIdentity.of(handle), batch, schema)
 
