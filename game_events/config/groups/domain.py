@@ -21,7 +21,8 @@ class DomainSettings(BaseSettings):
 
     # --- the domain: what the message's columns mean (docs/domains.md)
     entity_column: str = "game_name"
-    """column that names the game: one silver and gold table for each value"""
+    """column that names the game: one silver and gold table for each value; of bronze's own columns `_kafka_topic`, too, if the
+    topics' names are legal names of games"""
     key_column: str = "gamer_id"
     """column that gold aggregates by"""
     time_column: str = "event_timestamp"

@@ -19,7 +19,10 @@ from game_events.pipeline.runs.backlog import backlog
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.runs.selection import selection_of
 from game_events_tests.support.fixtures.crashes import crash  # noqa: F401 - a fixture
+from game_events_tests.support.fixtures.files import file_settings, landing  # noqa: F401 - fixtures
 from game_events_tests.support.reconciliation import coordinates, count, gold, rows
+from game_events_tests.support.worlds.file_samples import protobuf
+from game_events_tests.support.worlds.file_samples import put as put_file
 from game_events_tests.support.worlds.quality import Event
 from game_events_tests.support.worlds.topic import register
 from game_events_tests.support.worlds.topics import admin, before_reading, expire, make_topic, put
@@ -219,3 +222,28 @@ def test_a_full_refresh_of_bronze_leaves_what_is_not_named_just_now_as_it_is(nam
     assert refresh(make_pipeline(both)).rows("bronze") == 2, "it goes on where it was"
     assert gold(both, "uno")["ann"][0] == 4 + 3 + 2
     assert_told(make_pipeline(both))
+
+
+def test_a_topic_and_files_fill_one_bronze_in_turn_and_each_continues_where_it_was(
+    named,
+    make_pipeline,
+    landing,  # noqa: F811 - the fixture
+    file_settings,  # noqa: F811 - the fixture
+):
+    topic = named()
+    make_topic(topic)
+    of_files = ("source", "files_path", "files_schema", "files_message_type", "files_settle_s")
+    files = topic.model_copy(update={name: getattr(file_settings, name) for name in of_files})
+    read = []
+    for number, settings in enumerate((topic, files, topic, files)):
+        put(topic, EVENT)
+        put_file(landing, f"{number}.pb", protobuf(range(number, number + 1)))
+        report = refresh(make_pipeline(settings))
+        assert report.success, report.errors
+        read.append(report.rows("bronze"))
+    # Each turn reads what has come to its own source since its last one.
+    assert read == [1, 2, 2, 2]
+    by_source = rows(topic, BRONZE, "SELECT _file_path IS NULL, count(*) FROM t GROUP BY ALL ORDER BY ALL")
+    assert by_source == [(False, 4), (True, 3)]
+    silver = sum(rows(topic, f"silver_{game}_events", "SELECT count(*) FROM t")[0][0] for game in ("uno", "chess", "rummy"))
+    assert silver == 7

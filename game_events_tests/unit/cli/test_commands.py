@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -63,6 +64,18 @@ def test_imports_are_not_searched_for_garbage(tmp_path):
     program += "print(gc.get_threshold()[0] == m.OBJECTS_BEFORE_GC)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("qua", ["quarantine"]), ("run --dr", ["--dry-run"]), ("quarantine li", ["list"]), ("stack ", ["up", "down", "status"])],
+)
+def test_a_shell_completes_commands_and_options(typed, completed, tmp_path):
+    words = f"game-events {typed}"
+    asked = {"_GAME_EVENTS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    command = [sys.executable, "-c", "import sys; sys.argv = ['game-events']; from game_events.cli.main import main; main()"]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **asked}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == completed
 
 
 def test_help_imports_no_command(tmp_path):
