@@ -9,15 +9,15 @@ from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from game_events.lakehouse.data.snapshot import READ_ROWS, read_arrow, selection
+from game_events.lakehouse.data.snapshot import read_arrow, selection
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
 from game_events.lakehouse.event_columns import COORDINATES, has_decoded_columns
 from game_events.lakehouse.system_tables.progress import CountedRows
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality.decisions import Decisions
 
-#: Rows, and files, that the driver counts by itself, in less time than a Spark job takes to start.
-FEW_ROWS, FEW_FILES = READ_ROWS, 32
+#: Files that the driver counts by itself, in less time than a Spark job takes to start.
+FEW_FILES = 32
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,15 @@ def last_batches(spark: SparkSession, taken: Mapping[str, int]) -> DataFrame:
 
 
 def count_later(
-    pipeline: Pipeline, handle: DeltaTable, above: int, few_rows: int = FEW_ROWS
+    pipeline: Pipeline, handle: DeltaTable, above: int, few_rows: int | None = None
 ) -> dict[tuple[str | None, int], int]:
     """(Name of a game, valid or not; batch) -> rows of bronze, of the batches above one: these alone are read.
 
     `few_rows`: with at most so many rows in a few files they are counted in this process; more, or a number that the log does
-    not say, take a Spark job.
+    not say, take a Spark job. None: as many rows as are read at a time.
     """
     later = selection(handle, above)
+    few_rows = pipeline.lakehouse.sizes.read_rows if few_rows is None else few_rows
     if later.rows <= few_rows and later.rows_known and len(later.files) <= FEW_FILES:
         return _counted_here(pipeline, handle, later.paths, above)
     rows = read_files(pipeline.spark, later.files, spark_schema(handle.schema())).where(F.col("_batch") > above)
