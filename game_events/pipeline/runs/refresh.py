@@ -74,7 +74,7 @@ class TriggeredRun:
     def bronze(self) -> None:
         """Read the source up to its current end; replace bronze first, if that was selected and is allowed."""
         chosen = self.selection
-        if chosen == EVERYTHING:
+        if chosen.everything:
             find_lost_tables(self.pipeline, self.report)
         self.report.warn(*chosen.notices)
         if Layer.BRONZE in chosen.full:
@@ -118,7 +118,7 @@ class TriggeredRun:
         for aggregate in self.pipeline.extensions.aggregates:
             if aggregate.layer in full:
                 refresh_gold(self.pipeline, self.report, full[aggregate.layer], full=True, aggregate=aggregate)
-        chosen = None if self.selection == EVERYTHING else self.selection.update
+        chosen = None if self.selection.everything else self.selection.update
         refresh_own_gold(self.pipeline, self.report, chosen, ignore_intervals=self.ignore_intervals)
 
     @property

@@ -40,16 +40,18 @@ class Selection:
     """Layers and games of a run.
 
     `update`: layer -> games to refresh; a custom aggregate is a layer `gold:{name}`. `full`: layer -> games with tables to
-    replace from the layer before.
+    replace from the layer before. `everything`: the user has left out no layer and no game, so the run also refreshes what
+    `update` does not name (custom aggregates), and searches all tables.
     """
 
     update: Parts = field(default_factory=lambda: dict.fromkeys(REFRESHED))
     full: Parts = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+    everything: bool = False
 
 
 #: The default.
-EVERYTHING = Selection()
+EVERYTHING = Selection(everything=True)
 
 
 def selection_of(
@@ -79,7 +81,7 @@ def selection_of(
                 f"{pipeline.bronze.name} is protected and was not replaced (GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH); it took "
                 "new records as usual",
             )
-    return Selection(_united(update, full), full, notices)
+    return Selection(_united(update, full), full, notices, everything=chosen is None and (not select or ALL in select))
 
 
 def _united(one: Parts, other: Parts) -> dict[str, Games]:

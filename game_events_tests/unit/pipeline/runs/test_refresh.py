@@ -1,10 +1,23 @@
-"""How often a run opens the tables that all of its steps read."""
+"""What a run looks at: the tables that all of its steps read, and those that were deleted or restored."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from game_events.config.extensions import Extensions
+from game_events.extending import GoldAggregate, count
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.runs import refresh
+from game_events.pipeline.runs.refresh import TriggeredRun
+from game_events.pipeline.runs.selection import EVERYTHING, Selection, selection_of
 from game_events_tests.support.faults import opened_tables
 from game_events_tests.support.model.world import World
+from game_events_tests.support.pipelines import without_spark
 
 
 def test_a_run_opens_bronze_and_quarantine_once_for_each_of_their_versions_however_many_steps_read_them() -> None:
@@ -30,3 +43,21 @@ def test_a_run_opens_bronze_and_quarantine_once_for_each_of_their_versions_howev
 def versions(world: World, key: str) -> int:
     handle = Table(key, f"{world.folder}/{key}").open()
     return handle.version() + 1 if handle is not None else 0
+
+
+def test_a_run_over_everything_searches_for_lost_tables_whatever_aggregates_the_user_has_declared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their layers are in the selection that is made without options, too."""
+    searched: list[Pipeline] = []
+    monkeypatch.setattr(refresh, "find_lost_tables", lambda pipeline, _: searched.append(pipeline))
+    pipeline = without_spark(tmp_path)
+    pipeline.__dict__["extensions"] = Extensions(aggregates=(GoldAggregate("sessions", "merge", measures={"n": count()}),))
+
+    def searches(selection: Selection) -> bool:
+        searched.clear()
+        TriggeredRun(pipeline, RunReport(), replace(selection, update={}, full={})).bronze()
+        return bool(searched)
+
+    assert all(map(searches, (EVERYTHING, selection_of(pipeline), selection_of(pipeline, full_refresh=["gold"]))))
+    assert not searches(selection_of(pipeline, select=["bronze", "silver"]))
