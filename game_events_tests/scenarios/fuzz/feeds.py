@@ -93,9 +93,9 @@ def json_schema(columns: Iterable[str]) -> str:
 class Files:
     """A folder; its JSON Schema grows, the other formats have their own."""
 
-    kinds = ("jsonl", "parquet", "avro")
-    grows = ("jsonl",)
-    decoded_again = ("jsonl",)
+    kinds: tuple[str, ...] = ("jsonl", "parquet", "avro")
+    grows: tuple[str, ...] = ("jsonl",)
+    decoded_again: tuple[str, ...] = ("jsonl",)
 
     def __init__(self, folder: Path) -> None:
         self._landing, self._schema = folder / "landing", folder / "event.json"
@@ -154,9 +154,9 @@ def proto(columns: Iterable[str]) -> str:
 class Topic:
     """A topic of two partitions with two protobuf types in one schema, and JSON under a schema of its own."""
 
-    kinds = ("played", "paid", "json")
-    grows = ("played", "json")
-    decoded_again = ()  # each record has the schema that it was written with
+    kinds: tuple[str, ...] = ("played", "paid", "json")
+    grows: tuple[str, ...] = ("played", "json")
+    decoded_again: tuple[str, ...] = ()  # each record has the schema that it was written with
 
     def __init__(self, stack: StackState, name: str) -> None:
         self._servers = {

@@ -182,7 +182,7 @@ def read(uri: str) -> list[Row]:
     if not files:
         return []
     with database().cursor() as cursor:
-        found = cursor.execute("SELECT * FROM read_parquet(?, union_by_name = true)", [files])
+        found = cursor.sql("SELECT * FROM read_parquet(?, union_by_name = true)", params=[files])
         return list(found.to_arrow_table().to_pylist())
 
 

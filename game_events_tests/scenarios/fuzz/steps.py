@@ -131,7 +131,7 @@ def _other(world: World, draw: Random) -> Action:
     work: dict[str, Action] = {
         "another run": lambda: world.attempt(_full_run),
         "a cycle": lambda: world.cycle(again.choice(LOOPS), gold),
-        "new records and a cycle": lambda: (produce(world, again), world.cycle(again.choice(LOOPS), gold)),
+        "new records and a cycle": lambda: _with_records(world, again, gold=gold),
         "maintenance": lambda: world.attempt(maintain),
         "a redecode": lambda: world.attempt(redecode),
         "another engine": lambda: foreign(world, again, ("compact", "checkpoint", "z-order")),
@@ -143,6 +143,11 @@ def _other(world: World, draw: Random) -> Action:
         work[name]()
 
     return other
+
+
+def _with_records(world: World, draw: Random, *, gold: bool) -> None:
+    produce(world, draw)
+    world.cycle(draw.choice(LOOPS), gold)
 
 
 def cycle(world: World, draw: Random) -> None:

@@ -1,4 +1,4 @@
-"""A world of the fuzz: a source, its lakehouse, what is declared now, and runs that are killed or meet others at a failpoint."""
+"""A world of the fuzz: a source, its lakehouse, what is declared now, and runs that are killed or meet others on their way."""
 
 from __future__ import annotations
 
@@ -156,16 +156,16 @@ class World:
         """
         report, seen = RunReport(), 0
 
-        def reached(name: str, _detail: object) -> None:
+        def reached(_name: str, _detail: object) -> None:
             nonlocal seen
             seen += 1
             if at and seen == at and action is not None:
                 failpoints.handler = _nothing
-                self.say(f"   at {name}:")
+                self.say(f"   at {_name}:")
                 action()
                 failpoints.handler = reached
             elif at and seen >= at and action is None:
-                raise KilledError(name)
+                raise KilledError(_name)
 
         before, failpoints.handler = failpoints.handler, reached
         try:
