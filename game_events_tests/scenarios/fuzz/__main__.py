@@ -56,6 +56,8 @@ def main() -> int:
                 if found is not None:
                     failed.append(seed)
                     _tell(fuzz, found, given.shorten)
+            for what, places in (("killed", fuzz.killed), ("met other work", fuzz.met)):
+                print(f"{what} at {', '.join(f'{name} {times}' for name, times in sorted(places.items()))}")
     print(f"failed: {failed or 'none'}")
     return int(bool(failed))
 

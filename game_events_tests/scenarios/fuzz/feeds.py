@@ -142,6 +142,8 @@ OWN = """optional string game_name = 1; optional string gamer_id = 2; google.pro
 optional int64 n = 4; optional string dev = 5; optional double x = 6; optional string rid = 7;"""
 PATHS = {"played": (0,), "paid": (1,)}
 PARTITIONS = 2
+#: How often a record without a value comes between two events.
+TOMBSTONES = 0.03
 
 
 def proto(columns: Iterable[str]) -> str:
@@ -180,6 +182,8 @@ class Topic:
 
     def write(self, events: Sequence[Event], draw: Random) -> None:
         for event in events:
+            if draw.random() < TOMBSTONES:
+                self._producer.produce(self._settings.kafka_topic, None, b"key", partition=draw.randrange(PARTITIONS))
             self._producer.produce(self._settings.kafka_topic, self._value(event), partition=draw.randrange(PARTITIONS))
         assert self._producer.flush(60) == 0
 
@@ -187,6 +191,6 @@ class Topic:
         if event.kind == "json":
             return b"\0" + self._json_id.to_bytes(4, "big") + json_text(event).encode()
         path = PATHS[event.kind]
-        message = python_class(compiled(self._text, self._proto_id), path)(**event.fields())
-        value = frame(self._proto_id, path, message)
+        message = python_class(compiled(self._text, self._proto_id), path)(**event.fields())  # type: ignore[no-untyped-call]
+        value: bytes = frame(self._proto_id, path, message)  # type: ignore[no-untyped-call]
         return value + b"\x2a\x7f" if event.damaged else value  # a text that is longer than what there is

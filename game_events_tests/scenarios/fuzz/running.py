@@ -6,6 +6,7 @@ import tempfile
 import time
 import traceback
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +43,10 @@ class Failure:
 
 
 class Fuzz:
-    """Worlds of one source on one session; `stack`: for Kafka."""
+    """Worlds of one source on one session; `stack`: for Kafka; `killed`, `met`: those of all worlds."""
 
     def __init__(self, spark: SparkSession, source: str, stack: StackState | None, say: Say = lambda _: None) -> None:
+        self.killed, self.met = Counter[str](), Counter[str]()
         self._spark, self._source, self._stack, self._say = spark, source, stack, say
 
     def failure(self, steps: Sequence[Step], until: float = float("inf")) -> Failure | None:
@@ -64,6 +66,8 @@ class Fuzz:
         except Exception:  # noqa: BLE001 - it is what is looked for
             return Failure(done, traceback.format_exc(), world.log)
         finally:
+            self.killed += world.killed
+            self.met += world.met
             world.close()
         return None
 

@@ -32,8 +32,8 @@ from game_events_tests.scenarios.fuzz.declared import EXTENSIONS, GAMES, GOLDS, 
 from game_events_tests.scenarios.fuzz.look import Look
 from game_events_tests.scenarios.fuzz.world import Action, World
 
-#: Failpoints that a run comes to, about.
-FAILPOINTS = 45
+#: How many failpoints a run comes to, about: with little to do, and with much.
+FEW, SOME, MANY = 6, 18, 45
 LOOPS = ("A", "B")
 #: How often an erasure is tried again, and a run before a look.
 ATTEMPTS = 3
@@ -109,20 +109,30 @@ def _full_run(pipeline: Pipeline, report: RunReport, **chosen: Any) -> None:
     refresh(pipeline, report, selection_of(pipeline, **chosen))
 
 
+def _place(draw: Random) -> int:
+    """Number of a failpoint."""
+    return draw.randint(1, draw.choice((FEW, SOME, MANY)))
+
+
 def run(world: World, _: Random) -> None:
     """A triggered run."""
     world.attempt(_full_run)
 
 
+def outage(world: World, _: Random) -> None:
+    """A run while no registry answers."""
+    world.attempt(_full_run, pipeline=world.pipeline(schema_registry_url="http://127.0.0.1:9"))
+
+
 def kill(world: World, draw: Random) -> None:
     """One that is killed at a failpoint."""
-    world.attempt(_full_run, draw.randint(1, FAILPOINTS))
+    world.attempt(_full_run, _place(draw))
 
 
 def rival(world: World, draw: Random) -> None:
     """One that meets other work at a failpoint."""
     produce(world, draw)
-    world.attempt(_full_run, draw.randint(1, FAILPOINTS), _other(world, draw))
+    world.attempt(_full_run, _place(draw), _other(world, draw))
 
 
 def _other(world: World, draw: Random) -> Action:
@@ -155,7 +165,7 @@ def cycle(world: World, draw: Random) -> None:
     loop, gold, how = draw.choice(LOOPS), draw.random() < 0.7, draw.random()
     if draw.random() < 0.7:
         produce(world, draw)
-    at = draw.randint(1, FAILPOINTS // 2)
+    at = _place(draw)
     if how < 0.5:
         world.cycle(loop, gold)
     elif how < 0.6:
@@ -181,7 +191,7 @@ def full(world: World, draw: Random) -> None:
     if what in ("silver", "gold") and draw.random() < 0.6:
         chosen["games"] = games = (draw.choice(GAMES),)
     world.say(f"   {chosen}")
-    report = world.attempt(partial(_full_run, **chosen), draw.randint(1, FAILPOINTS) if draw.random() < 0.4 else 0)
+    report = world.attempt(partial(_full_run, **chosen), _place(draw) if draw.random() < 0.4 else 0)
     if what in ("silver", "all", "bronze"):
         # With a failing rule a game stays as it was.
         surely = report is not None and report.success
@@ -233,7 +243,7 @@ def declare(world: World, draw: Random) -> None:
 def tidy(world: World, draw: Random) -> None:
     """Maintenance, perhaps with no retention, so that replaced files are deleted; perhaps killed."""
     more = {"retention_h": 1e-4, "derived_retention_h": 1e-4} if draw.random() < 0.5 else {}
-    world.attempt(maintain, draw.randint(1, 10) if draw.random() < 0.3 else 0, pipeline=world.pipeline(**more))
+    world.attempt(maintain, _place(draw) if draw.random() < 0.3 else 0, pipeline=world.pipeline(**more))
 
 
 def other_engine(world: World, draw: Random) -> None:
@@ -279,6 +289,25 @@ def restore(world: World, draw: Random) -> None:
     _break(world, table)
 
 
+def restore_bronze(world: World, draw: Random) -> None:
+    """Somebody restores bronze or quarantine: a run stops, or what was restored has all rows; then it is undone."""
+    table = _table(world, draw, lambda key: key in ("bronze_events", "quarantine_events"))
+    handle = table.open() if table is not None else None
+    if table is None or handle is None or not handle.version():
+        return
+    newest, version = handle.version(), draw.randrange(handle.version())
+    world.say(f"   {table.name} to {version}")
+    try:
+        DeltaTable(table.uri).restore(version)
+    except (DeltaError, OSError) as error:
+        world.say(f"   {str(error)[:100]}")
+        return
+    report = world.attempt(_full_run)
+    if report is None:
+        world.say(f"   {table.name} back to {newest}")
+        DeltaTable(table.uri).restore(newest)
+
+
 def delete(world: World, draw: Random) -> None:
     """Somebody deletes a table of silver or gold; or the notes about progress."""
     table = _table(world, draw, lambda key: _is_derived(key) or key == "progress")
@@ -318,7 +347,7 @@ def erase(world: World, draw: Random) -> None:
                 remove_old_files(pipeline, report.erasure, subjects)
             done.append(who)
 
-    at = draw.randint(1, 25) if draw.random() < 0.4 else 0
+    at = _place(draw) if draw.random() < 0.4 else 0
     world.attempt(work, at, None if draw.random() < 0.5 else _other(world, draw))
     for _ in range(ATTEMPTS):
         if not done:
@@ -337,7 +366,7 @@ def decode_again(world: World, draw: Random) -> None:
         if further:
             refresh_downstream(pipeline, report, full=True)
 
-    report = world.attempt(work, draw.randint(1, 12) if draw.random() < 0.3 else 0)
+    report = world.attempt(work, _place(draw) if draw.random() < 0.3 else 0)
     if further:
         surely = report is not None and report.success
         world.truth.decided_again(world.games or GAMES, world.config, surely=surely)
@@ -351,7 +380,7 @@ def replay(world: World, draw: Random) -> None:
     def work(pipeline: Pipeline, report: RunReport) -> None:
         replay_and_refresh(pipeline, report, ReplaySelection())
 
-    report = world.attempt(work, draw.randint(1, 20) if draw.random() < 0.3 else 0)
+    report = world.attempt(work, _place(draw) if draw.random() < 0.3 else 0)
     world.truth.replayed(world.config, surely=report is not None and report.success and not world.games)
 
 
@@ -370,7 +399,7 @@ def look(world: World, draw: Random) -> None:
         said = [str(error) for error in report.errors] if report is not None else ["it raised"]
     else:
         raise DifferenceError(f"no run succeeds: {said}")
-    found = Look(world).differences(all_checks=draw.random() < 0.3)
+    found = Look(world).differences(all_checks=draw.random() < 0.15)
     if found:
         raise DifferenceError("\n".join(found))
     world.say("   all is right")
@@ -380,6 +409,7 @@ def look(world: World, draw: Random) -> None:
 STEPS: dict[str, tuple[int, Callable[[World, Random], None]]] = {
     "produce": (24, produce),
     "run": (10, run),
+    "outage": (1, outage),
     "kill": (14, kill),
     "rival": (10, rival),
     "cycle": (14, cycle),
@@ -390,6 +420,7 @@ STEPS: dict[str, tuple[int, Callable[[World, Random], None]]] = {
     "tidy": (5, tidy),
     "other_engine": (7, other_engine),
     "restore": (4, restore),
+    "restore_bronze": (2, restore_bronze),
     "delete": (4, delete),
     "erase": (3, erase),
     "decode_again": (3, decode_again),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,6 +83,7 @@ class World:
         columns: of the schema, besides those that it began with.
         loops: name -> a pipeline that lives on, with its handles, and its maintenance.
         log: what has happened.
+        killed, met: failpoint -> how often a run was killed there, or met other work.
     """
 
     def __init__(self, folder: Path, spark: SparkSession, feed: Feed, say: Callable[[str], None]) -> None:
@@ -92,6 +94,8 @@ class World:
         self.columns: list[str] = []
         self.loops: dict[str, tuple[Pipeline, IncrementalMaintenance]] = {}
         self.log: list[str] = []
+        self.killed = Counter[str]()
+        self.met = Counter[str]()
         self._say = say
         for number, extension in enumerate(EXTENSIONS):
             (folder / f"own_{number}.py").write_text(extension.text)
@@ -161,6 +165,7 @@ class World:
             seen += 1
             if at and seen == at and action is not None:
                 failpoints.handler = _nothing
+                self.met[_name] += 1
                 self.say(f"   at {_name}:")
                 action()
                 failpoints.handler = reached
@@ -171,6 +176,7 @@ class World:
         try:
             work(pipeline or self.pipeline(), report)
         except KilledError as place:
+            self.killed[str(place)] += 1
             self.say(f"   killed at {place}")
             return None
         except GameEventsError as error:
