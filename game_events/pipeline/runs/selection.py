@@ -12,7 +12,7 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse.layers import REFRESHED, Layer
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, game_of_gold, game_of_silver, gold_name, silver_name
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.runs.backlog import games_waiting
+from game_events.pipeline.silver.due import due
 
 #: Every layer; as a full refresh: every layer that may be replaced.
 ALL = "all"
@@ -145,7 +145,7 @@ class _Names:
     def _all_games(self) -> frozenset[str]:
         """Games with tables, games of the allow list, and names in bronze without a table."""
         allowed = frozenset(self._pipeline.settings.games)
-        found = frozenset(self._pipeline.lakehouse.games()) | games_waiting(self._pipeline).keys() | allowed
+        found = frozenset(self._pipeline.lakehouse.games()) | due(self._pipeline).rows.keys() | allowed
         return found & allowed if allowed else found
 
     def _what_games(self) -> str:

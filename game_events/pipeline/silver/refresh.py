@@ -10,14 +10,14 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
-from game_events.errors import ConfigurationError, ConflictError, ExtensionError
+from game_events.errors import ConfigurationError, ConflictError, ExtensionError, LostFileError, first_few
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures, incarnation
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games, guarded
 from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.progress import CountedRows, Mark, Progress
+from game_events.lakehouse.system_tables.progress import Admission, CountedRows, LeftOut, Mark, Progress
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout.routing import INVALID, NO_NAME
 from game_events.pipeline.quality.decisions import Decisions
@@ -26,12 +26,18 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult
 from game_events.pipeline.reporting.tables import TableReport
 from game_events.pipeline.silver.admission import is_allowed, new_games
+from game_events.pipeline.silver.due import readmitted_rows
 from game_events.pipeline.silver.passes import PassResult, SilverRun, run_pass
 from game_events.pipeline.silver.source import SilverInput
 
 #: Noted for a game with pending rows that is not in the allow list.
 LEFT_OUT = "GAME_EVENTS_GAMES left it out when its rows were due"
 REPLACED = "its silver table was replaced"
+LATE = "its silver table got rows of earlier batches"
+#: Noted for a game that the allow list, or a limit of games, left out until now.
+READMITTED = "the settings left out rows of it until now"
+#: Games that a notice names.
+SHOWN = 5
 
 
 class _ErasedMeanwhileError(ConflictError):
@@ -81,6 +87,8 @@ def _refresh(run: SilverRun) -> None:
     pipeline, state, redecided = run.pipeline, run.state, run.state.redecided
     _refuse_another_column(run)
     if run.whole:
+        run = replace(run, state=_with_readmitted(run))
+        state = run.state
         result = run_pass(run) if run.source.batch > state.floor(Layer.SILVER) else PassResult()
         result = replace(result, retry=result.retry | state.failed_in(Layer.SILVER))
         decisions = Decisions.read(pipeline, run.source.bronze.key)
@@ -113,6 +121,35 @@ def _refresh(run: SilverRun) -> None:
         run.report.add_failed(Layer.SILVER, pipeline.lakehouse.silver(game), why, game)
     pipeline.progress.update(run.source.bronze.key, partial(_progress, run, result, owed, redecided))
     run.report.add(SilverResult(unrouted=result.unrouted))
+
+
+def _with_readmitted(run: SilverRun) -> Progress:
+    """The run's progress, in which games with rows that the settings let in only now are listed for the pass of their own.
+
+    It is noted before any commit: after a crash, or under other settings, the next run finds them listed. If bronze cannot be
+    read, that is an error of the run's report, and the next run tries again.
+    """
+    pipeline, state = run.pipeline, run.state
+    if state.left_out.covers(Admission.of(pipeline.settings)):
+        return state
+    try:
+        found, left_out = readmitted_rows(pipeline, run.source.handle, state)
+    except (LostFileError, OSError) as error:
+        why = f"rows that the settings left out until now cannot be looked for: {error}"
+        run.report.add_failed(Layer.SILVER, pipeline.bronze, why)
+        return state
+    why = note(pipeline, READMITTED)
+
+    def noted(now: Progress) -> Progress:
+        # With what a concurrent run has left out since, the next run deals.
+        unchanged = now.left_out == state.left_out
+        return replace(now.pending(Layer.SILVER, found, why), left_out=left_out if unchanged else now.left_out)
+
+    pipeline.progress.update(run.source.bronze.key, noted)
+    if found:
+        names = first_few(sorted(found), SHOWN).replace(";", ",")
+        run.report.warn(f"{found.total():,} rows that the settings left out until now are added: of {names}")
+    return noted(state)
 
 
 def _refuse_another_column(run: SilverRun) -> None:
@@ -171,8 +208,13 @@ def _progress(run: SilverRun, result: PassResult, owed: dict[str, str], redecide
     if result.replaced:
         # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
         after = after.pending_downstream(result.replaced, note(run.pipeline, REPLACED))
+    reached = max((batch for layer, batch in now.floors.items() if layer != Layer.SILVER), default=0)
+    late = [game for game, batch in result.done.items() if now.games.get(game, 0) < batch <= reached]
+    # Their new rows are below the low watermarks of later layers, which do not look there.
+    after = after.pending_downstream(late, note(run.pipeline, LATE)) if late else after
     if any(rows for why, rows in result.unrouted.items() if why not in (INVALID, NO_NAME)):
-        after = replace(after, unrouted_batch=max(run.source.batch, after.unrouted_batch))
+        first, by = run.state.floor(Layer.SILVER) + 1, Admission.of(run.pipeline.settings)
+        after = replace(after, left_out=after.left_out.and_also(first, run.source.batch, by))
     return after
 
 
@@ -189,4 +231,4 @@ def _with_column(run: SilverRun, state: Progress, failed: Collection[str], *, mo
     if not run.full or state.floor(Layer.SILVER) > run.source.batch or any(tables(game).exists() for game in failed):
         return _made_by(state, {*known, now})
     # Names that there was no room for have rows below the low watermark, too.
-    return _made_by(replace(state, unrouted_batch=run.source.batch, counted=CountedRows()), {now})
+    return _made_by(replace(state, left_out=LeftOut(1, run.source.batch), counted=CountedRows()), {now})
