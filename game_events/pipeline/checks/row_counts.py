@@ -28,7 +28,8 @@ class RowCounts:
         rows: all rows.
         pending: rows that are not in silver yet.
         held: rows that are not pending, and are in quarantine as rejected ones of this game.
-        settled: rows of the batches up to which no row is pending.
+        settled: rows of the batches that a later check need not read. Those of them that are pending, as the settings have left
+            out their game, belong to no game.
     """
 
     rows: Counter[str | None] = field(default_factory=Counter)
@@ -55,6 +56,7 @@ def count_all(
         held = held.withColumnRenamed("game", "_name").withColumn("_held", F.lit(True))
         rows = rows.join(held, [*COORDINATES, "_name"], "left")
     pending = F.col("_batch") > F.col("_taken")
+    late = F.coalesce(pending, F.lit(False))
     found = (
         rows.join(last_batches(pipeline.spark, taken), F.col("_name") == F.col("_game"), "left")
         .groupBy("_game")
@@ -62,14 +64,16 @@ def count_all(
             F.count(F.lit(1)).alias("rows"),
             F.count(F.when(pending, 1)).alias("pending"),
             F.count(F.when(F.col("_held").isNotNull() & ~pending, 1)).alias("held"),
-            F.count(F.when(F.col("_batch") <= settled, 1)).alias("settled"),
+            F.count(F.when((F.col("_batch") <= settled) & ~late, 1)).alias("settled"),
+            F.count(F.when((F.col("_batch") <= settled) & late, 1)).alias("late"),
         )
         .collect()
     )
     counts = RowCounts()
     for row in found:
         for name_of, counter in vars(counts).items():
-            counter[row["_game"]] = int(row[name_of])
+            counter[row["_game"]] += int(row[name_of])
+        counts.settled[None] += int(row["late"])
     return counts
 
 
@@ -135,9 +139,10 @@ def added(
         counts.settled[game] += found.rows
     for (name, batch), rows in later.items():
         game = name if name in known else None
+        late = game is not None and batch > taken[game]
         counts.rows[game] += rows
-        counts.pending[game] += rows if game is not None and batch > taken[game] else 0
-        counts.settled[game] += rows if batch <= settled else 0
+        counts.pending[game] += rows if late else 0
+        counts.settled[None if late else game] += rows if batch <= settled else 0
     return counts
 
 

@@ -6,7 +6,7 @@ table's `txn` holds the last bronze batch in it; a commit succeeds only if its r
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -50,26 +50,34 @@ def refresh_silver(
     games: frozenset[str] | None = None,
     *,
     full: bool = False,
-) -> None:
+    not_replaced: Mapping[str, str] | None = None,
+) -> Mapping[str, str]:
     """Add bronze's new rows to silver; `report` gets an entry for each game that changed or failed.
 
     `games`: only these; without them, the low watermark moves. `full`: replace their tables by all rows that bronze has of
-    them.
+    them. `not_replaced`: game -> why its full refresh has failed in this run: its table is left as it is, and the next run
+    tries again.
+
+    Returns:
+        game -> why it failed.
 
     Raises:
         DataError: bronze or quarantine was restored by hand, or quarantine was deleted: a commit to quarantine would hide that
             from every later run.
         ConfigurationError: the tables were made by another entity column: only a full refresh of all of them may change it.
     """
-    began = time.monotonic()
+    began, failed = time.monotonic(), dict[str, str]()
     for attempt in range(GAME_ATTEMPTS):
         # Also right after bronze's step: Dagster's steps may have waited between them.
         handle, _ = intact_tables(pipeline, report) or (None, None)
         if handle is None or not has_decoded_columns(handle):
-            return  # there is no record of a selected message type yet
+            return {}  # there is no record of a selected message type yet
         source = SilverInput.of(pipeline, handle)
+        state = pipeline.progress.read(source.bronze.key)
+        for game, why in (not_replaced or {}).items():
+            state = state.pending(Layer.SILVER, [game], why)
         try:
-            _refresh(SilverRun(pipeline, source, pipeline.progress.read(source.bronze.key), report, games, full))
+            failed = _refresh(SilverRun(pipeline, source, state, report, games, full), not_replaced or {})
             break
         except _ErasedMeanwhileError:  # committed games stay committed; the next attempt finds them ahead of the watermark
             if attempt == GAME_ATTEMPTS - 1:
@@ -80,10 +88,11 @@ def refresh_silver(
             report.add(LayerResult(tables=[TableReport(Layer.SILVER, asset, root, error=str(error))]))
             break
     report.add_seconds(Layer.SILVER, time.monotonic() - began)
+    return failed
 
 
-def _refresh(run: SilverRun) -> None:
-    """All passes, the report of failed games, and the new progress."""
+def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
+    """All passes, the report of failed games, and the new progress; returns failed game -> reason."""
     pipeline, state, redecided = run.pipeline, run.state, run.state.redecided
     _refuse_another_column(run)
     if run.whole:
@@ -102,7 +111,8 @@ def _refresh(run: SilverRun) -> None:
         result = PassResult(retry=_requested(run))
     # A later run may allow games that the allow list leaves out now: their rows are below the low watermark then.
     noted = result.retry & (state.games.keys() | state.failed_in(Layer.SILVER))
-    owed = {g: state.failed.get((Layer.SILVER, g), LEFT_OUT) for g in noted if not is_allowed(pipeline, g)}
+    owed = {g: state.failed.get((Layer.SILVER, g), LEFT_OUT) for g in noted if not is_allowed(pipeline, g)} | dict(not_replaced)
+    result = replace(result, retry=result.retry - not_replaced.keys())
     for attempt in range(GAME_ATTEMPTS):
         bronze = pipeline.open_bronze() if result.retry else None
         bronze = refuse_restored(pipeline.bronze, bronze) if bronze is not None else None
@@ -121,6 +131,7 @@ def _refresh(run: SilverRun) -> None:
         run.report.add_failed(Layer.SILVER, pipeline.lakehouse.silver(game), why, game)
     pipeline.progress.update(run.source.bronze.key, partial(_progress, run, result, owed, redecided))
     run.report.add(SilverResult(unrouted=result.unrouted))
+    return result.failed
 
 
 def _with_readmitted(run: SilverRun) -> Progress:
