@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -148,7 +149,9 @@ class Look:
         pipeline = self._world.pipeline()
         for check in CHECKS:
             if check.name in OWN_CHECKS and (all_checks or check.name not in (RECOMPUTED, UNIQUE)):
+                began = time.monotonic()
                 said = check.run(pipeline)
+                self._world.say(f"   {check.name}: {time.monotonic() - began:.1f} s")
                 if not said.passed and not self.problems:
                     self.problems.append(f"check {check.name} is wrong: {said.summary}")
                 elif self.problems and check.name == CONSERVED:
