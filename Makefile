@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench bench-all chaos docs docs-serve up wheel lock lock-jars audit clean prerequisites
+.PHONY: help setup demo test test-all lint bench bench-all chaos fuzz docs docs-serve up wheel lock lock-jars audit clean prerequisites
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,10 @@ bench-all: setup  ## All benchmarks: history, the model of scale, memory, rates,
 
 chaos: setup  ## Kill every process at random, 50 times, then count every row: 20 to 30 minutes; KILLS, SEED
 	@$(BIN)/python -m game_events_tests.scenarios.chaos --kills $(or $(KILLS),50) --seed $(or $(SEED),1)
+
+fuzz: setup  ## Random steps against real Spark, every table compared with what was written: SEEDS=1-20, STEPS, MINUTES, SOURCE=kafka
+	@$(BIN)/python -m game_events_tests.scenarios.fuzz --seeds $(or $(SEEDS),1-5) --source $(or $(SOURCE),files) \
+	  $(if $(STEPS),--steps $(STEPS)) $(if $(MINUTES),--minutes $(MINUTES))
 
 docs: setup  ## Write docs/reference and build the docs as a site, in site/; fails on broken links and on pages that the navigation lacks
 	@$(BIN)/python scripts/docs_pages.py && $(BIN)/zensical build --strict --clean

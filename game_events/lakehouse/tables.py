@@ -30,6 +30,7 @@ from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.log_entries import Entry, entry_of, has_entry
 from game_events.lakehouse.retention import Retention
+from game_events.lakehouse.sizes import Sizes
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import delta_options
 
@@ -146,6 +147,7 @@ class Table:
         owners, tags: from the settings.
         read_only: whatever would change the table raises ReadOnlyError.
         retention: of its removed files and log entries.
+        sizes: what is read and written at a time.
     """
 
     name: str
@@ -157,6 +159,7 @@ class Table:
     tags: tuple[tuple[str, str], ...] = ()
     read_only: bool = False
     retention: Retention = field(default_factory=Retention)
+    sizes: Sizes = field(default_factory=Sizes)
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -260,7 +263,7 @@ class Table:
 
 
 class Lakehouse:
-    """All tables below one root path or URI."""
+    """All tables below one root path or URI; `sizes`: what of them is read and written at a time."""
 
     def __init__(
         self,
@@ -282,6 +285,7 @@ class Lakehouse:
         self.labels = labels or Labels()
         self.called = called or Names()
         self.read_only = read_only
+        self.sizes = Sizes()
         self.retention = retention or Retention()
         if root.startswith("file://"):
             root = root.removeprefix("file://")
@@ -310,7 +314,7 @@ class Lakehouse:
         name = self.called.name_of(key)
         owners, tags = self.labels.of_layer(layer_of(key))
         where = name, f"{self.root}/{name}", self.options
-        return Table(*where, self.person, key, owners, tags, self.read_only, self.retention)
+        return Table(*where, self.person, key, owners, tags, self.read_only, self.retention, self.sizes)
 
     def key(self, name: str) -> str:
         """The key of the table of a name: what `table` takes."""

@@ -18,15 +18,12 @@ from deltalake import DeltaTable
 from game_events.errors import LostFileError
 from game_events.lakehouse.data.staging import file_system, partition_of
 from game_events.lakehouse.handle import DataFile
+from game_events.lakehouse.sizes import Sizes
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.tables import Table, files_of, paths
 
 #: Key in the commit information of silver, gold and unified, which marks a commit as this project's own.
 BATCH_INFO = "bronze_batch"
-#: Rows that are read at a time.
-READ_ROWS = 1_048_576
-#: Size of a file up to which it is read as a whole.
-READ_WHOLE_BYTES = 1024 * 1024
 #: All row groups of a file.
 ALL = slice(None)
 
@@ -71,9 +68,9 @@ class FileSelection:
         """Whether the log says how many rows each file has."""
         return all(file.rows is not None for file in self.data)
 
-    def split(self, most_rows: int) -> tuple[FileSelection, FileSelection]:
-        """The files with at most so many rows that `read_parts` reads as a whole, and the others."""
-        small = [f.rows is not None and f.rows <= most_rows and f.size <= READ_WHOLE_BYTES for f in self.data]
+    def split(self, most_rows: int, most_bytes: int) -> tuple[FileSelection, FileSelection]:
+        """The files with at most so many rows and bytes, and the others."""
+        small = [f.rows is not None and f.rows <= most_rows and f.size <= most_bytes for f in self.data]
         first, second = (
             tuple(f for f, is_small in zip(self.data, small, strict=True) if is_small == one) for one in (True, False)
         )
@@ -112,20 +109,22 @@ def read_arrow(
 
 
 def read_parts(
-    table: Table, schema: pa.Schema, files: Iterable[str], batch_rows: int = READ_ROWS, row_groups: slice = ALL
+    table: Table, schema: pa.Schema, files: Iterable[str], batch_rows: int | None = None, row_groups: slice = ALL
 ) -> Iterator[pa.Table]:
     """Rows of files, given by their paths, in the columns of a schema; at most so many rows at a time.
 
-    A column that a file lacks has the value of its partition, or is NULL. `row_groups`: which of each file.
+    A column that a file lacks has the value of its partition, or is NULL. `batch_rows`: None: those of the table's `sizes`.
+    `row_groups`: which of each file.
 
     Raises:
         LostFileError: a file is gone or damaged, or its columns have other types; Arrow's own errors do not name the file.
     """
     system, prefix = file_system(table)
+    at_a_time = replace(table.sizes, read_rows=batch_rows) if batch_rows is not None else table.sizes
     for path in files:
         try:
             with store_errors_named(table.uri), system.open_input_file(prefix + path) as source:
-                yield from _parts(source, path, schema, batch_rows, row_groups)
+                yield from _parts(source, path, schema, at_a_time, row_groups)
         except FileNotFoundError:
             raise LostFileError(f"{table.uri}/{path} is gone, though the table's log lists it") from None
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
@@ -134,9 +133,9 @@ def read_parts(
             raise LostFileError(f"{table.uri}/{path} cannot be read: {error}") from error
 
 
-def _parts(source: pa.NativeFile, path: str, schema: pa.Schema, batch_rows: int, row_groups: slice) -> Iterator[pa.Table]:
+def _parts(source: pa.NativeFile, path: str, schema: pa.Schema, sizes: Sizes, row_groups: slice) -> Iterator[pa.Table]:
     # One request of an object store, and no threads of Arrow, which cost more than the work on so few bytes.
-    small = source.size() <= READ_WHOLE_BYTES
+    small = source.size() <= sizes.read_whole_bytes
     data = pa.BufferReader(source.read_buffer()) if small else source
     # Another engine that compacts a table may write INT96, of which nanoseconds hold no year after 2262.
     file = pq.ParquetFile(data, pre_buffer=not small, coerce_int96_timestamp_unit="us")
@@ -144,7 +143,7 @@ def _parts(source: pa.NativeFile, path: str, schema: pa.Schema, batch_rows: int,
     held = [name for name in schema.names if name in names]
     # Not across row groups, whose sizes are bounded.
     groups = (
-        file.iter_batches(batch_rows, row_groups=[n], columns=held, use_threads=not small)
+        file.iter_batches(sizes.read_rows, row_groups=[n], columns=held, use_threads=not small)
         for n in range(file.num_row_groups)[row_groups]
     )
     for batch in chain.from_iterable(groups):

@@ -33,8 +33,6 @@ from game_events.lakehouse.handle import DataFile
 from game_events.lakehouse.tables import Table, is_person
 
 log = logging.getLogger(__name__)
-#: Rows of a row group: columnar enough for readers, small enough that some hundred open writers fit in memory.
-ROW_GROUP_ROWS = 131_072
 #: Bytes of a row group in memory: some records are megabytes, and readers hold a row group at a time.
 ROW_GROUP_BYTES = 128 * 1024 * 1024
 #: Values in lists of a row group: Spark holds those of up to 4,096 rows of one at a time, with their positions in the lists.
@@ -139,7 +137,7 @@ class StagedWriter:
         table: Table,
         schema: pa.Schema,
         game: str | None = None,
-        group_rows: int = ROW_GROUP_ROWS,
+        group_rows: int | None = None,
         folder: str = "",
         file_bytes: int = MAX_FILE_BYTES,
         *,
@@ -147,11 +145,13 @@ class StagedWriter:
     ) -> None:
         """Nothing is created before the first row group is full.
 
-        `group_rows`: maximum rows of a row group, the smallest unit that is read. `folder`: an existing one, with its slash.
-        `file_bytes`: a file is closed past this size. `short_lived`: the next refresh reads and replaces the files, so Snappy
-        compresses them: a third larger than by Zstandard, and a third quicker to write and read.
+        `group_rows`: maximum rows of a row group, the smallest unit that is read; None: those of the table's `sizes`.
+        `folder`: an existing one, with its slash. `file_bytes`: a file is closed past this size. `short_lived`: the next
+        refresh reads and replaces the files, so Snappy compresses them: a third larger than by Zstandard, and a third quicker
+        to write and read.
         """
-        self._table, self.schema, self._game, self._group_rows, self._folder = table, schema, game, group_rows, folder
+        self._table, self.schema, self._game, self._folder = table, schema, game, folder
+        self._group_rows = group_rows or table.sizes.row_group_rows
         self._file_bytes, self._short_lived = file_bytes, short_lived
         self._buffer: list[pa.Table] = []
         self._rows = self._bytes = self._cells = 0
@@ -192,7 +192,7 @@ class StagedWriter:
         self._rows += rows.num_rows
         self._bytes += size
         self._cells += cells
-        if self._rows >= ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
+        if self._rows >= self._table.sizes.row_group_rows or self._bytes >= ROW_GROUP_BYTES:
             self.flush()
 
     def flush(self, *, last: bool = False) -> None:

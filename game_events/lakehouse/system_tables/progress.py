@@ -19,6 +19,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.config.naming import PROGRESS
+from game_events.config.settings import Settings
 from game_events.errors import without_quotes
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
@@ -89,6 +90,85 @@ class CountedRows:
 
 
 @dataclass(frozen=True)
+class Admission:
+    """The settings that decide which names in bronze may be games.
+
+    Attributes:
+        games: allow list, which alone decides then; empty: every valid name within the limits.
+        max_games: number of games up to which every new name comes in.
+        most_games: number of games up to which names with `min_rows` rows come in.
+    """
+
+    games: frozenset[str] = frozenset()
+    max_games: int = 0
+    most_games: int = 0
+    min_rows: int = 0
+
+    @classmethod
+    def of(cls, settings: Settings) -> Admission:
+        """The admission by these settings."""
+        if settings.games:
+            return cls(frozenset(settings.games))
+        return cls(
+            frozenset(), settings.max_games, max(settings.max_games, settings.max_games_ever), settings.new_game_min_rows
+        )
+
+    def covers(self, other: Admission) -> bool:
+        """Whether no name that another admission lets in can have been left out by this one."""
+        if self.games or other.games:
+            return bool(self.games and other.games) and other.games <= self.games
+        limits = other.max_games <= self.max_games and other.most_games <= self.most_games
+        return limits and other.min_rows >= self.min_rows
+
+    def narrowed(self, other: Admission) -> Admission | None:
+        """Lets in no name that one of both may have left out; None: that cannot be said."""
+        for one, wider in ((self, other), (other, self)):
+            if wider.covers(one):
+                return one
+        common = self.games & other.games
+        return Admission(common) if common else None
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Rows below silver's low watermark whose names are valid, and were not admitted when the rows were due.
+
+    Attributes:
+        first, last: the bronze batches that may hold such rows; 0: there are none.
+        by: lets in none of their names; None: it is not known which names they have.
+    """
+
+    first: int = 0
+    last: int = 0
+    by: Admission | None = None
+
+    def covers(self, now: Admission) -> bool:
+        """Whether none of the rows can be of a name that is let in now."""
+        return not self.last or (self.by is not None and self.by.covers(now))
+
+    def and_also(self, first: int, last: int, by: Admission) -> LeftOut:
+        """With the rows that a run of this admission has left out in some batches."""
+        if not self.last:
+            return LeftOut(first, last, by)
+        narrow = self.by.narrowed(by) if self.by is not None else None
+        return LeftOut(min(self.first, first), max(self.last, last), narrow)
+
+    def detail(self) -> str:
+        """Everything but `last`, as JSON; earlier versions of this code wrote only that."""
+        by = None if self.by is None else [sorted(self.by.games), self.by.max_games, self.by.most_games, self.by.min_rows]
+        return json.dumps({"first": self.first, "by": by})
+
+    @classmethod
+    def of(cls, last: int, detail: str | None) -> LeftOut:
+        """The inverse of `detail`."""
+        found: dict[str, Any] = json.loads(detail) if detail else {"first": 1, "by": None}
+        if found["by"] is None:
+            return cls(found["first"], last)
+        games, *limits = found["by"]
+        return cls(found["first"], last, Admission(frozenset(games), *limits))
+
+
+@dataclass(frozen=True)
 class Progress:
     """One state of the table.
 
@@ -97,7 +177,7 @@ class Progress:
         floors: layer -> bronze batch up to which it is complete, but for `failed`.
         games: game -> highest bronze batch in its silver table, of all known games.
         failed: (layer, game) -> why it failed last time.
-        unrouted_batch: last batch with a valid name that was not admitted; 0: there was none.
+        left_out: rows that no run has to look for until the settings let their names in.
         redecided: number of quarantine's repeated decisions that silver has carried out.
         marks: layer -> metadata of its low watermark; of silver and of aggregates with a definition.
         searched: the last search of the games' tables for deleted and restored ones.
@@ -108,7 +188,7 @@ class Progress:
     floors: dict[str, int] = field(default_factory=dict)
     games: dict[str, int] = field(default_factory=dict)
     failed: dict[tuple[str, str], str] = field(default_factory=dict)
-    unrouted_batch: int = 0
+    left_out: LeftOut = field(default_factory=LeftOut)
     redecided: int = 0
     marks: dict[str, Mark] = field(default_factory=dict)
     searched: Search = field(default_factory=Search)
@@ -121,6 +201,16 @@ class Progress:
     def failed_in(self, layer: str) -> set[str]:
         """Games that are behind the low watermark of a layer."""
         return {game for at, game in self.failed if at == layer}
+
+    def held(self, now: Admission) -> set[str]:
+        """Games that silver has to retry, and does not while the allow list leaves them out."""
+        return {game for game in self.failed_in(Layer.SILVER) if now.games and game not in now.games}
+
+    def left_out_to(self, game: str) -> int:
+        """The last bronze batch that may hold rows of this game that were left out, and are not listed as failed; 0: none."""
+        by = self.left_out.by
+        always_in = by is not None and (game in by.games if by.games else game in self.games)
+        return 0 if always_in else self.left_out.last
 
     def done(
         self,
@@ -252,7 +342,7 @@ def _state(bronze_id: str, rows: Iterable[_Row]) -> Progress:
         floors={layer: batch for layer, _, batch, _ in kinds["floor"]},
         games={game: batch for _, game, batch, _ in kinds["game"]},
         failed={(layer, game): detail for layer, game, _, detail in kinds["failed"]},
-        unrouted_batch=max((batch for _, _, batch, _ in kinds["unrouted"]), default=0),
+        left_out=next((LeftOut.of(batch, detail) for _, _, batch, detail in kinds["unrouted"]), LeftOut()),
         redecided=max((batch for _, _, batch, _ in kinds["decided_anew"]), default=0),
         searched=max((Search(batch, detail) for _, _, batch, detail in kinds["searched"]), default=Search()),
         marks={layer: Mark(**json.loads(detail)) for layer, _, _, detail in kinds["floor"] if detail},
@@ -285,8 +375,8 @@ def _rows(state: Progress) -> list[_Row]:
     rows: list[_Row] = [(layer, "floor", None, batch, marks.get(layer)) for layer, batch in state.floors.items()]
     rows += zip(repeat(silver), repeat("game"), state.games, state.games.values(), repeat(None), strict=False)
     rows += [(layer, "failed", game, None, without_quotes(why)) for (layer, game), why in state.failed.items()]
-    if state.unrouted_batch:
-        rows.append((silver, "unrouted", None, state.unrouted_batch, None))
+    if state.left_out.last:
+        rows.append((silver, "unrouted", None, state.left_out.last, state.left_out.detail()))
     if state.redecided:
         rows.append((silver, "decided_anew", None, state.redecided, None))
     if state.searched.at_s:

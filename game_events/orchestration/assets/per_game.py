@@ -21,7 +21,7 @@ from game_events.pipeline.reporting.tables import TableReport, present
 from game_events.pipeline.silver.refresh import refresh_silver
 
 #: Brings the tables of some games up to date, or (the last argument) replaces them.
-Refresh = Callable[[Pipeline, RunReport, frozenset[str], bool], None]
+Refresh = Callable[[Pipeline, RunReport, frozenset[str], bool], object]
 #: Of the hash of an aggregate's definition, as its code version.
 VERSION_CHARS = 12
 #: Why a partition that somebody has added by hand fails.

@@ -92,17 +92,15 @@ def decide(lag: PipelineLag, memory: Memory, now: float) -> LagDecision:
 
 def reason(lag: PipelineLag) -> str | None:
     """What there is to do, in words."""
-    if lag.ahead:
-        return f"{', '.join(map(str, lag.ahead))} end before what bronze has read"
-    if lag.total_lag:
-        return f"{lag.name}: {lag.total_lag:,} records to read"
-    if not lag.made:
-        return f"{lag.name}: where bronze starts is not settled yet"
-    if lag.failed:
-        return f"games that failed or wait: {some(lag.failed)}"
-    if lag.behind:
-        return f"behind the layer before: {', '.join(lag.behind)}"
-    return None
+    found = (
+        (lag.ahead, f"{', '.join(map(str, lag.ahead))} end before what bronze has read"),
+        (lag.total_lag, f"{lag.name}: {lag.total_lag:,} records to read"),
+        (not lag.made, f"{lag.name}: where bronze starts is not settled yet"),
+        (lag.failed, f"games that failed or wait: {some(lag.failed)}"),
+        (lag.let_in, "the settings let in games that they left out before"),
+        (lag.behind, f"behind the layer before: {', '.join(lag.behind)}"),
+    )
+    return next((why for is_so, why in found if is_so), None)
 
 
 def writer_of_bronze(instance: DagsterInstance, own: OwnRuns, keys: Keys = DEFAULT) -> DagsterRun | None:

@@ -17,6 +17,7 @@ from game_events.lakehouse.system_tables.progress import CountedRows, GameRows, 
 from game_events.pipeline.checks.row_counts import CountJobs, RowCounts, added
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.silver.due import readmitted_rows
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Reconciliation:
         wrong: game -> counts that do not add up.
         transformed: game -> counts that a transformation with `rows="any"` makes incomparable.
         counted_before: bronze batch up to which an earlier check has counted bronze's rows; 0: all were counted now.
+        readmitted: game -> rows of `unrouted` or `pending` that the settings left out until now: the next run adds them.
     """
 
     bronze: int = 0
@@ -72,6 +74,7 @@ class Reconciliation:
     wrong: Mapping[str, GameCounts] = field(default_factory=dict)
     transformed: Mapping[str, GameCounts] = field(default_factory=dict)
     counted_before: int = 0
+    readmitted: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def taken(self) -> int:
@@ -101,6 +104,8 @@ class Reconciliation:
         }
         if self.transformed:
             counts["transformed_games"] = _named(self.transformed)
+        if self.readmitted:
+            counts["rows_left_out_until_now"] = sum(self.readmitted.values())
         if self.wrong:
             counts["games_that_differ"] = _named(self.wrong)
         return counts
@@ -112,6 +117,8 @@ class Reconciliation:
             sums += f" + dropped {self.dropped:,} + quarantined {self.quarantined:,}"
         if self.transformed:
             sums += f" + transformed {self.taken:,} (their rows may become any number of rows)"
+        if self.readmitted:
+            sums += f"; {sum(self.readmitted.values()):,} of them were left out by the settings until now, and wait for a run"
         return sums if self.passed else f"rows are missing or doubled: not {sums}"
 
 
@@ -140,7 +147,8 @@ def reconcile(pipeline: Pipeline, changed: Collection[str] | None = None, jobs: 
     state = pipeline.progress.read(BronzeIdentity.of(before).key)
     later = changed is not None and state.counted.batch > 0
     found = _of_later_rows(pipeline, before, state, changed or (), jobs) if later else None
-    return found if found is not None and found.passed else _of_all_rows(pipeline, before, state, jobs)
+    found = found if found is not None and found.passed else _of_all_rows(pipeline, before, state, jobs)
+    return replace(found, readmitted=readmitted_rows(pipeline, before, state)[0])
 
 
 def _of_later_rows(

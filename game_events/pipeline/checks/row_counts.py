@@ -9,15 +9,15 @@ from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from game_events.lakehouse.data.snapshot import READ_ROWS, read_arrow, selection
+from game_events.lakehouse.data.snapshot import read_arrow, selection
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
 from game_events.lakehouse.event_columns import COORDINATES, has_decoded_columns
 from game_events.lakehouse.system_tables.progress import CountedRows
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quality.decisions import Decisions
 
-#: Rows, and files, that the driver counts by itself, in less time than a Spark job takes to start.
-FEW_ROWS, FEW_FILES = READ_ROWS, 32
+#: Files that the driver counts by itself, in less time than a Spark job takes to start.
+FEW_FILES = 32
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class RowCounts:
         rows: all rows.
         pending: rows that are not in silver yet.
         held: rows that are not pending, and are in quarantine as rejected ones of this game.
-        settled: rows of the batches up to which no row is pending.
+        settled: rows of the batches that a later check need not read. Those of them that are pending, as the settings have left
+            out their game, belong to no game.
     """
 
     rows: Counter[str | None] = field(default_factory=Counter)
@@ -55,6 +56,7 @@ def count_all(
         held = held.withColumnRenamed("game", "_name").withColumn("_held", F.lit(True))
         rows = rows.join(held, [*COORDINATES, "_name"], "left")
     pending = F.col("_batch") > F.col("_taken")
+    late = F.coalesce(pending, F.lit(False))
     found = (
         rows.join(last_batches(pipeline.spark, taken), F.col("_name") == F.col("_game"), "left")
         .groupBy("_game")
@@ -62,14 +64,16 @@ def count_all(
             F.count(F.lit(1)).alias("rows"),
             F.count(F.when(pending, 1)).alias("pending"),
             F.count(F.when(F.col("_held").isNotNull() & ~pending, 1)).alias("held"),
-            F.count(F.when(F.col("_batch") <= settled, 1)).alias("settled"),
+            F.count(F.when((F.col("_batch") <= settled) & ~late, 1)).alias("settled"),
+            F.count(F.when((F.col("_batch") <= settled) & late, 1)).alias("late"),
         )
         .collect()
     )
     counts = RowCounts()
     for row in found:
         for name_of, counter in vars(counts).items():
-            counter[row["_game"]] = int(row[name_of])
+            counter[row["_game"]] += int(row[name_of])
+        counts.settled[None] += int(row["late"])
     return counts
 
 
@@ -80,14 +84,15 @@ def last_batches(spark: SparkSession, taken: Mapping[str, int]) -> DataFrame:
 
 
 def count_later(
-    pipeline: Pipeline, handle: DeltaTable, above: int, few_rows: int = FEW_ROWS
+    pipeline: Pipeline, handle: DeltaTable, above: int, few_rows: int | None = None
 ) -> dict[tuple[str | None, int], int]:
     """(Name of a game, valid or not; batch) -> rows of bronze, of the batches above one: these alone are read.
 
     `few_rows`: with at most so many rows in a few files they are counted in this process; more, or a number that the log does
-    not say, take a Spark job.
+    not say, take a Spark job. None: as many rows as are read at a time.
     """
     later = selection(handle, above)
+    few_rows = pipeline.lakehouse.sizes.read_rows if few_rows is None else few_rows
     if later.rows <= few_rows and later.rows_known and len(later.files) <= FEW_FILES:
         return _counted_here(pipeline, handle, later.paths, above)
     rows = read_files(pipeline.spark, later.files, spark_schema(handle.schema())).where(F.col("_batch") > above)
@@ -134,9 +139,10 @@ def added(
         counts.settled[game] += found.rows
     for (name, batch), rows in later.items():
         game = name if name in known else None
+        late = game is not None and batch > taken[game]
         counts.rows[game] += rows
-        counts.pending[game] += rows if game is not None and batch > taken[game] else 0
-        counts.settled[game] += rows if batch <= settled else 0
+        counts.pending[game] += rows if late else 0
+        counts.settled[None if late else game] += rows if batch <= settled else 0
     return counts
 
 

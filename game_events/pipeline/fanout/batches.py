@@ -6,18 +6,18 @@ import pyarrow as pa
 
 from game_events.lakehouse.data.staging import buffer_bytes
 
-#: Rows, and their bytes, that go to Spark together: each batch costs Spark more than some hundred rows.
-BATCH_ROWS, BATCH_BYTES = 10_000, 16 * 1024 * 1024
+#: Bytes of rows that go to Spark together.
+BATCH_BYTES = 16 * 1024 * 1024
 
 
-def in_batches(parts: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of small tables together, in exactly this schema: Spark compares types and nullability."""
+def in_batches(parts: Iterable[pa.Table], schema: pa.Schema, most_rows: int) -> Iterator[pa.RecordBatch]:
+    """The rows of small tables, about so many together, in exactly this schema: Spark compares types and nullability."""
     joined, rows, size = list[pa.Table](), 0, 0
     for part in parts:
         if part.num_rows:
             joined.append(part)
             rows, size = rows + part.num_rows, size + buffer_bytes(part)
-        if rows >= BATCH_ROWS or size >= BATCH_BYTES:
+        if rows >= most_rows or size >= BATCH_BYTES:
             yield from _joined(joined, schema)
             joined, rows, size = [], 0, 0
     if joined:

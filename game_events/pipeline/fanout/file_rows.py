@@ -12,7 +12,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from game_events.lakehouse.commits.parallel import ahead
 from game_events.lakehouse.data.snapshot import read_parts
-from game_events.lakehouse.data.staging import ROW_GROUP_ROWS
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.fanout.batches import in_batches
 
@@ -71,7 +70,7 @@ class FileRows:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: numbers of tasks -> their rows."""
-        return in_batches(self.of_tasks(batches), self.schema)
+        return in_batches(self.of_tasks(batches), self.schema, self.lakehouse.sizes.sent_rows)
 
     def of_tasks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """The rows of the tasks of these numbers."""
@@ -91,4 +90,4 @@ class FileRows:
 
     def _rows(self, part: FilePart) -> Iterator[pa.Table]:
         table = self.lakehouse.table(part.table)
-        return read_parts(table, self.schema, [part.path], ROW_GROUP_ROWS, slice(part.number, None, part.of))
+        return read_parts(table, self.schema, [part.path], table.sizes.row_group_rows, slice(part.number, None, part.of))

@@ -43,8 +43,7 @@ FILE_S, LEFT_ROW_S = 2e-3, 0.35e-6
 MOST_OF_ONE_GAME = 0.25
 #: Parts of a game after the shuffle, so that one game with most of the rows does not land in one task.
 SALTS = 4
-#: Rows and bytes sorted at a time: large enough that a game's part is more than a handful of rows.
-SORT_ROWS = 262_144
+#: Bytes of rows that are sorted at a time.
 SORT_BYTES = 64 * 1024 * 1024
 #: Bytes of sorted rows held by the writers together, past which every one writes its row group.
 BUFFER_BYTES = 192 * 1024 * 1024
@@ -94,7 +93,7 @@ class FanOut(WorkerJob[FanOutResult]):
         choice: the columns that not every game's table has; None: all tables have all of `schema`.
         source: files with the rows; None: Spark sends the rows.
         old: rows that are kept unless they have the key of a new row; all new rows of a game are in one task.
-        sort_rows, held_bytes: bounds of the memory of a task: rows that are sorted together, bytes that wait for their file.
+        held_bytes: bound of the memory of a task: bytes that wait for their file.
     """
 
     result: ClassVar[type] = FanOutResult
@@ -108,7 +107,6 @@ class FanOut(WorkerJob[FanOutResult]):
     choice: ColumnChoice | None = None
     source: FileRows | None = None
     old: OldRows | None = None
-    sort_rows: int = SORT_ROWS
     held_bytes: int = BUFFER_BYTES
 
     def table(self, game: str) -> Table:
@@ -208,7 +206,7 @@ class _Stage:
                 self._buffer.append(batch)
                 self._rows += batch.num_rows
                 self._bytes += buffer_bytes(batch)
-                if self._rows >= self._task.sort_rows or self._bytes >= SORT_BYTES:
+                if self._rows >= self._task.lakehouse.sizes.sorted_rows or self._bytes >= SORT_BYTES:
                     self._write_buffer()
             self._write_buffer()
             for game, kept in one_ahead(self._others()):

@@ -62,7 +62,9 @@ class OldRows:
         keys = pa.Table.from_batches(new)
         order, parts = parts_by_game(keys, self.game_column)
         keys = keys.select(self.keys).take(order)
-        yield from in_batches(self._to_merge({game: keys.slice(*part) for game, part in parts.items()}), schema)
+        yield from in_batches(
+            self._to_merge({game: keys.slice(*part) for game, part in parts.items()}), schema, self.lakehouse.sizes.sent_rows
+        )
 
     def _to_merge(self, keys: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
         """With the column of the game: the old rows of games with these keys; of small games all."""

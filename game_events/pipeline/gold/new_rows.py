@@ -64,7 +64,7 @@ def _by_size_of_file(pipeline: Pipeline, files: Mapping[str, FileSelection], col
     """Rows of the games' files with these columns."""
     small, large, count = list[FilePart](), list[str](), 0
     for game, of_game in files.items():
-        light, heavy = of_game.split(SMALL_FILE_ROWS)
+        light, heavy = of_game.split(SMALL_FILE_ROWS, pipeline.lakehouse.sizes.read_whole_bytes)
         small += (FilePart(silver_name(game), path) for path in light.paths)
         large += heavy.files
         count += light.rows

@@ -36,35 +36,41 @@ def refresh_gold(
     *,
     full: bool = False,
     aggregate: GoldAggregate | None = None,
-) -> None:
+    not_replaced: Mapping[str, str] | None = None,
+) -> Mapping[str, str]:
     """Add silver's new rows to an aggregate (None: `player_agg`); `report` gets an entry for each game that changed or failed.
 
     `games`: only these; None: every game that changed since the last refresh, and the low watermark moves. `full`: recompute
-    from all of silver.
+    from all of silver. `not_replaced`: game -> why its full refresh has failed in this run: its table is left as it is, and the
+    next run tries again.
+
+    Returns:
+        game -> why it failed.
     """
-    began = time.monotonic()
+    began, not_replaced = time.monotonic(), not_replaced or {}
     bronze = pipeline.open_bronze()
     if bronze is None:
-        return
+        return {}
     run = GoldRun(pipeline, aggregate or player_agg(pipeline.settings), BronzeIdentity.of(bronze), full)
     layer, key = run.aggregate.layer, run.bronze.key
     state = pipeline.progress.read(key)
     if state.marks.get(layer, Mark()).definition != scope(run.aggregate):
         # Before any commit: after a crash, a run with the declaration of before must not trust its low watermark.
         state = pipeline.progress.update(key, lambda now: now.marked(layer, Mark(scope(run.aggregate))).done(layer, 0))
-    failed = _refresh(run, report, state, games)
+    failed = _refresh(run, report, state, games, not_replaced.keys())
     for game, why in failed.items():
         table = pipeline.lakehouse.gold(game, run.aggregate.name)
         report.add_failed(layer, table, why, game)
     failpoints.reach("gold_committed", run.aggregate.name)
     # Gold lacks what silver lacks: the low watermark does not cover these games.
-    pending = dict.fromkeys(state.failed_in(Layer.SILVER), "waits for its silver table") | failed
+    pending = dict.fromkeys(state.failed_in(Layer.SILVER), "waits for its silver table") | failed | dict(not_replaced)
     if games is None:
         committed = any(t.layer == layer and t.error is None for t in report.tables)
         pipeline.progress.update(key, partial(_progress_of_all, run.aggregate, state, pending, committed))
     elif failed or state.failed_in(layer) & games:
         pipeline.progress.update(key, partial(_progress_of_some, layer, state, pending, games))
     report.add_seconds(layer, time.monotonic() - began)
+    return failed
 
 
 def refresh_own_gold(
@@ -73,11 +79,12 @@ def refresh_own_gold(
     chosen: Mapping[str, frozenset[str] | None] | None = None,
     *,
     ignore_intervals: bool = False,
+    not_replaced: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
     """Refresh the custom aggregates that are due, each by itself; the report names those that have pending rows and wait.
 
     `chosen`: layer -> games (None: every game) of the aggregates to refresh; None: all of them. `ignore_intervals`: refresh
-    aggregates before their interval has passed, too.
+    aggregates before their interval has passed, too. `not_replaced`: layer -> games, as for `refresh_gold`.
     """
     bronze = pipeline.open_bronze() if pipeline.extensions.aggregates else None
     if bronze is None:
@@ -88,7 +95,8 @@ def refresh_own_gold(
         if chosen is not None and aggregate.layer not in chosen:
             continue
         if ignore_intervals or due(aggregate, state):
-            refresh_gold(pipeline, report, (chosen or {}).get(aggregate.layer), aggregate=aggregate)
+            games, failed = (chosen or {}).get(aggregate.layer), (not_replaced or {}).get(aggregate.layer)
+            refresh_gold(pipeline, report, games, aggregate=aggregate, not_replaced=failed)
         elif state.floor(aggregate.layer) < state.floor(Layer.SILVER) or state.failed_in(aggregate.layer):
             postponed.append(aggregate.asset)
             pipeline.on_progress(f"{aggregate.asset}: its interval of {aggregate.interval_s:g} s has not passed yet")
@@ -119,13 +127,15 @@ def _progress_of_some(layer: str, seen: Progress, failed: Mapping[str, str], gam
     return now.done(layer, now.floor(layer), failed=others | {g: why for g, why in failed.items() if g in games})
 
 
-def _refresh(run: GoldRun, report: RunReport, state: Progress, games: Collection[str] | None) -> dict[str, str]:
+def _refresh(
+    run: GoldRun, report: RunReport, state: Progress, games: Collection[str] | None, without: Collection[str]
+) -> dict[str, str]:
     """Passes over the games until none lost a commit conflict, or attempts run out; returns failed game -> reason."""
     aggregate = run.aggregate
     if games is None:
         changed = {g for g, batch in state.games.items() if run.full or batch > state.floor(aggregate.layer)}
         games = changed | state.failed_in(aggregate.layer)
-    retry = {game for game in games if aggregate.applies_to(game)}
+    retry = {game for game in games if aggregate.applies_to(game) and game not in without}
     # Games that failed have a job of their own: their rows may be why.
     apart = state.failed_in(aggregate.layer)
     failed: dict[str, str] = {}

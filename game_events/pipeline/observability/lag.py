@@ -8,7 +8,7 @@ from game_events.config.settings import Settings
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.layers import DOWNSTREAM
-from game_events.lakehouse.system_tables.progress import ProgressTable
+from game_events.lakehouse.system_tables.progress import Admission, ProgressTable
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.bronze.topic_changes import changes
 from game_events.pipeline.state.offsets import next_offsets
@@ -28,7 +28,8 @@ class PipelineLag:
         made: bronze exists and has offsets of every topic.
         ahead: splits that end before the next offset: the topic was truncated.
         batch: bronze's last batch; `floors`: layer -> batch up to which the layer is complete.
-        failed: games that a layer has to retry.
+        failed: games that a layer has to retry; without those that the allow list lacks.
+        let_in: the settings let in names that they left out before: their rows may be due.
     """
 
     name: str
@@ -40,6 +41,7 @@ class PipelineLag:
     batch: int = 0
     floors: dict[str, int] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
+    let_in: bool = False
 
     @property
     def total_lag(self) -> int:
@@ -62,7 +64,7 @@ class PipelineLag:
         """Digest of everything that a run changes: an equal one later means that the runs between made no progress."""
         # The creation of an empty table is no progress: no floor and a floor of 0 are the same.
         floors = sorted((layer, batch) for layer, batch in self.floors.items() if batch)
-        parts = [sorted(self.next.items()), self.made, self.batch, floors, self.failed]
+        parts = [sorted(self.next.items()), self.made, self.batch, floors, self.failed, *([True] if self.let_in else [])]
         return digest(parts)
 
 
@@ -88,7 +90,7 @@ def read_lag(settings: Settings, timeout_s: float) -> PipelineLag:
     # A partition that bronze never read is read from its start: also an added one, and all of a recreated topic.
     known = next_offsets(bronze, seen.latest)
     reached = seen.earliest | known
-    state = ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key)
+    state, admission = ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key), Admission.of(settings)
     return PipelineLag(
         name,
         seen,
@@ -98,5 +100,6 @@ def read_lag(settings: Settings, timeout_s: float) -> PipelineLag:
         ahead=tuple(p for p, at in sorted(reached.items()) if at > seen.latest[p]),
         batch=counter(bronze, Txn.BATCH),
         floors={layer: state.floor(layer) for layer in DOWNSTREAM},
-        failed=tuple(sorted({game for _, game in state.failed})),
+        failed=tuple(sorted({game for _, game in state.failed} - state.held(admission))),
+        let_in=not state.left_out.covers(admission),
     )

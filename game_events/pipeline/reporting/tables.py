@@ -92,7 +92,11 @@ def present(layer: str, table: Table, game: str | None = None) -> TableReport | 
 
 
 def merge_tables(first: Sequence[TableReport], second: Sequence[TableReport]) -> Sequence[TableReport]:
-    """One entry for the commits of each table, after them its failures. A commit removes the earlier failures of its table."""
+    """One entry for the commits of each table, after them its failures.
+
+    A commit removes the earlier failures of its table, as it is a later attempt: of the step, or of the next cycle. A step that
+    follows a failed full refresh in the same run makes no such commit (`TriggeredRun`).
+    """
     if not second:
         return first
     committed = {t.table for t in second if t.error is None}

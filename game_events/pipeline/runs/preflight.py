@@ -147,7 +147,8 @@ def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> di
     def plan() -> tuple[str, Mapping[str, object]]:
         found = backlog(pipeline)
         records = {str(p): n for p, n in sorted(found.records.items())}
-        return str(found), {"records": records, "games": found.games, "rows_waiting": found.rows}
+        data = {"records": records, "games": found.games, "rows_waiting": found.rows}
+        return str(found), data | {"rows_left_out_until_now": dict(found.readmitted)}
 
     return {"selection": selection, "plan": plan}
 

@@ -53,7 +53,11 @@ def refresh(
 
 @dataclass
 class TriggeredRun:
-    """As `refresh`, step by step: each one finds in the tables what is left to do, whatever was done before it."""
+    """As `refresh`, step by step: each one finds in the tables what is left to do, whatever was done before it.
+
+    A table whose full refresh fails stays as it is in this run, also if an update could add rows: the run reports the failure,
+    and no commit beside it looks like success. The next run updates it as usual.
+    """
 
     pipeline: Pipeline
     report: RunReport
@@ -74,7 +78,7 @@ class TriggeredRun:
     def bronze(self) -> None:
         """Read the source up to its current end; replace bronze first, if that was selected and is allowed."""
         chosen = self.selection
-        if chosen == EVERYTHING:
+        if chosen.everything:
             find_lost_tables(self.pipeline, self.report)
         self.report.warn(*chosen.notices)
         if Layer.BRONZE in chosen.full:
@@ -87,21 +91,23 @@ class TriggeredRun:
     def silver(self) -> None:
         """Bring the games' silver tables up to bronze; first the full refreshes."""
         update, full = self.selection.update, self.selection.full
+        failed: Mapping[str, str] = {}
         # After a full refresh of bronze, silver is replaced in any case.
         if Layer.SILVER in full and not (Layer.BRONZE in full and full[Layer.SILVER] is None):
-            refresh_silver(self.pipeline, self.report, full[Layer.SILVER], full=True)
+            failed = refresh_silver(self.pipeline, self.report, full[Layer.SILVER], full=True)
         if Layer.SILVER in update:
-            refresh_silver(self.pipeline, self.report, update[Layer.SILVER])
+            refresh_silver(self.pipeline, self.report, update[Layer.SILVER], not_replaced=failed)
             if update[Layer.SILVER] is None:
                 self.report.visible(Layer.SILVER)
 
     def gold(self) -> None:
         """Bring the games' tables of the built-in aggregate up to silver; first the full refreshes."""
         update, full = self.selection.update, self.selection.full
+        failed: Mapping[str, str] = {}
         if Layer.GOLD in full:
-            refresh_gold(self.pipeline, self.report, full[Layer.GOLD], full=True)
+            failed = refresh_gold(self.pipeline, self.report, full[Layer.GOLD], full=True)
         if Layer.GOLD in update:
-            refresh_gold(self.pipeline, self.report, update[Layer.GOLD])
+            refresh_gold(self.pipeline, self.report, update[Layer.GOLD], not_replaced=failed)
             if self._whole:
                 self.report.visible(Layer.GOLD)
 
@@ -114,12 +120,14 @@ class TriggeredRun:
 
     def own_gold(self) -> None:
         """Bring the tables of the aggregates that users defined up to silver; first the full refreshes."""
-        full = self.selection.full
+        full, failed = self.selection.full, dict[str, Mapping[str, str]]()
         for aggregate in self.pipeline.extensions.aggregates:
-            if aggregate.layer in full:
-                refresh_gold(self.pipeline, self.report, full[aggregate.layer], full=True, aggregate=aggregate)
-        chosen = None if self.selection == EVERYTHING else self.selection.update
-        refresh_own_gold(self.pipeline, self.report, chosen, ignore_intervals=self.ignore_intervals)
+            layer = aggregate.layer
+            if layer in full:
+                failed[layer] = refresh_gold(self.pipeline, self.report, full[layer], full=True, aggregate=aggregate)
+        chosen = None if self.selection.everything else self.selection.update
+        intervals = self.ignore_intervals
+        refresh_own_gold(self.pipeline, self.report, chosen, ignore_intervals=intervals, not_replaced=failed)
 
     @property
     def _whole(self) -> bool:
@@ -144,12 +152,14 @@ def cycle(pipeline: Pipeline, report: RunReport, *, until: SourceSnapshot, gold:
         _refresh_aggregates(pipeline, report)
 
 
-def refresh_downstream(pipeline: Pipeline, report: RunReport, *, full: bool = False) -> None:
+def refresh_downstream(
+    pipeline: Pipeline, report: RunReport, *, full: bool = False, not_replaced: Mapping[str, str] | None = None
+) -> None:
     """Refresh silver, gold and the unified table; `full`: replace every game's rows from bronze.
 
-    Gold detects a replaced silver table, after a crash too.
+    Gold detects a replaced silver table, after a crash too. `not_replaced`: as for `refresh_silver`.
     """
-    refresh_silver(pipeline, report, full=full)
+    refresh_silver(pipeline, report, full=full, not_replaced=not_replaced or {})
     report.visible(Layer.SILVER)
     _refresh_aggregates(pipeline, report)
 
@@ -174,9 +184,8 @@ def replay_and_refresh(pipeline: Pipeline, report: RunReport, selection: ReplayS
     """
     done = replay(pipeline, report, selection) if selection.undecodable else Replayed()
     games = _games_kept_out_of(pipeline, selection.rules) if selection.rejected else frozenset()
-    if games:
-        refresh_silver(pipeline, report, games, full=True)
-    refresh_downstream(pipeline, report)
+    failed = refresh_silver(pipeline, report, games, full=True) if games else {}
+    refresh_downstream(pipeline, report, not_replaced=failed)
     return done
 
 

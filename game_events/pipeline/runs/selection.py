@@ -12,7 +12,7 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse.layers import REFRESHED, Layer
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, game_of_gold, game_of_silver, gold_name, silver_name
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.runs.backlog import games_waiting
+from game_events.pipeline.silver.due import due
 
 #: Every layer; as a full refresh: every layer that may be replaced.
 ALL = "all"
@@ -40,16 +40,18 @@ class Selection:
     """Layers and games of a run.
 
     `update`: layer -> games to refresh; a custom aggregate is a layer `gold:{name}`. `full`: layer -> games with tables to
-    replace from the layer before.
+    replace from the layer before. `everything`: the user has left out no layer and no game, so the run also refreshes what
+    `update` does not name (custom aggregates), and searches all tables.
     """
 
     update: Parts = field(default_factory=lambda: dict.fromkeys(REFRESHED))
     full: Parts = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+    everything: bool = False
 
 
 #: The default.
-EVERYTHING = Selection()
+EVERYTHING = Selection(everything=True)
 
 
 def selection_of(
@@ -79,7 +81,7 @@ def selection_of(
                 f"{pipeline.bronze.name} is protected and was not replaced (GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH); it took "
                 "new records as usual",
             )
-    return Selection(_united(update, full), full, notices)
+    return Selection(_united(update, full), full, notices, everything=chosen is None and (not select or ALL in select))
 
 
 def _united(one: Parts, other: Parts) -> dict[str, Games]:
@@ -143,7 +145,7 @@ class _Names:
     def _all_games(self) -> frozenset[str]:
         """Games with tables, games of the allow list, and names in bronze without a table."""
         allowed = frozenset(self._pipeline.settings.games)
-        found = frozenset(self._pipeline.lakehouse.games()) | games_waiting(self._pipeline).keys() | allowed
+        found = frozenset(self._pipeline.lakehouse.games()) | due(self._pipeline).rows.keys() | allowed
         return found & allowed if allowed else found
 
     def _what_games(self) -> str:

@@ -16,7 +16,6 @@ from game_events.errors import DataError, some_columns
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.data.snapshot import read_arrow, read_parts, row_count, selection
 from game_events.lakehouse.event_columns import has_decoded_columns
-from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.event_log import read_events
 from game_events.lakehouse.tables import Lakehouse, is_game
 from game_events.pipeline.context import Pipeline
@@ -24,7 +23,7 @@ from game_events.pipeline.gold.aggregates import player_agg_columns
 from game_events.pipeline.gold.null_values import of_another_kind
 from game_events.pipeline.observability.event_log import SUCCEEDED
 from game_events.pipeline.quality.validation import problems, refuse
-from game_events.pipeline.runs.backlog import games_waiting
+from game_events.pipeline.runs.backlog import left_out_until_now, some
 from game_events.pipeline.runs.preflight import (
     Check,
     Hint,
@@ -34,6 +33,7 @@ from game_events.pipeline.runs.preflight import (
     run_checks,
     subjects_need_broker,
 )
+from game_events.pipeline.silver.due import Due, due
 from game_events.pipeline.silver.source import SilverInput
 from game_events.sources.core.source import FILES
 from game_events.sources.factory import subjects
@@ -88,18 +88,30 @@ def last_run(pipeline: Pipeline) -> str:
 
 
 def waiting(pipeline: Pipeline) -> str:
-    """Rows of bronze that are not in silver, and failed games: work of the next run."""
+    """Rows of bronze that are not in silver, and failed games: work of the next run; and rows that the settings leave out."""
     bronze = pipeline.open_bronze()
     if bronze is None:
         return "there is no bronze table yet"
-    rows = sum(games_waiting(pipeline).values())
-    failed = pipeline.progress.read(BronzeIdentity.of(bronze).key).failed
+    owed, state = due(pipeline), pipeline.progress.read(BronzeIdentity.of(bronze).key)
+    rows = owed.rows.total()
     text = f"{many(rows, 'row')} of {pipeline.bronze.name} {'waits' if rows == 1 else 'wait'} for silver"
+    text += f", {left_out_until_now(owed.readmitted)}" if owed.readmitted else ""
+    failed = {(layer, game): why for (layer, game), why in state.failed.items() if game not in owed.held}
     if failed:
-        games = sorted({game for layer, game in failed if layer == Layer.SILVER}) or sorted({game for _, game in failed})
-        names = ", ".join(games[:NAMED]) + (" and others" if len(games) > NAMED else "")
-        text += f"; tables of {names} failed, or are to be rebuilt: {next(iter(failed.values()))}"
+        games = sorted(owed.failed) or sorted({game for _, game in failed})
+        text += f"; tables of {some(games)} failed, or are to be rebuilt: {next(iter(failed.values()))}"
+    if owed.held or owed.left_out.last:
+        text += f"; {_left_out(pipeline, owed)}"
     return Hint(f"{text}: `game-events run`") if rows or failed else text
+
+
+def _left_out(pipeline: Pipeline, owed: Due) -> str:
+    """Rows that stay in bronze as long as the settings are what they are."""
+    by = "GAME_EVENTS_GAMES leaves" if pipeline.settings.games else "the limits of games leave"
+    parts = [f"{by} out names in batches {owed.left_out.first} to {owed.left_out.last} of {pipeline.bronze.name}"]
+    parts = parts if owed.left_out.last else []
+    parts += [f"GAME_EVENTS_GAMES lacks games to be retried: {some(owed.held)}"] if owed.held else []
+    return "; ".join(parts)
 
 
 def quarantine(pipeline: Pipeline) -> str:

@@ -148,13 +148,14 @@ def _stage_from_tables(
 
 def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult, Counter[str]]:
     """Stage the rows of known games and admitted names; and the rows of the other names, by reason."""
-    pipeline, settings, known = run.pipeline, run.pipeline.settings, set(run.state.games)
+    pipeline, settings = run.pipeline, run.pipeline.settings
+    # Games that failed are staged by the next pass: their rows may crash a worker. They count as admitted.
+    left_out = frozenset(run.state.failed_in(Layer.SILVER))
+    known = {*run.state.games, *left_out}
     # Names of the allow list get files, or all while there is room; a worker that meets more new names gives up.
     room = None if settings.games else max(0, settings.max_games - len(known))
     unnamed = NO_NAME if settings.message_types else INVALID
     routing = Routing(frozenset(settings.games), unnamed=unnamed, known=frozenset(known), room=room)
-    # Games that failed are staged by the next pass: their rows may crash a worker.
-    left_out = frozenset(run.state.failed_in(Layer.SILVER))
     work = Staging(run.source, run.state.floor(Layer.SILVER), routing, len(known), None, decisions, left_out)
     result = stage_games(work) if room != 0 else FanOutResult(crowded=True)
     if result.crowded:
@@ -200,11 +201,11 @@ def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: Sta
 
     | its silver table | at the low watermark |
     |---|---|
-    | none | if the watermark is 0, or no row of the game can be below it: the game is new, and no name was ever refused |
+    | none | if the watermark is 0, or no row of the game can be below it: the game is new, and its name was never left out |
     | of other contents of bronze | if the watermark is 0: the staged rows replace the table |
     | restored, or to be replaced | no |
     | ahead of the watermark (a crash, a concurrent run) | no: rows would be added twice |
-    | behind its known batch, or a refused name's | no: rows are missing below the watermark |
+    | behind its known batch, or one in which its name may have been left out | no: rows are missing below the watermark |
     | else | yes |
 
     And quarantine has decided on no row that the table lacks: those decisions hold, whatever the rules are now.
@@ -215,7 +216,7 @@ def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: Sta
     if decisions.incarnation(game) > incarnation(start.handle):
         return False
     if start.handle is None:
-        return not floor or (game not in state.games and not state.unrouted_batch)
+        return not floor or (game not in state.games and not state.left_out_to(game))
     if start.taken is None:
         return not floor
-    return not start.replace and max(state.games.get(game, 0), state.unrouted_batch) <= start.taken <= floor
+    return not start.replace and max(state.games.get(game, 0), state.left_out_to(game)) <= start.taken <= floor

@@ -6,18 +6,18 @@ table's `txn` holds the last bronze batch in it; a commit succeeds only if its r
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
-from game_events.errors import ConfigurationError, ConflictError, ExtensionError
+from game_events.errors import ConfigurationError, ConflictError, ExtensionError, LostFileError, first_few
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures, incarnation
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games, guarded
 from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.progress import CountedRows, Mark, Progress
+from game_events.lakehouse.system_tables.progress import Admission, CountedRows, LeftOut, Mark, Progress
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout.routing import INVALID, NO_NAME
 from game_events.pipeline.quality.decisions import Decisions
@@ -26,12 +26,18 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult
 from game_events.pipeline.reporting.tables import TableReport
 from game_events.pipeline.silver.admission import is_allowed, new_games
+from game_events.pipeline.silver.due import readmitted_rows
 from game_events.pipeline.silver.passes import PassResult, SilverRun, run_pass
 from game_events.pipeline.silver.source import SilverInput
 
 #: Noted for a game with pending rows that is not in the allow list.
 LEFT_OUT = "GAME_EVENTS_GAMES left it out when its rows were due"
 REPLACED = "its silver table was replaced"
+LATE = "its silver table got rows of earlier batches"
+#: Noted for a game that the allow list, or a limit of games, left out until now.
+READMITTED = "the settings left out rows of it until now"
+#: Games that a notice names.
+SHOWN = 5
 
 
 class _ErasedMeanwhileError(ConflictError):
@@ -44,26 +50,34 @@ def refresh_silver(
     games: frozenset[str] | None = None,
     *,
     full: bool = False,
-) -> None:
+    not_replaced: Mapping[str, str] | None = None,
+) -> Mapping[str, str]:
     """Add bronze's new rows to silver; `report` gets an entry for each game that changed or failed.
 
     `games`: only these; without them, the low watermark moves. `full`: replace their tables by all rows that bronze has of
-    them.
+    them. `not_replaced`: game -> why its full refresh has failed in this run: its table is left as it is, and the next run
+    tries again.
+
+    Returns:
+        game -> why it failed.
 
     Raises:
         DataError: bronze or quarantine was restored by hand, or quarantine was deleted: a commit to quarantine would hide that
             from every later run.
         ConfigurationError: the tables were made by another entity column: only a full refresh of all of them may change it.
     """
-    began = time.monotonic()
+    began, failed = time.monotonic(), dict[str, str]()
     for attempt in range(GAME_ATTEMPTS):
         # Also right after bronze's step: Dagster's steps may have waited between them.
         handle, _ = intact_tables(pipeline, report) or (None, None)
         if handle is None or not has_decoded_columns(handle):
-            return  # there is no record of a selected message type yet
+            return {}  # there is no record of a selected message type yet
         source = SilverInput.of(pipeline, handle)
+        state = pipeline.progress.read(source.bronze.key)
+        for game, why in (not_replaced or {}).items():
+            state = state.pending(Layer.SILVER, [game], why)
         try:
-            _refresh(SilverRun(pipeline, source, pipeline.progress.read(source.bronze.key), report, games, full))
+            failed = _refresh(SilverRun(pipeline, source, state, report, games, full), not_replaced or {})
             break
         except _ErasedMeanwhileError:  # committed games stay committed; the next attempt finds them ahead of the watermark
             if attempt == GAME_ATTEMPTS - 1:
@@ -74,13 +88,16 @@ def refresh_silver(
             report.add(LayerResult(tables=[TableReport(Layer.SILVER, asset, root, error=str(error))]))
             break
     report.add_seconds(Layer.SILVER, time.monotonic() - began)
+    return failed
 
 
-def _refresh(run: SilverRun) -> None:
-    """All passes, the report of failed games, and the new progress."""
+def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
+    """All passes, the report of failed games, and the new progress; returns failed game -> reason."""
     pipeline, state, redecided = run.pipeline, run.state, run.state.redecided
     _refuse_another_column(run)
     if run.whole:
+        run = replace(run, state=_with_readmitted(run))
+        state = run.state
         result = run_pass(run) if run.source.batch > state.floor(Layer.SILVER) else PassResult()
         result = replace(result, retry=result.retry | state.failed_in(Layer.SILVER))
         decisions = Decisions.read(pipeline, run.source.bronze.key)
@@ -94,7 +111,8 @@ def _refresh(run: SilverRun) -> None:
         result = PassResult(retry=_requested(run))
     # A later run may allow games that the allow list leaves out now: their rows are below the low watermark then.
     noted = result.retry & (state.games.keys() | state.failed_in(Layer.SILVER))
-    owed = {g: state.failed.get((Layer.SILVER, g), LEFT_OUT) for g in noted if not is_allowed(pipeline, g)}
+    owed = {g: state.failed.get((Layer.SILVER, g), LEFT_OUT) for g in noted if not is_allowed(pipeline, g)} | dict(not_replaced)
+    result = replace(result, retry=result.retry - not_replaced.keys())
     for attempt in range(GAME_ATTEMPTS):
         bronze = pipeline.open_bronze() if result.retry else None
         bronze = refuse_restored(pipeline.bronze, bronze) if bronze is not None else None
@@ -113,6 +131,7 @@ def _refresh(run: SilverRun) -> None:
         run.report.add_failed(Layer.SILVER, pipeline.lakehouse.silver(game), why, game)
     pipeline.progress.update(run.source.bronze.key, partial(_progress, run, result, owed, redecided))
     run.report.add(SilverResult(unrouted=result.unrouted, notices=_unrouted_notices(run, result)))
+    return result.failed
 
 
 def _unrouted_notices(run: SilverRun, result: PassResult) -> list[str]:
@@ -125,6 +144,35 @@ def _unrouted_notices(run: SilverRun, result: PassResult) -> list[str]:
         f"MOST ROWS ARE IN NO TABLE OF SILVER: their {entity} (GAME_EVENTS_ENTITY_COLUMN) is empty or no legal name, so they "
         "stay in bronze; `game-events doctor` shows what it holds"
     ]
+
+
+def _with_readmitted(run: SilverRun) -> Progress:
+    """The run's progress, in which games with rows that the settings let in only now are listed for the pass of their own.
+
+    It is noted before any commit: after a crash, or under other settings, the next run finds them listed. If bronze cannot be
+    read, that is an error of the run's report, and the next run tries again.
+    """
+    pipeline, state = run.pipeline, run.state
+    if state.left_out.covers(Admission.of(pipeline.settings)):
+        return state
+    try:
+        found, left_out = readmitted_rows(pipeline, run.source.handle, state)
+    except (LostFileError, OSError) as error:
+        why = f"rows that the settings left out until now cannot be looked for: {error}"
+        run.report.add_failed(Layer.SILVER, pipeline.bronze, why)
+        return state
+    why = note(pipeline, READMITTED)
+
+    def noted(now: Progress) -> Progress:
+        # With what a concurrent run has left out since, the next run deals.
+        unchanged = now.left_out == state.left_out
+        return replace(now.pending(Layer.SILVER, found, why), left_out=left_out if unchanged else now.left_out)
+
+    pipeline.progress.update(run.source.bronze.key, noted)
+    if found:
+        names = first_few(sorted(found), SHOWN).replace(";", ",")
+        run.report.warn(f"{found.total():,} rows that the settings left out until now are added: of {names}")
+    return noted(state)
 
 
 def _refuse_another_column(run: SilverRun) -> None:
@@ -183,8 +231,13 @@ def _progress(run: SilverRun, result: PassResult, owed: dict[str, str], redecide
     if result.replaced:
         # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
         after = after.pending_downstream(result.replaced, note(run.pipeline, REPLACED))
+    reached = max((batch for layer, batch in now.floors.items() if layer != Layer.SILVER), default=0)
+    late = [game for game, batch in result.done.items() if now.games.get(game, 0) < batch <= reached]
+    # Their new rows are below the low watermarks of later layers, which do not look there.
+    after = after.pending_downstream(late, note(run.pipeline, LATE)) if late else after
     if any(rows for why, rows in result.unrouted.items() if why not in (INVALID, NO_NAME)):
-        after = replace(after, unrouted_batch=max(run.source.batch, after.unrouted_batch))
+        first, by = run.state.floor(Layer.SILVER) + 1, Admission.of(run.pipeline.settings)
+        after = replace(after, left_out=after.left_out.and_also(first, run.source.batch, by))
     return after
 
 
@@ -201,4 +254,4 @@ def _with_column(run: SilverRun, state: Progress, failed: Collection[str], *, mo
     if not run.full or state.floor(Layer.SILVER) > run.source.batch or any(tables(game).exists() for game in failed):
         return _made_by(state, {*known, now})
     # Names that there was no room for have rows below the low watermark, too.
-    return _made_by(replace(state, unrouted_batch=run.source.batch, counted=CountedRows()), {now})
+    return _made_by(replace(state, left_out=LeftOut(1, run.source.batch), counted=CountedRows()), {now})

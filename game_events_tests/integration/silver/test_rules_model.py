@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.lakehouse.event_columns import BRONZE_ONLY, OWN_COLUMNS
+from game_events.lakehouse.sizes import Sizes
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
 from game_events.pipeline.fanout.job import FanOut
 from game_events.pipeline.quality.judging import (
@@ -140,10 +141,11 @@ row = st.tuples(st.sampled_from(GAMES), st.integers(0, 2**70 - 1), st.sampled_fr
 
 
 @settings(max_examples=40)
-@given(rows=st.lists(row, max_size=40), cuts=st.integers(1, 7), sort_rows=st.sampled_from([1, 5, 1_000]))
-def test_workers_count_every_violation_and_write_every_row_to_its_one_place(rows, cuts, sort_rows, tmp_path_factory):
+@given(rows=st.lists(row, max_size=40), cuts=st.integers(1, 7), sorted_rows=st.sampled_from([1, 5, 1_000]))
+def test_workers_count_every_violation_and_write_every_row_to_its_one_place(rows, cuts, sorted_rows, tmp_path_factory):
     """70 rules: more than one bigint of bits."""
     lakehouse = Lakehouse(str(tmp_path_factory.mktemp("split")))
+    lakehouse.sizes = Sizes(sorted_rows=sorted_rows)
     rules = tuple(Rule(name=f"r{n}", sql=f"rule {n}", action=ACTIONS[n % 4]) for n in range(70))
     # A rejected row violates a rule that rejects.
     rows = [(game, bits | (1 << 66 if fate == REJECT else 0), fate) for game, bits, fate in rows]
@@ -164,7 +166,7 @@ def test_workers_count_every_violation_and_write_every_row_to_its_one_place(rows
     table = pa.table(columns)
     size = max(1, -(-len(rows) // cuts))
     batches = [b for n in range(0, len(rows), size) for b in table.slice(n, size).combine_chunks().to_batches()]
-    result = run(FanOut(lakehouse, "silver", "game", schema, split=split, sort_rows=sort_rows), batches)
+    result = run(FanOut(lakehouse, "silver", "game", schema, split=split), batches)
     counts = result.counts
     kept, out = (
         {

@@ -5,6 +5,7 @@ What stands here for Spark is a filter, a look-up of rejected coordinates, two r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,9 +16,10 @@ import pyarrow.parquet as pq
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import paths
+from game_events.lakehouse.tables import is_game, paths
 from game_events.pipeline.fanout.job import FanOut, FanOutResult, spread, stage
 from game_events.pipeline.fanout.old_rows import OldRows
+from game_events.pipeline.fanout.routing import INVALID, OVER_LIMIT
 from game_events.pipeline.gold.execute import GAME, Staged
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
 from game_events.pipeline.quality.decisions import Decisions, Rewritten
@@ -70,6 +72,15 @@ def stage_games(work: Staging) -> FanOutResult:
     task = FanOut(source.pipeline.lakehouse, "silver", "game_name", source.schema, work.routing, split=split)
     found: Any = Rows(table.to_batches(max_chunksize=5))
     return stage(spread(found, task, len(judged), work.games, salt="_kafka_offset"), task)
+
+
+def new_names(work: Staging, known: set[str]) -> tuple[dict[str, int], Counter[str]]:
+    """For `silver.admission._new_names`."""
+    rows = read_arrow(work.source.pipeline.bronze, work.source.handle, ["game_name", "_batch"]).to_pylist()
+    names = Counter(row["game_name"] for row in rows if row["_batch"] > work.above)
+    new = {name: count for name, count in names.items() if name not in known | work.left_out}
+    valid = {name: count for name, count in new.items() if is_game(name)}
+    return valid, Counter({INVALID: sum(new.values()) - sum(valid.values()), OVER_LIMIT: sum(valid.values())})
 
 
 def _rejected(decisions: Decisions, games: Iterable[str]) -> Iterator[tuple[int, int, str]]:

@@ -1,17 +1,20 @@
 """Names and handles of tables."""
 
 import json
+import pickle
 from contextlib import nullcontext
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.data.snapshot import files_with, row_count, selection
+from game_events.lakehouse.data.snapshot import files_with, read_parts, row_count, selection
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.format_version import KEY, format_of
+from game_events.lakehouse.sizes import Sizes
 from game_events.lakehouse.tables import Lakehouse, game_of_silver, gold_name, is_game, silver_name
 from game_events_tests.support.tables import plan
 
@@ -125,3 +128,14 @@ def test_a_lakehouse_lists_its_tables_and_nothing_else(tmp_path):
     assert lakehouse.games() == ["b"]
     (tmp_path / "new" / "silver_c_events" / "_delta_log").mkdir(parents=True)
     assert [lakehouse.silver(game).exists() for game in "bcd"] == [True, False, False]
+
+
+def test_sizes_reach_workers_with_the_tables(tmp_path):
+    lakehouse = Lakehouse(str(tmp_path))
+    lakehouse.sizes = Sizes(row_group_rows=4, read_rows=3)
+    table = pickle.loads(pickle.dumps(lakehouse)).silver("uno")  # noqa: S301 - as Spark does
+    rows = pa.table({"n": range(10)})
+    (file,) = staged(table, rows)
+    groups = pq.ParquetFile(f"{table.uri}/{file.path}").metadata
+    assert [groups.row_group(n).num_rows for n in range(groups.num_row_groups)] == [4, 4, 2]
+    assert [part.num_rows for part in read_parts(table, rows.schema, [file.path])] == [3, 1, 3, 1, 2]

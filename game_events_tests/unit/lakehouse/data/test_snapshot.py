@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,12 +14,15 @@ from game_events.lakehouse.data import snapshot
 from game_events.lakehouse.data.snapshot import read_parts, selection
 from game_events.lakehouse.data.staging import StagedWriter, discard
 from game_events.lakehouse.handle import DataFile
+from game_events.lakehouse.sizes import Sizes
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.tables import put
 
 SCHEMA = pa.schema(
     [("n", pa.int64()), ("best", pa.struct([("score", pa.int64()), ("mode", pa.string())])), ("more", pa.int32())]
 )
+
+MOST_BYTES = 1024 * 1024
 
 
 @pytest.fixture
@@ -27,8 +31,8 @@ def table(tmp_path):
 
 
 @pytest.mark.parametrize("whole_bytes", [0, 1024 * 1024])
-def test_a_file_that_is_read_as_a_whole_has_the_rows_of_one_that_is_not(table, monkeypatch, whole_bytes):
-    monkeypatch.setattr(snapshot, "READ_WHOLE_BYTES", whole_bytes)
+def test_a_file_that_is_read_as_a_whole_has_the_rows_of_one_that_is_not(table, whole_bytes):
+    table = replace(table, sizes=Sizes(read_whole_bytes=whole_bytes))
     narrow = pa.schema([("n", pa.int32()), ("best", pa.struct([("score", pa.int64())]))])
     writer = StagedWriter(table, narrow, group_rows=3)
     writer.write(pa.Table.from_pylist([{"n": n, "best": {"score": -n} if n else None} for n in range(8)], narrow))
@@ -43,13 +47,13 @@ def test_small_files_are_told_from_large_ones_by_rows_and_bytes(table):
     handle = put(table, {"n": [1, 2], "_batch": [1, 1]})
     handle = put(table, {"n": [3], "_batch": [2]})
     whole = selection(handle)
-    (one,), (two,) = (sorted(part.paths) for part in whole.split(1))
+    (one,), (two,) = (sorted(part.paths) for part in whole.split(1, MOST_BYTES))
     assert {one, two} == set(whole.paths)
-    assert [part.rows for part in whole.split(1)] == [1, 2]
-    assert [part.rows for part in whole.split(2)] == [3, 0]
+    assert [part.rows for part in whole.split(1, MOST_BYTES)] == [1, 2]
+    assert [part.rows for part in whole.split(2, MOST_BYTES)] == [3, 0]
     unknown = DataFile("a", 10, None, None, None)
-    large = DataFile("b", snapshot.READ_WHOLE_BYTES + 1, 1, None, None)
-    small, others = snapshot.FileSelection("", (unknown, large)).split(5)
+    large = DataFile("b", MOST_BYTES + 1, 1, None, None)
+    small, others = snapshot.FileSelection("", (unknown, large)).split(5, MOST_BYTES)
     assert (small.data, others.data) == ((), (unknown, large))
 
 
@@ -93,8 +97,8 @@ def of_another_type(path):
 
 @pytest.mark.parametrize("damage", [cut, garbled, of_another_type])
 @pytest.mark.parametrize("whole_bytes", [0, 1024 * 1024])
-def test_a_file_that_cannot_be_read_is_named(table, monkeypatch, damage, whole_bytes):
-    monkeypatch.setattr(snapshot, "READ_WHOLE_BYTES", whole_bytes)
+def test_a_file_that_cannot_be_read_is_named(table, damage, whole_bytes):
+    table = replace(table, sizes=Sizes(read_whole_bytes=whole_bytes))
     (path,) = selection(put(table, {"n": [1, 2]})).paths
     damage(Path(table.uri, path))
     with pytest.raises(LostFileError, match=rf"{path} cannot be read: \S"):

@@ -20,7 +20,6 @@ from game_events.lakehouse.data.snapshot import read_parts
 from game_events.lakehouse.data.staging import (
     ROW_GROUP_BYTES,
     ROW_GROUP_CELLS,
-    ROW_GROUP_ROWS,
     SAMPLE_ROWS,
     SMALL_FILE_BYTES,
     STATISTICS_CHARS,
@@ -305,7 +304,7 @@ def test_no_rows_make_no_file(table, rows):
 
 def test_files_roll_past_their_size_and_keep_every_row(table):
     writer = StagedWriter(table, SCHEMA, file_bytes=2_000)
-    last, step = 4 * ROW_GROUP_ROWS, ROW_GROUP_ROWS // 3
+    last, step = 4 * table.sizes.row_group_rows, table.sizes.row_group_rows // 3
     for start in range(0, last, step):
         writer.write(numbers(range(start, min(start + step, last))))
     files = writer.close()

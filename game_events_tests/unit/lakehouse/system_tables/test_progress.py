@@ -10,7 +10,15 @@ from deltalake import DeltaTable
 from game_events.config.naming import PROGRESS
 from game_events.errors import ConflictError
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.progress import CountedRows, GameRows, Mark, Progress, ProgressTable
+from game_events.lakehouse.system_tables.progress import (
+    Admission,
+    CountedRows,
+    GameRows,
+    LeftOut,
+    Mark,
+    Progress,
+    ProgressTable,
+)
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.tables import committed_files, data_files
 
@@ -23,7 +31,7 @@ def lakehouse(tmp_path):
 def test_what_was_never_written_is_an_empty_state(lakehouse):
     state = ProgressTable(lakehouse).read("b")
     assert state == Progress("b")
-    assert (state.floor(Layer.SILVER), state.failed_in(Layer.SILVER), state.unrouted_batch) == (0, set(), 0)
+    assert (state.floor(Layer.SILVER), state.failed_in(Layer.SILVER), state.left_out) == (0, set(), LeftOut())
 
 
 def test_a_state_survives_the_table(lakehouse):
@@ -32,7 +40,7 @@ def test_a_state_survives_the_table(lakehouse):
         floors={Layer.SILVER: 7, Layer.GOLD: 6, Layer.UNIFIED: 5},
         games={"rummy": 7, "uno": 3},
         failed={(Layer.SILVER, "uno"): "disk full", (Layer.GOLD, "rummy"): "no 'quotes'\n"},
-        unrouted_batch=4,
+        left_out=LeftOut(2, 4, Admission(frozenset({"uno", "rummy"}))),
     ).done("gold:mine", 6)
     state = state.marked("gold:mine", Mark("abc:", 1_700_000_000.123456)).done("gold:mine", 6)
     assert ProgressTable(lakehouse).update("b", lambda _: state) == state

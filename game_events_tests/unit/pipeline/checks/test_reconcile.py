@@ -11,7 +11,7 @@ import pytest
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.progress import CountedRows, GameRows
+from game_events.lakehouse.system_tables.progress import Admission, CountedRows, GameRows, LeftOut
 from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.checks.row_counts import CountJobs, RowCounts
@@ -43,6 +43,11 @@ class World:
     def reconcile(self):
         """A check of what is new since the one before."""
         return reconcile(self.pipeline, (), CountJobs(self._all_rows))
+
+    def left_out(self, batch):
+        """A run over everything with an allow list that has not this game."""
+        left_out = LeftOut(batch, batch, Admission(frozenset({"rummy"})))
+        self.pipeline.progress.update(self.identity.key, lambda now: replace(now.done(Layer.SILVER, batch), left_out=left_out))
 
     def _all_rows(self, _pipeline, handle, *_):
         self.counts_of_all += 1
@@ -103,3 +108,19 @@ def test_a_bronze_that_is_replaced_during_the_check_is_counted_by_its_own_progre
     with once_bronze_is_open(replaced):
         found = world.reconcile()
     assert (found.passed, found.bronze, found.silver, found.unrouted) == (True, 1, 0, 1)
+
+
+def test_rows_that_the_settings_leave_out_are_counted_once_and_named_when_they_are_let_in(world):
+    world.bronze(2)
+    world.left_out(2)
+    found = world.reconcile()
+    assert (found.passed, found.pending, found.readmitted) == (True, 1, {"uno": 1})
+    assert "1 of them were left out by the settings until now, and wait for a run" in found.summary()
+    for batch in (3, 4):
+        world.bronze(batch)
+        world.left_out(batch)
+        assert world.reconcile().passed
+    assert world.counts_of_all == 0
+    world.pipeline = replace(world.pipeline, settings=world.pipeline.settings.model_copy(update={"games": ("rummy",)}))
+    found = world.reconcile()
+    assert (found.passed, found.readmitted, found.bronze, found.silver) == (True, {}, 4, 1)

@@ -35,6 +35,12 @@ def test_rows_above_a_games_last_batch_are_pending_and_those_above_the_settled_b
     assert (found.settled["uno"], found.settled["new"]) == (14, 0)
 
 
+def test_settled_rows_that_a_games_table_lacks_as_the_settings_leave_it_out_belong_to_no_game():
+    found = added(BEFORE, {("uno", 6): 4, ("uno", 7): 2}, {"uno"}, {"uno": 5}, 6, {})
+    assert (found.rows["uno"], found.pending["uno"]) == (16, 6)
+    assert found.settled == {"uno": 10, None: 3 + 7 + 4}
+
+
 def test_rows_of_a_game_without_a_table_belong_to_no_game():
     found = added(BEFORE, {}, {"uno"}, {"uno": 5}, 5, {})
     assert found.rows == {"uno": 10, None: 10}

@@ -7,6 +7,7 @@ import pyarrow as pa
 from game_events.pipeline.fanout import batches
 from game_events.pipeline.fanout.batches import in_batches
 
+MOST = 10_000
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 
 
@@ -15,24 +16,23 @@ def tables(count, text="x"):
 
 
 def test_small_tables_come_together_in_their_order():
-    (found,) = in_batches(tables(100), SCHEMA)
+    (found,) = in_batches(tables(100), SCHEMA, MOST)
     assert found.column("n").to_pylist() == list(range(100))
 
 
 def test_a_batch_has_a_bounded_number_of_rows_and_bytes(monkeypatch):
-    monkeypatch.setattr(batches, "BATCH_ROWS", 40)
-    assert [b.num_rows for b in in_batches(tables(100), SCHEMA)] == [40, 40, 20]
+    assert [b.num_rows for b in in_batches(tables(100), SCHEMA, 40)] == [40, 40, 20]
     monkeypatch.setattr(batches, "BATCH_BYTES", 1_000)
-    found = list(in_batches(tables(20, "x" * 200), SCHEMA))
+    found = list(in_batches(tables(20, "x" * 200), SCHEMA, MOST))
     assert sum(b.num_rows for b in found) == 20
     assert max(b.nbytes for b in found) < 1_500
 
 
 def test_without_rows_there_is_no_batch():
-    assert list(in_batches([], SCHEMA)) == list(in_batches([SCHEMA.empty_table()], SCHEMA)) == []
+    assert list(in_batches([], SCHEMA, MOST)) == list(in_batches([SCHEMA.empty_table()], SCHEMA, MOST)) == []
 
 
 def test_a_batch_has_the_types_and_nullability_of_the_schema():
     wanted = pa.schema([pa.field("n", pa.int32(), nullable=False), pa.field("s", pa.large_string())])
-    (found,) = in_batches(tables(3), wanted)
+    (found,) = in_batches(tables(3), wanted, MOST)
     assert found.schema.equals(wanted)

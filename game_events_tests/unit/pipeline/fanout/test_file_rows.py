@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from game_events.config.settings import Settings
-from game_events.lakehouse.data.staging import ROW_GROUP_ROWS, StagedWriter
+from game_events.lakehouse.data.staging import StagedWriter
+from game_events.lakehouse.sizes import Sizes
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.fanout.file_rows import FilePart, FileRows, dealt
 from game_events.pipeline.fanout.job import FanOut
@@ -94,11 +95,12 @@ def test_rows_of_earlier_batches_are_left_out(lakehouse):
 
 def test_a_row_group_of_another_engine_is_read_in_parts_no_larger_than_ours(lakehouse):
     path = written(lakehouse, "bronze_events", numbered("uno", [1]))
-    count = 2 * ROW_GROUP_ROWS + 1
+    ours = lakehouse.sizes.row_group_rows
+    count = 2 * ours + 1
     theirs = pa.table({"game_name": ["uno"] * count, "level": range(count), "_batch": [1] * count}, SCHEMA)
     pq.write_table(theirs, f"{lakehouse.table('bronze_events').uri}/{path}", row_group_size=count)
     job = FileRows(lakehouse, SCHEMA, [[FilePart("bronze_events", path)]])
-    assert [rows.num_rows for rows in job.of_tasks(numbers(0))] == [ROW_GROUP_ROWS, ROW_GROUP_ROWS, 1]
+    assert [rows.num_rows for rows in job.of_tasks(numbers(0))] == [ours, ours, 1]
 
 
 @pytest.mark.parametrize(("parts", "tasks", "expected"), [(5, 2, [3, 2]), (2, 5, [1, 1]), (0, 3, [0]), (3, 1, [3])])
@@ -119,7 +121,8 @@ def test_a_fan_out_writes_the_rows_of_files_as_it_writes_rows_that_spark_sends(l
 
 
 def test_a_fan_out_that_meets_too_many_names_reads_no_further_files(lakehouse):
+    lakehouse.sizes = Sizes(sorted_rows=1)
     path = written(lakehouse, "bronze_events", numbered("uno", range(5)))
     read = FileRows(lakehouse, SCHEMA, [[FilePart("bronze_events", path), FilePart("bronze_events", "not read")]])
-    task = FanOut(lakehouse, "silver", "game_name", SCHEMA, Routing(room=0), source=read, sort_rows=1)
+    task = FanOut(lakehouse, "silver", "game_name", SCHEMA, Routing(room=0), source=read)
     assert run(task, numbers(0)).crowded

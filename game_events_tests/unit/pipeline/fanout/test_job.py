@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from game_events.lakehouse.sizes import Sizes
 from game_events.lakehouse.tables import Lakehouse, is_game
 from game_events.pipeline.fanout.job import FanOut, FanOutResult
 from game_events.pipeline.fanout.routing import INVALID, NOT_ALLOWED, Routing
@@ -60,18 +61,19 @@ names = st.none() | st.sampled_from(["uno", "rummy", "chess", "go", *HOSTILE])
 @settings(max_examples=40)
 @given(
     batches=st.lists(st.lists(names, max_size=30), max_size=6),
-    sort_rows=st.sampled_from([1, 7, 1_000]),
+    sorted_rows=st.sampled_from([1, 7, 1_000]),
     held_bytes=st.sampled_from([1, 200, 10**9]),
     allowed=st.sampled_from([frozenset(), frozenset({"uno", "go"})]),
 )
-def test_every_row_is_in_its_games_file_once_or_counted(batches, sort_rows, held_bytes, allowed, tmp_path_factory):
+def test_every_row_is_in_its_games_file_once_or_counted(batches, sorted_rows, held_bytes, allowed, tmp_path_factory):
     lakehouse = Lakehouse(str(tmp_path_factory.mktemp("fan")))
     flat = [name for games in batches for name in games]
     numbered, start = [], 0
     for games in batches:
         numbered.append(batch(games, start))
         start += len(games)
-    found, refused = fan(lakehouse, numbered, {"sort_rows": sort_rows, "held_bytes": held_bytes}, allowed=allowed)
+    lakehouse.sizes = Sizes(sorted_rows=sorted_rows)
+    found, refused = fan(lakehouse, numbered, {"held_bytes": held_bytes}, allowed=allowed)
     expected = {}
     for number, name in enumerate(flat):
         if is_game(name) and (not allowed or name in allowed):
@@ -124,7 +126,8 @@ def test_memory_is_bounded_by_the_buffers_whatever_share_a_game_has(lakehouse):
             yield batch(["hot"] * 999 + ["cold"], start)
             peak = max(peak, pa.total_allocated_bytes() - before)
 
-    found, _ = fan(lakehouse, batches(), {"sort_rows": 1_000, "held_bytes": 100_000})
+    lakehouse.sizes = Sizes(sorted_rows=1_000)
+    found, _ = fan(lakehouse, batches(), {"held_bytes": 100_000})
     assert sum(map(len, found.values())) == 200_000
     assert peak < 2_000_000
 
@@ -158,7 +161,8 @@ def test_a_worker_that_meets_more_new_names_than_there_is_room_for_leaves_nothin
     held.mkdir()
     batches = [batch(["uno"] * 20 + ["rummy"] * 20), *(batch([f"made_up_{n}"] * 20) for n in range(5)), batch(["uno"])]
     routing = Routing(known=frozenset({"uno"}), room=3)
-    task = FanOut(lakehouse, "silver", "game", SCHEMA, routing, sort_rows=10, held_bytes=1)
+    lakehouse.sizes = Sizes(sorted_rows=10)
+    task = FanOut(lakehouse, "silver", "game", SCHEMA, routing, held_bytes=1)
     assert run(task, batches) == FanOutResult(crowded=True)
     assert list(lakehouse_root.iterdir()) == [held]
     assert list(held.iterdir()) == []

@@ -25,7 +25,25 @@ def pipeline(tmp_path):
 
 def test_nothing_asked_for_is_everything_and_replaces_nothing(pipeline):
     assert selection_of(pipeline) == EVERYTHING
-    assert (EVERYTHING.update, EVERYTHING.full) == (ALL_OF_IT, {})
+    assert (EVERYTHING.update, EVERYTHING.full, EVERYTHING.everything) == (ALL_OF_IT, {}, True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "everything"),
+    [
+        ({}, True),
+        ({"select": ["all"]}, True),
+        ({"full_refresh": ["gold"]}, True),
+        ({"select": ["gold", "all"], "full_refresh": ["all"]}, True),
+        ({"select": list(REFRESHED)}, False),
+        ({"games": ["chess"]}, False),
+        ({"full_refresh": ["all"], "games": ["chess", "poker"]}, False),
+    ],
+)
+def test_a_run_is_over_everything_if_the_user_leaves_out_nothing_whatever_else_there_is(pipeline, asked, everything):
+    assert selection_of(pipeline, **asked).everything is everything
+    pipeline.__dict__["extensions"] = Extensions(aggregates=(GoldAggregate("sessions", "merge", measures={"n": count()}),))
+    assert selection_of(pipeline, **asked).everything is everything
 
 
 @pytest.mark.parametrize(

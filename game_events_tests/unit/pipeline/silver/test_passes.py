@@ -9,7 +9,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.event_columns import OWN_COLUMNS
 from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.progress import Progress
+from game_events.lakehouse.system_tables.progress import Admission, LeftOut, Progress
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
@@ -37,18 +37,23 @@ class Counted:
 
 
 @pytest.mark.parametrize(
-    ("known", "refused", "taken", "expected"),
+    ("known", "left_out", "taken", "expected"),
     [
-        (3, 0, 3, True),
-        (3, 0, 5, True),
-        (3, 0, 6, False),  # ahead: a crash, a concurrent run
-        (4, 0, 3, False),  # rows are missing below the watermark
-        (3, 4, 3, False),  # it was not allowed for a time
-        (3, 3, 3, True),
+        (3, LeftOut(), 3, True),
+        (3, LeftOut(), 5, True),
+        (3, LeftOut(), 6, False),  # ahead: a crash, a concurrent run
+        (4, LeftOut(), 3, False),  # rows are missing below the watermark
+        (3, LeftOut(1, 4), 3, False),  # it may have been left out for a time
+        (3, LeftOut(1, 3), 3, True),
+        (3, LeftOut(1, 4, Admission(frozenset({"rummy"}))), 3, False),
+        (3, LeftOut(1, 4, Admission(frozenset({"rummy", "uno"}))), 3, True),  # the list had it
+        (3, LeftOut(1, 4, Admission(max_games=2)), 3, True),  # limits keep out new names only
+        (None, LeftOut(1, 4, Admission(max_games=2)), 3, False),
     ],
 )
-def test_a_table_is_at_the_watermark_if_it_lacks_no_row_below_it_and_has_none_above(known, refused, taken, expected):
-    state = Progress("b", floors={Layer.SILVER: 5}, games={"uno": known}, unrouted_batch=refused)
+def test_a_table_is_at_the_watermark_if_it_lacks_no_row_below_it_and_has_none_above(known, left_out, taken, expected):
+    games = {"uno": known} if known is not None else {}
+    state = Progress("b", floors={Layer.SILVER: 5}, games=games, left_out=left_out)
     assert is_at_watermark(state, NO_DECISIONS, "uno", Start(Counted(), taken, taken)) is expected
 
 

@@ -1,0 +1,196 @@
+"""Writes the events of a world: as files of several formats into a folder, or as records of several types into a topic."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+from confluent_kafka import Producer
+
+from game_events.config.settings import load_settings
+from game_events.sources.kafka.client import ensure_topic
+from game_events.stack.local_stack import StackState
+from game_events_tests.scenarios.fuzz.declared import Event
+from game_events_tests.support.decoding.helpers import compiled, frame, python_class
+from game_events_tests.support.worlds.topic import register
+
+ARROW = pa.schema(
+    [
+        ("game_name", pa.string()),
+        ("gamer_id", pa.string()),
+        ("n", pa.int64()),
+        ("dev", pa.string()),
+        ("x", pa.float64()),
+        ("rid", pa.string()),
+        ("event_timestamp", pa.timestamp("us", "UTC")),
+    ]
+)
+PROPERTIES = {
+    "game_name": {"type": "string"},
+    "gamer_id": {"type": "string"},
+    "n": {"type": "integer"},
+    "dev": {"type": "string"},
+    "x": {"type": "number"},
+    "rid": {"type": "string"},
+    "event_timestamp": {"type": "string", "format": "date-time"},
+}
+AVRO_TYPES = {"n": "long", "x": "double", "event_timestamp": {"type": "long", "logicalType": "timestamp-micros"}}
+
+
+class Feed(Protocol):
+    """A source of events.
+
+    Attributes:
+        kinds: how an event can be written; the first of them may be damaged.
+        grows: kinds whose schema gets the columns that come.
+        decoded_again: of these, those whose earlier records have a new column after a redecode.
+    """
+
+    kinds: tuple[str, ...]
+    grows: tuple[str, ...]
+    decoded_again: tuple[str, ...]
+
+    def settings(self) -> dict[str, Any]:
+        """Where a pipeline finds them."""
+        ...
+
+    def grow(self, columns: Sequence[str]) -> None:
+        """The schema has these columns besides its own from now on."""
+        ...
+
+    def write(self, events: Sequence[Event], draw: Random) -> None:
+        """Add events: all of them are of one kind."""
+        ...
+
+
+def json_text(event: Event) -> str:
+    """A document; one that is damaged has no end."""
+    fields = event.fields()
+    if event.at is not None:
+        fields["event_timestamp"] = _iso(event.at)
+    text = json.dumps(fields)
+    return text[:-1] + ', "cut' if event.damaged else text
+
+
+def _iso(at: datetime) -> str:
+    return f"{at.year:04d}-{at:%m-%dT%H:%M:%S.%fZ}"
+
+
+def json_schema(columns: Iterable[str]) -> str:
+    """Of the type that JSON records have, with these columns."""
+    more = {name: {"type": "string"} for name in columns}
+    return json.dumps({"title": "shop.JsonEvent", "type": "object", "properties": PROPERTIES | more})
+
+
+class Files:
+    """A folder; its JSON Schema grows, the other formats have their own."""
+
+    kinds: tuple[str, ...] = ("jsonl", "parquet", "avro")
+    grows: tuple[str, ...] = ("jsonl",)
+    decoded_again: tuple[str, ...] = ("jsonl",)
+
+    def __init__(self, folder: Path) -> None:
+        self._landing, self._schema = folder / "landing", folder / "event.json"
+        self._landing.mkdir(parents=True)
+        self._files = 0
+        self.grow(())
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "source": "files",
+            "files_path": str(self._landing),
+            "files_schema": str(self._schema),
+            "files_settle_s": 0,
+            "kafka_bootstrap_servers": "127.0.0.1:9",
+            "schema_registry_url": "http://127.0.0.1:9",
+        }
+
+    def grow(self, columns: Sequence[str]) -> None:
+        self._schema.write_text(json_schema(columns))
+
+    def write(self, events: Sequence[Event], draw: Random) -> None:
+        kind = events[0].kind
+        self._files += 1
+        made = self._landing / f".{self._files}"
+        if kind == "jsonl":
+            made.write_text("".join(json_text(event) + "\n" for event in events))
+        elif kind == "parquet":
+            rows = pa.Table.from_pylist([event.fields() for event in events], schema=ARROW)
+            pq.write_table(rows, made, row_group_size=draw.choice((2, 1_000)))
+        else:
+            made.write_bytes(_avro(events))
+        made.rename(self._landing / f"f{self._files:05}.{kind}")
+
+
+def _avro(events: Sequence[Event]) -> bytes:
+    fields = [{"name": f.name, "type": ["null", AVRO_TYPES.get(f.name, "string")], "default": None} for f in ARROW]
+    out = io.BytesIO()
+    schema = {"type": "record", "name": "AvroEvent", "namespace": "shop", "fields": fields}
+    fastavro.writer(out, fastavro.parse_schema(schema), [event.fields() for event in events], sync_interval=400)
+    return out.getvalue()
+
+
+OWN = """optional string game_name = 1; optional string gamer_id = 2; google.protobuf.Timestamp event_timestamp = 3;
+optional int64 n = 4; optional string dev = 5; optional double x = 6; optional string rid = 7;"""
+PATHS = {"played": (0,), "paid": (1,)}
+PARTITIONS = 2
+#: How often a record without a value comes between two events.
+TOMBSTONES = 0.03
+
+
+def proto(columns: Iterable[str]) -> str:
+    """Two message types with the same fields, of which the first has these columns besides."""
+    more = " ".join(f"optional string {name} = {number};" for number, name in enumerate(columns, 20))
+    head = 'syntax = "proto3"; package shop; import "google/protobuf/timestamp.proto";'
+    return f"{head}\nmessage Played {{ {OWN} {more} }}\nmessage Paid {{ {OWN} }}\n"
+
+
+class Topic:
+    """A topic of two partitions with two protobuf types in one schema, and JSON under a schema of its own."""
+
+    kinds: tuple[str, ...] = ("played", "paid", "json")
+    grows: tuple[str, ...] = ("played", "json")
+    decoded_again: tuple[str, ...] = ()  # each record has the schema that it was written with
+
+    def __init__(self, stack: StackState, name: str) -> None:
+        self._servers = {
+            "kafka_bootstrap_servers": stack.kafka_bootstrap_servers,
+            "schema_registry_url": stack.schema_registry_url,
+            "kafka_topic": name,
+        }
+        self._settings = load_settings(**self._servers)
+        ensure_topic(self._settings, PARTITIONS)
+        self._producer = Producer({"bootstrap.servers": stack.kafka_bootstrap_servers, "linger.ms": 0})
+        self.grow(())
+
+    def settings(self) -> dict[str, Any]:
+        return dict(self._servers)
+
+    def grow(self, columns: Sequence[str]) -> None:
+        self._text = proto(columns)
+        self._proto_id = register(self._settings, self._text)
+        topic = self._settings.kafka_topic
+        self._json_id = register(self._settings, json_schema(columns), "JSON", subject=f"{topic}-shop.JsonEvent")
+
+    def write(self, events: Sequence[Event], draw: Random) -> None:
+        for event in events:
+            if draw.random() < TOMBSTONES:
+                self._producer.produce(self._settings.kafka_topic, None, b"key", partition=draw.randrange(PARTITIONS))
+            self._producer.produce(self._settings.kafka_topic, self._value(event), partition=draw.randrange(PARTITIONS))
+        assert self._producer.flush(60) == 0
+
+    def _value(self, event: Event) -> bytes:
+        if event.kind == "json":
+            return b"\0" + self._json_id.to_bytes(4, "big") + json_text(event).encode()
+        path = PATHS[event.kind]
+        message = python_class(compiled(self._text, self._proto_id), path)(**event.fields())  # type: ignore[no-untyped-call]
+        value: bytes = frame(self._proto_id, path, message)  # type: ignore[no-untyped-call]
+        return value + b"\x2a\x7f" if event.damaged else value  # a text that is longer than what there is

@@ -1,0 +1,203 @@
+"""Compares a world's tables, read by DuckDB and delta-rs, with what its truth says; and the project's own checks with both."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from deltalake import DeltaTable
+
+from game_events.pipeline.checks.gold_recompute import RECOMPUTED
+from game_events.pipeline.checks.offsets import CONTINUOUS, UNIQUE
+from game_events.pipeline.checks.registry import CHECKS, CONSERVED
+from game_events_tests.scenarios.fuzz.declared import DROPPED, EXTENSIONS, GAMES, GOLDS, HELD, Row, by_key, normal
+from game_events_tests.scenarios.fuzz.truth import MAYBE, NO, YES, Fate, Outcome, rows_of
+from game_events_tests.scenarios.fuzz.world import World
+from game_events_tests.support.reconciliation import database
+
+#: Rows that a difference shows.
+SHOWN = 3
+PLACE = ("_kafka_topic_id", "_kafka_partition", "_kafka_offset")
+OWN_CHECKS = (CONTINUOUS, UNIQUE, CONSERVED, RECOMPUTED)
+_RID = re.compile(rb"r(\d+)e")
+
+
+class Look:
+    """One look at all tables of a world."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._truth = world, world.truth
+        self.problems: list[str] = []
+        self._bronze = self._rows("bronze_events")
+        self._quarantine = self._rows("quarantine_events")
+        self._unified = by_key(self._rows("gold_unified_player_agg"), "game_name")
+
+    def differences(self, *, all_checks: bool) -> list[str]:
+        """What is not as it must be; if nothing is, the truth knows from then on where each event is.
+
+        `all_checks`: the project's own checks that take Spark jobs, too.
+        """
+        self._look_at_bronze()
+        held = self._held()
+        found: dict[str, set[Outcome]] = {}
+        for game in GAMES:
+            found |= self._look_at_game(game, held.get(game, Counter()))
+        self._look_for_erased()
+        self._compare_own_checks(all_checks=all_checks)
+        if not self.problems:
+            self._settle(found)
+        return self.problems
+
+    def _settle(self, found: Mapping[str, set[Outcome]]) -> None:
+        there = {row["rid"] for row in self._bronze} | set(self._damaged())
+        for rid, fate in self._truth.live.items():
+            if fate.gone == MAYBE:
+                fate.gone = NO if rid in there else YES
+            fate.settled = True
+            fate.configs.clear()
+            fate.outcomes = found.get(rid, fate.outcomes)
+        self._truth.broken.clear()
+
+    def _differ(self, what: str, has: Iterable[object], must: Iterable[object]) -> None:
+        """Two collections that must be equal, each element as often."""
+        here, there = Counter(map(_text, has)), Counter(map(_text, must))
+        if here != there:
+            extra, missing = list((here - there).elements()), list((there - here).elements())
+            self.problems.append(
+                f"{what}: {len(extra)} that must not be there {extra[:SHOWN]}, {len(missing)} missing {missing[:SHOWN]}"
+            )
+
+    def _rows(self, table: str) -> list[Row]:
+        return read(f"{self._world.lakehouse.root}/{table}")
+
+    # --- bronze, and what does not decode
+
+    def _look_at_bronze(self) -> None:
+        live = self._truth.live
+        self._differ("bronze", (r["rid"] for r in self._bronze), (rid for rid, fate in live.items() if not fate.event.damaged))
+        found = self._damaged()
+        sure = {rid for rid, fate in live.items() if fate.event.damaged and fate.gone == NO}
+        maybe = {rid for rid, fate in live.items() if fate.event.damaged and fate.gone == MAYBE}
+        self._differ("quarantine of what does not decode", found, sure | (maybe & set(found)))
+
+    def _damaged(self) -> list[str]:
+        here = [row for row in self._quarantine if row["layer"] == "bronze"]
+        names = [_RID.search(row["_raw_value"] or b"") for row in here]
+        return [f"r{name[1].decode()}e" if name else f"? {row['reason']}" for name, row in zip(names, here, strict=True)]
+
+    def _held(self) -> dict[str, Counter[str]]:
+        """Game -> rejected rows, by the names that bronze has for their coordinates."""
+        names = {tuple(row[c] for c in PLACE): row["rid"] for row in self._bronze}
+        found = defaultdict[str, Counter[str]](Counter)
+        for row in self._quarantine:
+            if row["layer"] == "silver" and row["replayed_batch"] is None:
+                found[row["game"]][names.get(tuple(row[c] for c in PLACE), "not in bronze")] += 1
+        return found
+
+    # --- a game
+
+    def _look_at_game(self, game: str, held: Counter[str]) -> dict[str, set[Outcome]]:
+        silver = self._rows(f"silver_{game}_events")
+        found: dict[str, set[Outcome]] = {}
+        rows = by_key(silver, "rid")
+        mine = {rid: f for rid, f in self._truth.live.items() if f.event.game == game and not f.event.damaged}
+        self._differ(f"{game}: names in silver", {rid for (rid,) in rows} - mine.keys(), ())
+        self._differ(f"{game}: rejected rows", (held - Counter(mine.keys())).elements(), ())
+        for rid, fate in mine.items():
+            found[rid] = {o for o in fate.outcomes if _fits(fate, o, rows.get((rid,), []), is_held=rid in held)}
+            if not found[rid]:
+                self.problems.append(
+                    f"{game}: {fate.event} in silver {len(rows.get((rid,), []))} times, held {held[rid]} times; must be "
+                    f"{sorted(fate.outcomes)}; {[_shown(r) for r in rows.get((rid,), [])[:SHOWN]]}"
+                )
+        self._look_at_counters(game, list(found.values()))
+        self._look_at_gold(game, silver)
+        return found
+
+    def _look_at_counters(self, game: str, found: list[set[Outcome]]) -> None:
+        table = _opened(f"{self._world.lakehouse.root}/silver_{game}_events")
+        for place, app in ((DROPPED, "rows_dropped"), (HELD, "rows_quarantined")):
+            surely = sum(all(where == place for where, _ in outcomes) for outcomes in found if outcomes)
+            perhaps = sum(any(where == place for where, _ in outcomes) for outcomes in found)
+            counted = (table.transaction_version(app) or 0) if table is not None else 0
+            if not surely <= counted <= perhaps:
+                self.problems.append(f"{game}: {surely} to {perhaps} rows are {place}, silver counts {counted}")
+
+    def _look_at_gold(self, game: str, silver: list[Row]) -> None:
+        of = GOLDS[self._world.gold][1]
+        must = [{"gamer_id": gamer, **of(rows)} for (gamer,), rows in by_key(silver, "gamer_id").items()]
+        gold = self._rows(f"gold_{game}_player_agg")
+        self._differ(f"{game}: gold", gold, must)
+        unified = [{k: v for k, v in row.items() if k != "game_name"} for row in self._unified.get((game,), [])]
+        self._differ(f"{game}: unified", unified, gold)
+        for name, aggregate in EXTENSIONS[self._world.extension].aggregates.items():
+            self._differ(f"{game}: {name}", self._rows(f"gold_{game}_{name}"), aggregate(silver))
+
+    # --- persons, and the project's own checks
+
+    def _look_for_erased(self) -> None:
+        for name in self._world.lakehouse.names():
+            there = {row["gamer_id"] for row in self._rows(name) if row.get("gamer_id") in self._truth.erased}
+            if there:
+                self.problems.append(f"{name} has erased persons: {sorted(there)}")
+
+    def _compare_own_checks(self, *, all_checks: bool) -> None:
+        pipeline = self._world.pipeline()
+        for check in CHECKS:
+            if check.name in OWN_CHECKS and (all_checks or check.name not in (RECOMPUTED, UNIQUE)):
+                began = time.monotonic()
+                said = check.run(pipeline)
+                self._world.say(f"   {check.name}: {time.monotonic() - began:.1f} s")
+                if not said.passed and not self.problems:
+                    self.problems.append(f"check {check.name} is wrong: {said.summary}")
+                elif self.problems and check.name == CONSERVED:
+                    self.problems.append(f"check {check.name}: passed={said.passed}: {said.summary}")
+
+
+def _fits(fate: Fate, outcome: Outcome, rows: list[Row], *, is_held: bool) -> bool:
+    """Whether silver's rows of an event, and quarantine's, are what an outcome says."""
+    if is_held != (outcome[0] == HELD):
+        return False
+    must = rows_of(fate.event, outcome)
+    if len(rows) != len(must):
+        return False
+    own = fate.event.fields()
+    names = ("gamer_id", "n", "dev", "x", "event_timestamp", "game_name")
+    for row, more in zip(sorted(rows, key=lambda r: r.get("part") or 0), must, strict=True):
+        if any(normal(row.get(name)) != normal(own.get(name)) for name in names):
+            return False
+        if any(row.get(name) != value for name, value in more.items()):
+            return False
+        for name, value in fate.event.extra.items():
+            if row.get(name) != value and (name in fate.sure or row.get(name) is not None):
+                return False
+    return True
+
+
+def read(uri: str) -> list[Row]:
+    """Rows of a table, as DuckDB reads the files that delta-rs finds in its log; none if there is no table."""
+    table = _opened(uri)
+    files = table.file_uris() if table is not None else []
+    if not files:
+        return []
+    with database().cursor() as cursor:
+        found = cursor.sql("SELECT * FROM read_parquet(?, union_by_name = true)", params=[files])
+        return list(found.to_arrow_table().to_pylist())
+
+
+def _opened(uri: str) -> DeltaTable | None:
+    return DeltaTable(uri) if DeltaTable.is_deltatable(uri) else None
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return json.dumps({k: normal(v) for k, v in value.items()}, default=str, sort_keys=True)
+    return str(value)
+
+
+def _shown(row: Mapping[str, Any]) -> Row:
+    return {k: v for k, v in row.items() if not k.startswith("_") and v is not None}

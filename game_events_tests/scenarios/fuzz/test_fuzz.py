@@ -1,0 +1,56 @@
+"""Random steps from fixed seeds, over files and over Kafka. `make fuzz SEEDS=1-20` has any number of them."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from pyspark.sql import SparkSession
+
+from game_events.stack.local_stack import StackState
+from game_events_tests.scenarios.fuzz.__main__ import seeds
+from game_events_tests.scenarios.fuzz.running import FILES, KAFKA, Fuzz
+from game_events_tests.scenarios.fuzz.steps import STEPS, Step, sequence
+from game_events_tests.scenarios.fuzz.world import World
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_row_is_in_its_place_after_any_steps_over_files(spark: SparkSession, seed: int) -> None:
+    failure = Fuzz(spark, FILES, None, print).failure(sequence(seed, 30))
+    assert failure is None, str(failure)
+
+
+@pytest.mark.parametrize("seed", [3])
+def test_every_row_is_in_its_place_after_any_steps_over_kafka(spark: SparkSession, stack: StackState, seed: int) -> None:
+    failure = Fuzz(spark, KAFKA, stack, print).failure(sequence(seed, 30))
+    assert failure is None, str(failure)
+
+
+def test_a_table_that_is_wrong_is_found_and_the_steps_that_lead_to_it_are_told(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here a step writes a row that nobody has sent."""
+
+    def smuggle(world: World, draw: Random) -> None:
+        STEPS["produce"][1](world, draw)
+        world.truth.fates.popitem()
+
+    monkeypatch.setitem(STEPS, "smuggle", (0, smuggle))
+    steps = [Step("produce", 1), Step("run", 1), Step("smuggle", 7), Step("run", 2), Step("look", 1)]
+    fuzz = Fuzz(spark, FILES, None)
+    failure = fuzz.failure(steps)
+    assert failure is not None
+    assert "that must not be there" in failure.difference
+    assert "--replay 'produce:1 run:1 smuggle:7 run:2 look:1'" in str(failure)
+    assert [step.name for step in fuzz.shorter(failure, float("inf")).steps] == ["smuggle", "look"]
+
+
+def test_a_seed_has_the_same_steps_each_time_and_each_kind_of_step_comes() -> None:
+    assert sequence(5, 40) == sequence(5, 40)
+    assert sequence(5, 40)[:10] != sequence(6, 40)[:10]
+    assert {step.name for step in sequence(7, 2_000)} == set(STEPS)
+    assert Step.parse(str(Step("run", 12))) == Step("run", 12)
+
+
+def test_seeds_are_ranges_and_single_numbers() -> None:
+    assert seeds("3,5-7,9") == [3, 5, 6, 7, 9]
