@@ -1,6 +1,5 @@
 """Copies of data files from one table of a lakehouse to another one, without reading them."""
 
-import json
 import os
 import shutil
 import uuid
@@ -10,7 +9,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 
-from game_events.lakehouse.data.staging import StagedFile, delta_statistics, file_system
+from game_events.lakehouse.data.file_statistics import statistics_text
+from game_events.lakehouse.data.staging import StagedFile, file_system
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.tables import Lakehouse, Table
 
@@ -42,7 +42,7 @@ def copy_file(lakehouse: Lakehouse, source: Table, path: str, to: Table, folder:
     system, prefix = file_system(to)
     with store_errors_named(to.uri), system.open_input_file(prefix + name) as copied:
         metadata, size = pq.read_metadata(copied), copied.size()
-    return StagedFile(to.name, name, size, metadata.num_rows, json.dumps(delta_statistics(metadata, to.person)))
+    return StagedFile(to.name, name, size, metadata.num_rows, statistics_text(metadata, to.person))
 
 
 def copied_name(path: str) -> str:
