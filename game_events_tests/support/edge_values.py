@@ -7,8 +7,11 @@ bounds of these; the tests compare what they find with what the same reader find
 from __future__ import annotations
 
 import itertools
+import json
 import random
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -16,9 +19,12 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pytest
 
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.data.file_copies import copy_file
+from game_events.lakehouse.data import file_copies, staging
+from game_events.lakehouse.data.file_copies import copy_file, name_of_copy
+from game_events.lakehouse.data.file_statistics import statistics_text
 from game_events.lakehouse.data.snapshot import read_parts
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter
 from game_events.lakehouse.maintenance.compaction import join_files
@@ -188,7 +194,8 @@ def merged(lakehouse: Lakehouse) -> Table:
 def copied(lakehouse: Lakehouse) -> Table:
     """The same rows as the unified table has them: copies of files, in a partition."""
     source, table = written(lakehouse), lakehouse.table("gold_unified_player_agg")
-    files = [copy_file(lakehouse, source, path, table, "game_name=edges") for path in paths(handle_of(source))]
+    names = {path: name_of_copy(path, "game_name=edges") for path in paths(handle_of(source))}
+    files = [copy_file(lakehouse, source, path, table, name) for path, name in names.items()]
     return committed(table, files, SCHEMA.append(pa.field("game_name", pa.string())), partition_by=("game_name",))
 
 
@@ -198,3 +205,18 @@ def handle_of(table: Table) -> Any:
     assert handle is not None
     return handle
 
+
+
+@contextmanager
+def earlier_release() -> Iterator[None]:
+    """Within the block files are written as earlier releases wrote them: see `file_statistics`."""
+
+    def escaped(*given: Any) -> str:
+        return json.dumps(json.loads(statistics_text(*given)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "floating_columns", lambda _: frozenset())
+        patch.setattr(staging, "new_name", lambda codec: f"part-{uuid.uuid4()}.{codec}.parquet")
+        patch.setattr(staging, "statistics_text", escaped)
+        patch.setattr(file_copies, "statistics_text", escaped)
+        yield
