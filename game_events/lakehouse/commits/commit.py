@@ -7,6 +7,7 @@ it follows. So of two concurrent writers with overlapping ranges one commits, an
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
@@ -192,10 +193,18 @@ def _write(plan: Commit, attempt: _Attempt) -> _Written | None:
     if reshaped:
         changes = replace(changes, columns=_new_columns(plan))
     else:
-        changes = replace(changes, removed=paths(handle) if plan.replace else sorted(plan.rewritten))
+        changes = replace(changes, removed=_removed(plan, handle))
     attempt.sent = True
     entry = write_version(plan.table, handle, changes)
     return None if reshaped else _Written(handle, changes, entry)
+
+
+def _removed(plan: Commit, handle: DeltaTable) -> dict[str, int | None]:
+    """Path -> bytes of the files that a plan removes from a version."""
+    if not (plan.replace or plan.rewritten):
+        return {}
+    sizes = {unquote(file.path): file.size for file in files_of(handle)}
+    return dict(sizes) if plan.replace else {path: sizes.get(path) for path in sorted(plan.rewritten)}
 
 
 def _with_columns(plan: Commit, handle: DeltaTable, *, reshaped: bool) -> DeltaTable:

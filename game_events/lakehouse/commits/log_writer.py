@@ -62,7 +62,7 @@ class Changes:
 
     Attributes:
         files: files to add.
-        removed: paths of files to remove, below the table's folder.
+        removed: path, below the table's folder, of each file to remove -> its bytes (None: not known).
         same_rows: the added files have the rows of the removed ones, so streaming readers skip the commit.
         advance: transaction id -> value.
         info: the commit's information.
@@ -70,7 +70,7 @@ class Changes:
     """
 
     files: Sequence[StagedFile] = ()
-    removed: Sequence[str] = ()
+    removed: Mapping[str, int | None] = field(default_factory=dict)
     same_rows: bool = False
     advance: Mapping[str, int] = field(default_factory=dict)
     info: Mapping[str, str] = field(default_factory=dict)
@@ -152,10 +152,10 @@ def make_table(
     return None
 
 
-def removals(files: Iterable[str], *, same_rows: bool = False) -> list[RemoveAction]:
-    """delta-rs' actions that remove files, by their paths below the table's folder."""
+def removals(files: Mapping[str, int | None], *, same_rows: bool = False) -> list[RemoveAction]:
+    """delta-rs' actions that remove files: path below the table's folder -> bytes, which readers of a change feed need."""
     now = _now_ms()
-    return [RemoveAction(path, not same_rows, now) for path in files]
+    return [RemoveAction(path, not same_rows, now, size, partition_of(path)) for path, size in files.items()]
 
 
 def _is_plain(table: DeltaTable) -> bool:
@@ -202,8 +202,10 @@ def _actions(changes: Changes, operation: Mapping[str, Any]) -> Iterator[dict[st
                 "stats": file.stats,
             }
         }
-    for path in changes.removed:
-        yield {"remove": {"path": path, "deletionTimestamp": now, "dataChange": rows_change, "extendedFileMetadata": False}}
+    for path, size in changes.removed.items():
+        removed = {"path": path, "deletionTimestamp": now, "dataChange": rows_change, "extendedFileMetadata": size is not None}
+        more = {} if size is None else {"partitionValues": partition_of(path), "size": size}
+        yield {"remove": removed | more}
     for app, to in changes.advance.items():
         yield {"txn": {"appId": app, "version": to}}
 

@@ -1,6 +1,5 @@
-"""Copies of data files from one table of a lakehouse to another one, without reading them."""
+"""Copies of data files of a lakehouse, in the same table or in another one, without reading them."""
 
-import json
 import os
 import shutil
 import uuid
@@ -10,7 +9,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 
-from game_events.lakehouse.data.staging import StagedFile, delta_statistics, file_system
+from game_events.lakehouse.data.file_statistics import statistics_text
+from game_events.lakehouse.data.staging import StagedFile, file_system
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.tables import Lakehouse, Table
 
@@ -23,8 +23,8 @@ class _Store(DeltaStorageHandler):
         self._handler.copy_file(src, dst)
 
 
-def copy_file(lakehouse: Lakehouse, source: Table, path: str, to: Table, folder: str) -> StagedFile:
-    """Copy a file into a folder of another table; its name is new, and ends with its old one (`copied_name`).
+def copy_file(lakehouse: Lakehouse, source: Table, path: str, to: Table, name: str) -> StagedFile:
+    """Copy a file to a path below a table's folder, which names no other file; its Delta statistics are made again.
 
     On a local disk the copy is a hard link, where the disk has them.
 
@@ -32,7 +32,6 @@ def copy_file(lakehouse: Lakehouse, source: Table, path: str, to: Table, folder:
         FileNotFoundError: the file is gone.
     """
     to.require_writable()
-    name = f"{folder}/{uuid.uuid4().hex}-{PurePosixPath(path).name}"
     if source.local_path is not None and to.local_path is not None:
         _link(source.local_path / path, to.local_path / name)
     else:
@@ -42,7 +41,12 @@ def copy_file(lakehouse: Lakehouse, source: Table, path: str, to: Table, folder:
     system, prefix = file_system(to)
     with store_errors_named(to.uri), system.open_input_file(prefix + name) as copied:
         metadata, size = pq.read_metadata(copied), copied.size()
-    return StagedFile(to.name, name, size, metadata.num_rows, json.dumps(delta_statistics(metadata, to.person)))
+    return StagedFile(to.name, name, size, metadata.num_rows, statistics_text(metadata, to.person))
+
+
+def name_of_copy(path: str, folder: str) -> str:
+    """A new path in a folder for a copy; it ends with the old name (`copied_name`)."""
+    return f"{folder}/{uuid.uuid4().hex}-{PurePosixPath(path).name}"
 
 
 def copied_name(path: str) -> str:

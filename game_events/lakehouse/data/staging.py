@@ -9,12 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, date, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -29,8 +26,9 @@ from deltalake.transaction import AddAction
 from game_events.decoding.core.expansion import Shape, cuts
 from game_events.decoding.core.wire_format import NO_ROWS, Rows
 from game_events.lakehouse import failpoints
+from game_events.lakehouse.data.file_statistics import exact_columns, floating_columns, leaves, new_name, statistics_text
 from game_events.lakehouse.handle import DataFile
-from game_events.lakehouse.tables import Table, is_person
+from game_events.lakehouse.tables import Table
 
 log = logging.getLogger(__name__)
 #: Bytes of a row group in memory: some records are megabytes, and readers hold a row group at a time.
@@ -46,10 +44,6 @@ SAMPLE_ROWS = 10_000
 FIRST_ROWS, MOST_DIFFERENT = 1_000, 950
 #: Files are closed past this size; readers split larger ones anyway.
 MAX_FILE_BYTES = 256 * 1024 * 1024
-#: Delta's own default of columns with statistics.
-STATISTICS_COLUMNS = 32
-#: Longer strings get no statistics instead of truncated ones.
-STATISTICS_CHARS = 64
 
 
 @dataclass(frozen=True)
@@ -159,6 +153,8 @@ class StagedWriter:
         self._writer: pq.ParquetWriter | None = None
         self._sink: pa.NativeFile | None = None
         self._name = ""
+        #: NULLs in the open file, of the columns that have no statistics in it.
+        self._nulls: dict[str, int] = {}
         self.files: list[StagedFile] = []
 
     def write_columns(self, columns: Mapping[str, pa.Array | pa.ChunkedArray], count: int) -> None:
@@ -205,13 +201,22 @@ class StagedWriter:
             system, prefix = writable_file_system(self._table)
             quick = self._short_lived or (last and size < SMALL_FILE_BYTES)
             codec, level = ("snappy", None) if quick else ("zstd", 1)
-            self._name = f"{self._folder}part-{uuid.uuid4()}.{codec}.parquet"
+            self._name = f"{self._folder}{new_name(codec)}"
             self._sink = system.open_output_stream(prefix + self._name)
-            repeated = repeated_columns(rows) if rows.num_rows >= SAMPLE_ROWS else True
+            floating = floating_columns(self.schema)
+            exact = exact_columns(self.schema, floating)
+            self._nulls = {name: 0 for name in self.schema.names if name in floating}
             self._writer = pq.ParquetWriter(
-                self._sink, self.schema, compression=codec, compression_level=level, use_dictionary=repeated
+                self._sink,
+                self.schema,
+                compression=codec,
+                compression_level=level,
+                use_dictionary=repeated_columns(rows) if rows.num_rows >= SAMPLE_ROWS else exact,
+                write_statistics=exact,
             )
         self._writer.write_table(rows, row_group_size=self._group_rows)
+        for name in self._nulls:
+            self._nulls[name] += rows.column(name).null_count
         failpoints.reach("file_open", self._table.name)
         if self._sink is not None and self._sink.tell() >= self._file_bytes:
             self._finish()
@@ -237,7 +242,7 @@ class StagedWriter:
         size = self._sink.tell()
         self._sink.close()
         metadata = self._writer.writer.metadata
-        stats = json.dumps(delta_statistics(metadata, self._table.person))
+        stats = statistics_text(metadata, self._table.person, self._nulls)
         self.files.append(StagedFile(self._table.name, self._name, size, metadata.num_rows, stats, self._game))
         self._writer = self._sink = None
 
@@ -259,13 +264,15 @@ def staged(table: Table, rows: pa.Table) -> list[StagedFile]:
 def repeated_columns(rows: pa.Table) -> list[str]:
     """Parquet columns with repeated values, by the first rows: only for these a dictionary pays.
 
-    Rows of gold, of which no two have the same key or times, take three times as long to write with dictionaries, and the file
+    Floating-point columns have none (`file_statistics`). Rows of gold, of which no two have the same key or times, take three times as long to write with dictionaries, and the file
     is a third larger.
     """
     first = rows.slice(0, SAMPLE_ROWS)
-    nested = [path for field in rows.schema if pa.types.is_nested(field.type) for path in _leaves(field)]
-    flat = [field.name for field in rows.schema if not pa.types.is_nested(field.type)]
-    return nested + [name for name in flat if _is_repeated(first.column(name))]
+    nested = [leaf for field in rows.schema if pa.types.is_nested(field.type) for leaf in leaves(field)]
+    flat = [f.name for f in rows.schema if not (pa.types.is_nested(f.type) or pa.types.is_floating(f.type))]
+    return [path for path, kind in nested if not pa.types.is_floating(kind)] + [
+        name for name in flat if _is_repeated(first.column(name))
+    ]
 
 
 def _is_repeated(column: pa.ChunkedArray) -> bool:
@@ -274,73 +281,6 @@ def _is_repeated(column: pa.ChunkedArray) -> bool:
     if FIRST_ROWS / 2 < different < MOST_DIFFERENT:
         return 2 * len(column.unique()) <= len(column)
     return different <= FIRST_ROWS / 2
-
-
-def _leaves(field: pa.Field) -> Iterator[str]:
-    """Paths of the Parquet columns of a field. Source: Parquet format, "LogicalTypes.md", nested types."""
-    kind = field.type
-    if pa.types.is_struct(kind):
-        inner = [("", part) for part in kind]
-    elif pa.types.is_map(kind):
-        inner = [("key_value.", kind.key_field), ("key_value.", kind.item_field)]
-    elif pa.types.is_nested(kind):
-        inner = [("list.", kind.value_field.with_name("element"))]
-    else:
-        yield field.name
-        return
-    for between, part in inner:
-        yield from (f"{field.name}.{between}{path}" for path in _leaves(part))
-
-
-def delta_statistics(metadata: pq.FileMetaData, person: str | None = None) -> dict[str, Any]:
-    """Delta's per-file statistics from a Parquet file's own, for the first flat columns.
-
-    The data subject's columns (`person`) have no bounds: these would be values in a log that outlives the rows. No reader needs
-    them, and in a file of many subjects' events they exclude next to nothing.
-
-    Source: Delta Lake protocol, "Per-file Statistics".
-    """
-    low: dict[str, Any] = {}
-    high: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    paths = tuple(metadata.schema.column(index).path for index in range(metadata.num_columns))
-    for index, name, has_bounds in _columns_with_statistics(paths, person):
-        parts = [group.column(index).statistics for group in groups]
-        if any(p is None or not p.has_null_count for p in parts):
-            continue
-        nulls[name] = sum(p.null_count for p in parts)
-        bounded = [p for p in parts if p.has_min_max] if has_bounds else []
-        if not bounded or any(not p.has_min_max and p.num_values for p in parts):
-            continue
-        try:
-            lowest, highest = _plain(min(p.min for p in bounded)), _plain(max(p.max for p in bounded))
-        except OverflowError:  # a time outside the years 1 to 9999, as a Kafka timestamp may be
-            continue
-        if lowest is not None and highest is not None:
-            low[name], high[name] = lowest, highest
-    return {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
-
-
-@lru_cache
-def _columns_with_statistics(paths: tuple[str, ...], person: str | None) -> list[tuple[int, str, bool]]:
-    """The first flat columns of a file with these Parquet columns: index, name, and whether bounds may be noted."""
-    flat = [(index, path, not is_person(path, person)) for index, path in enumerate(paths) if "." not in path]
-    return flat[:STATISTICS_COLUMNS]
-
-
-def _plain(value: object) -> str | int | bool | None:
-    """A statistic as JSON, or None for what Delta has no form for."""
-    if isinstance(value, bool | int):
-        return value
-    # No floats: Parquet's bounds leave NaN out, which Spark takes for the greatest number of all.
-    if isinstance(value, str):
-        return value if len(value) <= STATISTICS_CHARS else None
-    if isinstance(value, datetime):
-        # Not strftime: its %Y has no leading zeros. A time without a zone is none of this machine's.
-        utc = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
-        return utc.isoformat(timespec="microseconds") + ("Z" if value.tzinfo is not None else "")
-    return value.isoformat() if isinstance(value, date) else None
 
 
 def discard(table: Table, files: list[StagedFile]) -> None:

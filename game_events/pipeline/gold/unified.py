@@ -25,7 +25,7 @@ from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games, gua
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn, txn
-from game_events.lakehouse.data.file_copies import copied_name, copy_file
+from game_events.lakehouse.data.file_copies import copied_name, copy_file, name_of_copy
 from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.data.staging import StagedFile, discard, partition_of
 from game_events.lakehouse.layers import Layer
@@ -219,7 +219,8 @@ def _copied_game(pipeline: Pipeline, name: str, game: ComparedGame, schema: pa.S
         return DataError(f"{gold.name} has other types than the table of all games: {'; '.join(other)}. Refresh gold fully")
     try:
         for path in game.missing:
-            files.append(copy_file(lakehouse, gold, path, unified, f"{schema.names[0]}={name}"))
+            copy = name_of_copy(path, f"{schema.names[0]}={name}")
+            files.append(copy_file(lakehouse, gold, path, unified, copy))
     except FileNotFoundError:
         discard(unified, files)
         try:

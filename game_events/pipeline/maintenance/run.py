@@ -18,8 +18,10 @@ from game_events.errors import ConfigurationError, ConflictError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.delta_log import TableLog
+from game_events.lakehouse.commits.parallel import for_games, guarded
 from game_events.lakehouse.commits.restores import unchecked_restore
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL, LOOP_GOAL, Goal, join_files, small_files
+from game_events.lakehouse.maintenance.renewal import first_groups, outdated_files, renew
 from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles, delete_files, orphans
 from game_events.lakehouse.retention import is_derived
 from game_events.lakehouse.tables import (
@@ -154,8 +156,13 @@ def _maintained(table: Table, work: Callable[[Table, DeltaTable, TableMaintenanc
     return done
 
 
-def _tidy(known: ReplacedFiles, handle: DeltaTable, goal: Goal, done: TableMaintenance) -> DeltaTable:
-    """Compact a table, then delete files that were removed longer ago than the retention; returns the newest version."""
+def _tidy(
+    known: ReplacedFiles, handle: DeltaTable, goal: Goal, done: TableMaintenance, lakehouse: Lakehouse | None = None
+) -> DeltaTable:
+    """Compact a table, then delete files that were removed longer ago than the retention; returns the newest version.
+
+    `lakehouse`: the table's, to renew outdated files, too.
+    """
     table = known.table
     if table.retention.apply(table.key, handle):
         handle = table.open() or handle
@@ -166,10 +173,39 @@ def _tidy(known: ReplacedFiles, handle: DeltaTable, goal: Goal, done: TableMaint
         done.into += landed.files
         done.joined_bytes += landed.bytes
     handle = (table.open() or handle) if groups else handle
+    if lakehouse is not None:
+        handle = _renewed(lakehouse, table, handle, done)
     known.read_log(handle)
     done.replaced += known.delete(table.retention.seconds(table.key))
     done.waiting, done.files = len(known.waiting), len(paths(handle))
     return handle
+
+
+def _renewed(lakehouse: Lakehouse, table: Table, handle: DeltaTable, done: TableMaintenance) -> DeltaTable:
+    """Renew the oldest outdated files, as many as there is time for; returns the newest version."""
+    outdated = outdated_files(handle)
+    for group in first_groups(outdated):
+        renew(lakehouse, table, handle, group)
+        done.renewed += len(group)
+    done.outdated = len(outdated) - done.renewed
+    return (table.open() or handle) if outdated else handle
+
+
+def outdated_tables(pipeline: Pipeline, most: int) -> tuple[dict[str, int], int]:
+    """Name -> outdated files of each of this project's tables that has any, and how many tables were not looked at.
+
+    At most so many are looked at, the own ones of the project first; a table that cannot be opened has none.
+    """
+    keys = [name for name in pipeline.lakehouse.names() if _is_ours(pipeline, name)]
+    keys.sort(key=lambda name: name not in OWN_TABLES)
+
+    def outdated(key: str) -> int:
+        handle = pipeline.lakehouse.table(key).open()
+        return len(outdated_files(handle)) if handle is not None else 0
+
+    found = for_games(keys[:most], guarded(outdated))
+    counts = {pipeline.lakehouse.table(key).name: count for key, count in found.items() if isinstance(count, int) and count}
+    return counts, max(0, len(keys) - most)
 
 
 def _groups_of(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
@@ -193,7 +229,7 @@ def _refuse_partitioned(table: Table, handle: DeltaTable) -> None:
 
 def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     known = ReplacedFiles(table)
-    handle = _tidy(known, handle, FULL_GOAL, done)
+    handle = _tidy(known, handle, FULL_GOAL, done, pipeline.lakehouse)
     found = _orphans(pipeline, table, known, dry_run=False)
     done.orphan_bytes += sum(found.values())
     done.orphans += delete_files(table, sorted(found))
@@ -208,6 +244,10 @@ def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMain
     """Count what `_work` would do now."""
     groups = _groups_of(table, handle, FULL_GOAL)
     done.joined, done.into = sum(len(group) for group in groups), len(groups)
+    merged = {path for group in groups for path in group}
+    outdated = [file for file in outdated_files(handle) if file.path not in merged]
+    done.renewed = sum(map(len, first_groups(outdated)))
+    done.outdated = len(outdated) - done.renewed
     known = ReplacedFiles(table)
     known.read_log(handle)
     done.replaced = len(known.due(table.retention.seconds(table.key)))

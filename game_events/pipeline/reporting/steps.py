@@ -47,6 +47,7 @@ class TableMaintenance:
 
     Attributes:
         joined: small files that were compacted; `into`: files that replace them; `joined_bytes`: bytes of these.
+        renewed: files by whose statistics readers missed rows, replaced by files with the same rows; `outdated`: those left.
         replaced: deleted files that no current version uses, older than the retention.
         orphans: deleted files that no version uses, left by crashes; `orphan_bytes`: their bytes.
         waiting: replaced files within the retention, which readers may still use.
@@ -59,6 +60,8 @@ class TableMaintenance:
     joined: int = merged(add, int)
     into: int = merged(add, int)
     joined_bytes: int = merged(add, int)
+    renewed: int = merged(add, int)
+    outdated: int = merged(latest, int)
     replaced: int = merged(add, int)
     orphans: int = merged(add, int)
     orphan_bytes: int = merged(add, int)
@@ -70,7 +73,7 @@ class TableMaintenance:
     @property
     def anything(self) -> bool:
         """Whether files changed, or work was skipped or failed."""
-        return bool(self.joined or self.replaced or self.orphans or self.skipped or self.error)
+        return bool(self.joined or self.renewed or self.replaced or self.orphans or self.skipped or self.error)
 
 
 @dataclass

@@ -21,6 +21,7 @@ from game_events.lakehouse.tables import Lakehouse, is_game
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import player_agg_columns
 from game_events.pipeline.gold.null_values import of_another_kind
+from game_events.pipeline.maintenance.run import outdated_tables
 from game_events.pipeline.observability.event_log import SUCCEEDED
 from game_events.pipeline.quality.validation import problems, refuse
 from game_events.pipeline.runs.backlog import left_out_until_now, some
@@ -40,6 +41,8 @@ from game_events.sources.factory import subjects
 
 #: Newest files of the event log that are searched for the last run.
 LOOK_BACK_FILES = 20
+#: Tables that are opened at most to look at their files: some milliseconds each.
+MOST_TABLES = 500
 #: Newest versions of a subject that are compiled; names in a text.
 VERSIONS, NAMED = 20, 5
 #: Newest rows of bronze in which the entity column is looked at; characters of a name in a text.
@@ -62,6 +65,7 @@ def state_checks(pipeline: Pipeline) -> dict[str, Check]:
         "quarantine": lambda: quarantine(pipeline),
         "columns": lambda: columns(pipeline),
         "names": lambda: names(pipeline),
+        "statistics": lambda: statistics(pipeline),
     }
     return checks if pipeline.settings.source == FILES else {"schemas": lambda: schemas(pipeline), **checks}
 
@@ -179,6 +183,20 @@ def names(pipeline: Pipeline) -> str:
         return text
     others = ", ".join([repr(name)[:NAME_CHARS] for name, _ in found.most_common() if not is_game(name)][:NAMED])
     return Hint(f"{text}, the others are in no table of silver: it holds {others}")
+
+
+def statistics(pipeline: Pipeline) -> str:
+    """Whether files have statistics by which readers miss rows: of earlier releases, until maintenance has renewed them."""
+    found, others = outdated_tables(pipeline, MOST_TABLES)
+    left = f"; {many(others, 'table')} not looked at" if others else ""
+    if not found:
+        return f"readers that skip files find all rows{left}"
+    names = ", ".join(f"{name} ({many(files, 'file')})" for name, files in list(found.items())[:NAMED])
+    more = f" and {len(found) - NAMED} others" if len(found) > NAMED else ""
+    return Hint(
+        f"{names}{more} of an earlier release: filters of other readers may miss rows with NaN, -0.0 or characters from "
+        f"U+20000 on{left}; `game-events maintain` renews them (docs/reading.md)"
+    )
 
 
 def check_rules(pipeline: Pipeline) -> str:

@@ -20,10 +20,20 @@ from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.log_writer import write_version
 from game_events.lakehouse.data.staging import StagedWriter, staged
 from game_events.lakehouse.log_entries import UNFINISHED
+from game_events.lakehouse.maintenance.compaction import join_files
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.faults import at_commit, at_creation
-from game_events_tests.support.tables import SCHEMA, assert_nothing_left_over, data_files, numbers, plan, txn
+from game_events_tests.support.tables import (
+    SCHEMA,
+    assert_nothing_left_over,
+    committed_files,
+    data_files,
+    numbers,
+    plan,
+    staged_numbers,
+    txn,
+)
 
 
 def entry(table, version):
@@ -272,6 +282,40 @@ def test_a_table_that_asks_more_of_its_writers_is_left_to_delta_rs(table, change
     commit(plan(table, [1], 1, 2))
     assert not is_own(table, before + 1)
     assert numbers(table) == [0, 1]
+
+
+def test_the_change_feed_of_a_table_has_replaced_rows_and_no_compacted_ones(tmp_path):
+    """Without files of changes readers derive them from the files that are added and removed."""
+    table = Lakehouse(str(tmp_path)).table("t")
+    commit(plan(table, [0], None, 1))
+    DeltaTable(table.uri).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+    begin = table.open().version()
+    commit(plan(table, [1], 1, 2))
+    join_files(table, table.open(), sorted(committed_files(table)))
+    commit(plan(table, [2], 2, 3, replace=True))
+    commit(plan(table, [], 3, 4, files=staged_numbers(table, [3]), rewritten=frozenset(committed_files(table))))
+    read = pa.table(DeltaTable(table.uri).load_cdf(starting_version=begin).read_all())
+    changes = zip(*(read.column(name).to_pylist() for name in ("_commit_version", "_change_type", "n")), strict=True)
+    assert sorted(changes) == [
+        (begin + 1, "insert", 1),
+        (begin + 3, "delete", 0),
+        (begin + 3, "delete", 1),
+        (begin + 3, "insert", 2),
+        (begin + 4, "delete", 2),
+        (begin + 4, "insert", 3),
+    ]
+
+
+@pytest.mark.parametrize("how", [{"replace": True}, {"same_rows": True}], ids=str)
+def test_a_removal_says_how_large_the_file_was_and_in_which_partition(tmp_path, how):
+    table = Lakehouse(str(tmp_path)).table("t")
+    commit(plan(table, [0], None, 1))
+    (file,) = committed_files(table)
+    size = Path(table.uri, file).stat().st_size
+    commit(plan(table, [0], 1, 2, rewritten=frozenset([file] if "same_rows" in how else []), **how))
+    (removed,) = [action["remove"] for action in entry(table, 1) if "remove" in action]
+    assert removed.items() >= {"path": file, "extendedFileMetadata": True, "partitionValues": {}, "size": size}.items()
+    assert is_own(table, 1)
 
 
 def test_a_table_with_an_invariant_is_left_to_delta_rs(tmp_path):
