@@ -29,9 +29,10 @@ from game_events.lakehouse.handle import DataFile, Handle, of_columns, read_add_
 from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.log_entries import Entry, entry_of, has_entry
-from game_events.lakehouse.retention import Retention
+from game_events.lakehouse.retention import Retention, is_derived
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import delta_options
+from game_events.lakehouse.unsupported import refuse_unreadable, refuse_unwritable
 
 BRONZE = "bronze_events"
 QUARANTINE = "quarantine_events"
@@ -45,10 +46,6 @@ REST_OUTBOX, REST_DELIVERIES, REST_FAILED_CHUNKS = REST_TABLES = ("rest_outbox",
 AnyTable = TypeVar("AnyTable", bound=DeltaTable)
 #: All tables but those of games.
 OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, *OWN})
-
-#: Table features that readers of single files would get wrong.
-_UNREADABLE = {"deletionVectors", "columnMapping"}
-_MAPPING = "delta.columnMapping.mode"
 
 
 def silver_name(game: str) -> str:
@@ -187,13 +184,19 @@ class Table:
             return DeltaTable.is_deltatable(self.uri, self.options)
 
     def open(self) -> Handle | None:
-        """A handle on the newest version, or None if there is no such table.
+        """A handle on the newest version, from which commits may be planned, or None if there is no such table.
 
         Raises:
-            DataError: its log cannot be read, or it has a feature that this project's readers do not support.
+            DataError: its log cannot be read, it has a feature that this project's readers do not support, or somebody else has
+                altered it so that no commit of this project would be right (`writable`).
             ConfigurationError: a newer version of this project has written it, or the object store refuses access.
             TransientError: the object store does not answer.
         """
+        handle = self.open_to_read()
+        return None if handle is None else self.writable(handle)
+
+    def open_to_read(self) -> Handle | None:
+        """As `open`, also of a table that only others can write: for callers that plan no commit to it."""
         if self.local_path is not None and not (self.local_path / "_delta_log").is_dir():
             return None
         try:
@@ -245,17 +248,22 @@ class Table:
             DataError: the table has a feature that this project's readers do not support.
             ConfigurationError: a newer version of this project has written it.
         """
-        protocol = handle.protocol()
-        unreadable = _UNREADABLE & set(protocol.reader_features or [])
-        # Before features had names, readers of version 2 were those that know this one.
-        if protocol.min_reader_version == 2 and handle.metadata().configuration.get(_MAPPING, "none") != "none":
-            unreadable.add("columnMapping")
-        if unreadable:
-            raise DataError(
-                f"table {self.uri} uses {', '.join(sorted(unreadable))}, which this version does not read: rewrite it "
-                "without (ALTER TABLE ... DROP FEATURE) or refresh it fully"
-            )
+        refuse_unreadable(handle, self.uri, self.key)
         refuse_newer(handle)
+        return handle
+
+    def writable(self, handle: AnyTable, *, replaced: bool = False) -> AnyTable:
+        """The handle; what is known of its columns and properties is looked at once.
+
+        `replaced`: rows of the table are to be replaced or removed, as always in derived tables.
+
+        Raises:
+            DataError: somebody else has altered the table: it has a feature, constraint or partition column that commits of
+                this project do not keep. The message has the statement that takes it back.
+        """
+        partitioned = self.key == UNIFIED
+        replaced = replaced or is_derived(self.key)
+        refuse_unwritable(handle, self.uri, self.key, partitioned=partitioned, replaced=replaced)
         return handle
 
 
@@ -359,7 +367,7 @@ def existing_table(lakehouse: Lakehouse, name: str) -> tuple[Table, DeltaTable]:
     """
     tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
     table = tables.get(name)
-    handle = table.open() if table is not None else None
+    handle = table.open_to_read() if table is not None else None
     if table is None or handle is None:
         raise no_table(lakehouse, name, tables)
     return table, handle

@@ -16,7 +16,7 @@ def tables(as_json: Json = False) -> None:
     found = []
     for name in lakehouse.names():
         table = lakehouse.table(name)
-        handle = table.open()
+        handle = table.open_to_read()
         if handle is None:
             continue
         actions = add_actions(handle)

@@ -26,7 +26,6 @@ from game_events.lakehouse.tables import (
     EVENT_LOG,
     OWN_TABLES,
     QUARANTINE,
-    UNIFIED,
     Lakehouse,
     Table,
     game_of_gold,
@@ -143,7 +142,6 @@ def _maintained(table: Table, work: Callable[[Table, DeltaTable, TableMaintenanc
     try:
         handle = table.open()
         if handle is not None:
-            _refuse_partitioned(table, handle)
             done.skipped = unchecked_restore(table, handle)
             if not done.skipped:
                 work(table, handle, done)
@@ -182,13 +180,6 @@ def _is_ours(pipeline: Pipeline, name: str) -> bool:
     aggregates = (PLAYER_AGG, *(aggregate.name for aggregate in pipeline.extensions.aggregates))
     games = (game_of_silver(name), *(game_of_gold(name, aggregate) for aggregate in aggregates))
     return name in OWN_TABLES or any(is_game(game) for game in games)
-
-
-def _refuse_partitioned(table: Table, handle: DeltaTable) -> None:
-    """Refuse a partitioned table: its files do not hold all columns. This project's only one is never compacted."""
-    columns = handle.metadata().partition_columns
-    if columns and table.key != UNIFIED:
-        raise ConflictError(f"{table.name} is partitioned by {', '.join(columns)}: not a table of this project")
 
 
 def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
