@@ -79,3 +79,10 @@ def with_metadata(column: str, **metadata: Any) -> Callable[[Schema], None]:
         found["metadata"].update({key.replace("_", "."): value for key, value in metadata.items()})
 
     return change
+
+
+def without_statistics(table: Any) -> None:
+    """The log has no statistics of the present files any more, as after another engine's OPTIMIZE with these switched off."""
+    off = {"delta.checkpoint.writeStatsAsJson": "false", "delta.checkpoint.writeStatsAsStruct": "false"}
+    DeltaTable(table.uri).alter.set_table_properties(off)
+    DeltaTable(table.uri).create_checkpoint()
