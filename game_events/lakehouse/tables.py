@@ -6,7 +6,10 @@ Code uses a table's key; users and folders have its name, which differs by the s
 from __future__ import annotations
 
 import difflib
+import logging
 import re
+import shutil
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +22,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from game_events.config.naming import GAME_PATTERN, OWN, RESERVED_GAMES, Names
+from game_events.config.naming import GAME_PATTERN, OWN, PROGRESS, RESERVED_GAMES, Names
 from game_events.config.settings import Settings
 from game_events.decoding.core.kept_columns import is_of_any_kind
 from game_events.errors import ConfigurationError, DataError, ReadOnlyError
@@ -30,9 +33,12 @@ from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.log_entries import Entry, entry_of, has_entry
 from game_events.lakehouse.retention import Retention, is_derived
+from game_events.lakehouse.storage.durability import has_empty_entry, has_no_content
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import delta_options
-from game_events.lakehouse.unsupported import refuse_unreadable, refuse_unwritable
+from game_events.lakehouse.unsupported import is_made_again, refuse_unreadable, refuse_unwritable
+
+log = logging.getLogger(__name__)
 
 BRONZE = "bronze_events"
 QUARANTINE = "quarantine_events"
@@ -169,6 +175,32 @@ class Table:
         """The folder, if the table is on a local file system."""
         return Path(self.uri) if self.is_local else None
 
+    @property
+    def is_void(self) -> bool:
+        """Whether there is a log that is none, so that the next run makes the table again. Local tables only.
+
+        Of tables that are made from others, if nothing of the log was written out before a power cut; of `progress`, which only
+        saves work, if the log cannot be read for whatever reason.
+        """
+        if not self.is_local or not is_made_again(self.key):
+            return False
+        if self.key != PROGRESS:
+            return has_no_content(self.uri)
+        try:
+            DeltaTable(self.uri)
+        except TableNotFoundError:
+            return False
+        except DeltaError:
+            return True
+        return False
+
+    def clear_void(self) -> None:
+        """Take away the log of a table that is none (`is_void`)."""
+        if self.is_void:
+            away = Path(self.uri, f"_void_{uuid.uuid4().hex}")
+            Path(self.uri, "_delta_log").rename(away)
+            shutil.rmtree(away)
+
     def require_writable(self) -> None:
         """Raise ReadOnlyError if it is read only."""
         if self.read_only:
@@ -184,7 +216,7 @@ class Table:
             return DeltaTable.is_deltatable(self.uri, self.options)
 
     def open(self) -> Handle | None:
-        """A handle on the newest version, from which commits may be planned, or None if there is no such table.
+        """A handle on the newest version, from which commits may be planned, or None if there is no such table (`is_void`).
 
         Raises:
             DataError: its log cannot be read, it has a feature that this project's readers do not support, or somebody else has
@@ -205,8 +237,13 @@ class Table:
         except TableNotFoundError:
             return None
         except DeltaError as error:
+            if self.is_void:
+                log.warning("table=%s log_without_content=true made_again=true cause=%r", self.name, str(error))
+                return None
+            empty = self.is_local and has_empty_entry(self.uri)
+            why = ". An entry of its log is empty, as a power cut leaves it" if empty else ""
             raise DataError(
-                f"table {self.uri} cannot be opened: {error}: restore its log, or delete the table to have it rebuilt"
+                f"table {self.uri} cannot be opened: {error}{why}: restore its log, or delete the table to have it rebuilt"
             ) from error
         self.note_entry(table)
         return self.readable(table)

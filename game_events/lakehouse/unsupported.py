@@ -1,7 +1,7 @@
 """What a table asks for that this project does not keep: features that it cannot read or write, and constraints of rows.
 
-Somebody else's ALTER TABLE adds them. A commit takes finished files, so neither this project nor delta-rs would check their rows
-against NOT NULL, a CHECK constraint or an invariant: readers rely on these, and would lose rows or fail. Such a table is refused
+Somebody else's ALTER TABLE adds them. A commit takes finished files: neither this project nor delta-rs checks rows against
+NOT NULL, a CHECK constraint or an invariant. Readers rely on these: they would lose rows, or fail. So such a table is refused
 before anything is written for it.
 
 Source: Delta Lake protocol, "Table Features", "Requirements for Writers", "Column Invariants", "CHECK Constraints", "Generated
@@ -105,7 +105,7 @@ def _way_out(found: Sequence[Unsupported], uri: str, key: str) -> str:
         ways.append("delete the table: the next run makes it again")
     elif key.startswith(("bronze_", "quarantine_")):
         ways.append(f"delete the table and run {REBUILD}")
-    return f"To go on, {', or '.join(ways or ['write the table again without it'])} (docs/maintenance.md, Tables that others alter)"
+    return f"To go on, {', or '.join(ways or ['write the table again without it'])} (docs/maintenance.md)"
 
 
 def _unreadable(handle: DeltaTable) -> tuple[Unsupported, ...]:
@@ -146,9 +146,9 @@ def _columns(schema: str) -> Iterator[Unsupported]:
         yield from _of_type(json.loads(schema), "")
 
 
-def _of_type(kind: Any, path: str) -> Iterator[Unsupported]:
+def _of_type(kind: Mapping[str, Any] | str, path: str) -> Iterator[Unsupported]:
     """Of a type, and what is in it; `path`: of the column that has it."""
-    if not isinstance(kind, dict):
+    if isinstance(kind, str):
         return
     for name, child, nullable, metadata in _children(kind):
         inner = f"{path}.{name}" if path else name

@@ -27,8 +27,10 @@ from game_events.lakehouse.handle import Handle, log_retention_s, note_of, of_co
 from game_events.lakehouse.log_entries import COMMIT_ID, Entry
 from game_events.lakehouse.made_table import MadeTable
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
+from game_events.lakehouse.storage.durability import write_out
 from game_events.lakehouse.storage.errors import storage_error
-from game_events.lakehouse.tables import Table, files_of, paths, table_id
+from game_events.lakehouse.tables import OWN_TABLES, Table, files_of, paths, table_id
+from game_events.lakehouse.unsupported import is_made_again
 
 log = logging.getLogger(__name__)
 #: Attempts: each concurrent commit, of whatever kind, makes a commit compare again (some 20 ms on a local disk), and a loop
@@ -235,6 +237,8 @@ def _create(plan: Commit, attempt: _Attempt) -> _Written | None:
     noted = note_of(0, {**dict.fromkeys(plan.expected), **plan.advance}) if first else {}
     changes = _changes(plan, attempt, noted)
     failpoints.reach("before_create", plan.table.name)
+    if first:
+        plan.table.clear_void()
     attempt.sent = True
     made = make_table(
         plan.table,
@@ -244,6 +248,8 @@ def _create(plan: Commit, attempt: _Attempt) -> _Written | None:
         partition_by=plan.partition_by,
         replaces=not first,
     )
+    if plan.table.key in OWN_TABLES and not is_made_again(plan.table.key):
+        write_out(plan.table.uri)  # a power cut would leave a log that only a person could clear away
     return None if made is None else _Written(made[0], changes, made[1])
 
 

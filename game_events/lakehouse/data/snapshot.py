@@ -103,12 +103,12 @@ def row_count(handle: DeltaTable | None) -> int:
     Raises:
         LostFileError: a file of which the log does not say it is gone or damaged.
     """
-    rows = 0
-    for file in files_of(handle) if handle is not None else ():
+    if handle is None:
+        return 0
+    rows, root = 0, handle.table_uri.rstrip("/")
+    for file in files_of(handle):
         if file.rows is None:
-            raise LostFileError(
-                f"{handle.table_uri.rstrip('/')}/{file.path} is gone or damaged, though the table's log lists it"
-            )
+            raise LostFileError(f"{root}/{file.path} is gone or damaged, though the table's log lists it")
         rows += file.rows
     return rows
 

@@ -187,7 +187,7 @@ def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaint
     handle = _tidy(known, handle, FULL_GOAL, done)
     found = _orphans(pipeline, table, known, dry_run=False)
     done.orphan_bytes += sum(found.values())
-    done.orphans += delete_files(table, sorted(found))
+    done.orphans += delete_files(table, sorted(found), pipeline.settings.orphan_retention_h * 3600)
     # Writers make checkpoints as they go; a table that is seldom written has log entries that no checkpoint covers.
     if known.entries > LOG_ENTRIES:
         handle.create_checkpoint()
