@@ -33,6 +33,9 @@ _SCHEMA, _COLUMNS = "schema", "columns"
 MOST_VERSIONS, LONGEST_S = 50, 300.0
 #: Files of a version that a handle remembers at most; more are read from the log each time.
 MOST_FILES = 64
+#: Files without a number of rows in the log, (table, path) -> the number in the file, and how many are remembered at most.
+_COUNTED: dict[tuple[str, str], int] = {}
+MOST_COUNTED = 100_000
 #: Retention of a log without the property (Delta Lake protocol: 30 days).
 _DEFAULT_S = 30 * 86_400.0
 _SECONDS = re.compile(r"interval (\d+) seconds")
@@ -51,7 +54,7 @@ class DataFile:
     Attributes:
         path: as the log has it, encoded for URIs, below the table's folder.
         size: bytes.
-        rows: None: the log does not say.
+        rows: None: neither the log nor the file says, as the file is gone or damaged.
         lowest_batch, highest_batch: of `_batch` in its rows; None: the log does not say.
     """
 
@@ -69,9 +72,39 @@ def log_retention_s(handle: DeltaTable) -> float:
 
 
 def read_add_actions(handle: DeltaTable) -> pa.Table:
-    """The files of a version with all statistics, read from the log: see `tables.add_actions`."""
+    """The files of a version with all statistics, read from the log: see `tables.add_actions`.
+
+    `num_records` of files without statistics (another engine's, with these switched off) is read from the files themselves.
+    """
     # `pa.table` would import pandas: a third of a second of every start.
-    return pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=True)).read_all()
+    actions = pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=True)).read_all()
+    rows = actions.column("num_records")
+    if not rows.null_count:
+        return actions
+    counts = [
+        _rows_in(handle, path) if known is None else known
+        for path, known in zip(actions.column("path").to_pylist(), rows.to_pylist(), strict=True)
+    ]
+    return actions.set_column(actions.column_names.index("num_records"), "num_records", pa.array(counts, pa.int64()))
+
+
+def _rows_in(handle: DeltaTable, path: str) -> int | None:
+    """Rows of a file, by its footer, which is read once; None: it is gone or damaged, as whoever reads the file will say."""
+    # Parquet's reader is slow to load, and hardly any table needs it here.
+    import pyarrow.parquet as pq
+
+    key = handle.table_uri, path
+    if key not in _COUNTED:
+        system = pafs.PyFileSystem(DeltaStorageHandler.from_table(handle._table, handle._storage_options))
+        try:
+            with store_errors_named(handle.table_uri), system.open_input_file(unquote(path)) as source:
+                count = int(pq.read_metadata(source).num_rows)
+        except (FileNotFoundError, pa.ArrowInvalid):
+            return None
+        if len(_COUNTED) >= MOST_COUNTED:
+            _COUNTED.clear()
+        _COUNTED[key] = count
+    return _COUNTED[key]
 
 
 def read_data_files(handle: DeltaTable) -> tuple[DataFile, ...]:

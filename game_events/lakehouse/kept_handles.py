@@ -23,8 +23,16 @@ class Openable(Protocol):
         """A handle on the newest version."""
         ...
 
+    def open_to_read(self) -> Handle | None:
+        """The same, also of a table to which no commit can be made."""
+        ...
+
     def is_newest(self, handle: Handle) -> bool:
         """Whether a handle has the newest version still."""
+        ...
+
+    def writable(self, handle: Handle) -> Handle:
+        """The handle; an error if no commit to its table can be made."""
         ...
 
 
@@ -42,10 +50,15 @@ class KeptHandles:
 
     def take(self, table: Openable) -> Handle | None:
         """A handle for the caller alone; None: there is no table. Raises as `Table.open`."""
+        handle = self.take_to_read(table)
+        return None if handle is None else table.writable(handle)
+
+    def take_to_read(self, table: Openable) -> Handle | None:
+        """The same for a caller that plans no commit. Raises as `Table.open_to_read`."""
         with self._lock:
             handle = self._kept.pop(table.uri, None)
         if handle is None or not handle.is_young or not table.is_newest(handle):
-            return _opened(table)
+            return _identified(table.open_to_read())
         return handle
 
     def shared(self, table: Openable) -> Handle | None:
@@ -55,8 +68,8 @@ class KeptHandles:
         """
         handle = self._shared.get(table.uri)
         if handle is not None and handle.is_young and table.is_newest(handle):
-            return handle
-        opened = _opened(table)
+            return table.writable(handle)
+        opened = _identified(table.open())
         self.share(table, opened)
         return opened
 
@@ -86,9 +99,8 @@ class KeptHandles:
                 self._kept[table.uri] = handle
 
 
-def _opened(table: Openable) -> Handle | None:
+def _identified(handle: Handle | None) -> Handle | None:
     """A new handle; its version can be compared with the log later."""
-    handle = table.open()
     if handle is not None:
         handle.identify()
     return handle

@@ -136,7 +136,7 @@ class TablesSql:
             return
         self._opened.add(name)
         table = self._tables[name]
-        handle = table.open()
+        handle = table.open_to_read()
         if handle is None or (self._as_of is not None and not _travel(table, handle, self._as_of)):
             return
         schema = pa.schema(handle.schema())

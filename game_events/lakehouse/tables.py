@@ -6,7 +6,10 @@ Code uses a table's key; users and folders have its name, which differs by the s
 from __future__ import annotations
 
 import difflib
+import logging
 import re
+import shutil
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +22,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from game_events.config.naming import GAME_PATTERN, OWN, RESERVED_GAMES, Names
+from game_events.config.naming import GAME_PATTERN, OWN, PROGRESS, RESERVED_GAMES, Names
 from game_events.config.settings import Settings
 from game_events.decoding.core.kept_columns import is_of_any_kind
 from game_events.errors import ConfigurationError, DataError, ReadOnlyError
@@ -29,10 +32,14 @@ from game_events.lakehouse.handle import DataFile, Handle, of_columns, read_add_
 from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.log_entries import Entry, entry_of, has_entry
-from game_events.lakehouse.retention import Retention
+from game_events.lakehouse.retention import Retention, is_derived
 from game_events.lakehouse.sizes import Sizes
+from game_events.lakehouse.storage.durability import has_empty_entry, has_no_content
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import delta_options
+from game_events.lakehouse.unsupported import is_made_again, refuse_unreadable, refuse_unwritable
+
+log = logging.getLogger(__name__)
 
 BRONZE = "bronze_events"
 QUARANTINE = "quarantine_events"
@@ -46,10 +53,6 @@ REST_OUTBOX, REST_DELIVERIES, REST_FAILED_CHUNKS = REST_TABLES = ("rest_outbox",
 AnyTable = TypeVar("AnyTable", bound=DeltaTable)
 #: All tables but those of games.
 OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, *OWN})
-
-#: Table features that readers of single files would get wrong.
-_UNREADABLE = {"deletionVectors", "columnMapping"}
-_MAPPING = "delta.columnMapping.mode"
 
 
 def silver_name(game: str) -> str:
@@ -175,6 +178,32 @@ class Table:
         """The folder, if the table is on a local file system."""
         return Path(self.uri) if self.is_local else None
 
+    @property
+    def is_void(self) -> bool:
+        """Whether there is a log that is none, so that the next run makes the table again. Local tables only.
+
+        Of tables that are made from others, if nothing of the log was written out before a power cut; of `progress`, which only
+        saves work, if the log cannot be read for whatever reason.
+        """
+        if not self.is_local or not is_made_again(self.key):
+            return False
+        if self.key != PROGRESS:
+            return has_no_content(self.uri)
+        try:
+            DeltaTable(self.uri)
+        except TableNotFoundError:
+            return False
+        except DeltaError:
+            return True
+        return False
+
+    def clear_void(self) -> None:
+        """Take away the log of a table that is none (`is_void`)."""
+        if self.is_void:
+            away = Path(self.uri, f"_void_{uuid.uuid4().hex}")
+            Path(self.uri, "_delta_log").rename(away)
+            shutil.rmtree(away)
+
     def require_writable(self) -> None:
         """Raise ReadOnlyError if it is read only."""
         if self.read_only:
@@ -190,13 +219,19 @@ class Table:
             return DeltaTable.is_deltatable(self.uri, self.options)
 
     def open(self) -> Handle | None:
-        """A handle on the newest version, or None if there is no such table.
+        """A handle on the newest version, from which commits may be planned, or None if there is no such table (`is_void`).
 
         Raises:
-            DataError: its log cannot be read, or it has a feature that this project's readers do not support.
+            DataError: its log cannot be read, it has a feature that this project's readers do not support, or somebody else has
+                altered it so that no commit of this project would be right (`writable`).
             ConfigurationError: a newer version of this project has written it, or the object store refuses access.
             TransientError: the object store does not answer.
         """
+        handle = self.open_to_read()
+        return None if handle is None else self.writable(handle)
+
+    def open_to_read(self) -> Handle | None:
+        """As `open`, also of a table that only others can write: for callers that plan no commit to it."""
         if self.local_path is not None and not (self.local_path / "_delta_log").is_dir():
             return None
         try:
@@ -205,8 +240,13 @@ class Table:
         except TableNotFoundError:
             return None
         except DeltaError as error:
+            if self.is_void:
+                log.warning("table=%s log_without_content=true made_again=true cause=%r", self.name, str(error))
+                return None
+            empty = self.is_local and has_empty_entry(self.uri)
+            why = ". An entry of its log is empty, as a power cut leaves it" if empty else ""
             raise DataError(
-                f"table {self.uri} cannot be opened: {error}: restore its log, or delete the table to have it rebuilt"
+                f"table {self.uri} cannot be opened: {error}{why}: restore its log, or delete the table to have it rebuilt"
             ) from error
         self.note_entry(table)
         return self.readable(table)
@@ -248,17 +288,22 @@ class Table:
             DataError: the table has a feature that this project's readers do not support.
             ConfigurationError: a newer version of this project has written it.
         """
-        protocol = handle.protocol()
-        unreadable = _UNREADABLE & set(protocol.reader_features or [])
-        # Before features had names, readers of version 2 were those that know this one.
-        if protocol.min_reader_version == 2 and handle.metadata().configuration.get(_MAPPING, "none") != "none":
-            unreadable.add("columnMapping")
-        if unreadable:
-            raise DataError(
-                f"table {self.uri} uses {', '.join(sorted(unreadable))}, which this version does not read: rewrite it "
-                "without (ALTER TABLE ... DROP FEATURE) or refresh it fully"
-            )
+        refuse_unreadable(handle, self.uri, self.key)
         refuse_newer(handle)
+        return handle
+
+    def writable(self, handle: AnyTable, *, replaced: bool = False) -> AnyTable:
+        """The handle; what is known of its columns and properties is looked at once.
+
+        `replaced`: rows of the table are to be replaced or removed, as always in derived tables.
+
+        Raises:
+            DataError: somebody else has altered the table: it has a feature, constraint or partition column that commits of
+                this project do not keep. The message has the statement that takes it back.
+        """
+        partitioned = self.key == UNIFIED
+        replaced = replaced or is_derived(self.key)
+        refuse_unwritable(handle, self.uri, self.key, partitioned=partitioned, replaced=replaced)
         return handle
 
 
@@ -363,7 +408,7 @@ def existing_table(lakehouse: Lakehouse, name: str) -> tuple[Table, DeltaTable]:
     """
     tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
     table = tables.get(name)
-    handle = table.open() if table is not None else None
+    handle = table.open_to_read() if table is not None else None
     if table is None or handle is None:
         raise no_table(lakehouse, name, tables)
     return table, handle

@@ -102,7 +102,7 @@ def _quoted(database: str) -> str:
 def _tables(lakehouse: Lakehouse) -> dict[str, Table]:
     """Name -> table; an object store may also have folders without a first commit."""
     found = [lakehouse.table(key) for key in lakehouse.names()]
-    return {t.name: t for t in found if "://" not in lakehouse.root or t.open() is not None}
+    return {t.name: t for t in found if "://" not in lakehouse.root or t.open_to_read() is not None}
 
 
 def _cause(pipeline: Pipeline, error: Exception) -> str:

@@ -106,7 +106,7 @@ class TableSource(Source):
         return None if _content_id(self._handle()) == split.topic_id else f"{split.topic} was replaced while it was read"
 
     def _handle(self) -> DeltaTable:
-        handle = self._table.open()
+        handle = self._table.open_to_read()
         if handle is None:
             raise ConfigurationError(f"GAME_EVENTS_SOURCE_TABLE: there is no Delta table at {self._table.uri}")
         return handle

@@ -32,10 +32,10 @@ def at_failpoints(handler: Callable[[str, object], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_opening(instead: Callable[[Open, Table], DeltaTable | None]) -> Iterator[None]:
-    """Within the block `instead` opens tables; it gets the usual `Table.open`, and the table."""
-    usual = Table.open
+    """Within the block `instead` opens tables, for whatever; it gets the usual `Table.open_to_read`, and the table."""
+    usual = Table.open_to_read
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Table, "open", lambda table: instead(usual, table))
+        patch.setattr(Table, "open_to_read", lambda table: instead(usual, table))
         yield
 
 

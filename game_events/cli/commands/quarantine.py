@@ -50,7 +50,7 @@ def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 
     output = Output(as_json=as_json)
     chosen = replay_selection(reason or [], schema_id or [])
     table = Lakehouse.of(load_settings()).table(QUARANTINE)
-    handle = table.open()
+    handle = table.open_to_read()
     groups: list[dict[str, Any]] = []
     single: list[dict[str, Any]] = []
     if handle is not None:

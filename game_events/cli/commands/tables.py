@@ -1,5 +1,6 @@
 """`game-events tables`: what is in the lakehouse, from the tables' logs alone."""
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.cli.common.arguments import Json
@@ -16,14 +17,14 @@ def tables(as_json: Json = False) -> None:
     found = []
     for name in lakehouse.names():
         table = lakehouse.table(name)
-        handle = table.open()
+        handle = table.open_to_read()
         if handle is None:
             continue
         actions = add_actions(handle)
         found.append(
             {
                 "table": table.name,
-                "rows": int(pc.sum(actions.column("num_records")).as_py() or 0),
+                "rows": _rows(actions),
                 "version": handle.version(),
                 "files": actions.num_rows,
                 "bytes": int(pc.sum(actions.column("size_bytes")).as_py() or 0),
@@ -42,3 +43,9 @@ def tables(as_json: Json = False) -> None:
     else:
         output.say(f"no tables below {lakehouse.root}: `game-events run` makes them (GAME_EVENTS_LAKEHOUSE names the place)")
     output.result({"root": lakehouse.root, "tables": found})
+
+
+def _rows(files: pa.Table) -> int | None:
+    """Rows of these files; None: not known, as one of them is gone or damaged and has no statistics."""
+    rows = files.column("num_records")
+    return None if rows.null_count else int(pc.sum(rows).as_py() or 0)

@@ -18,7 +18,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.evolution import evolve, same_columns, with_features
 from game_events.lakehouse.commits.log_writer import Changes, make_table, write_version
-from game_events.lakehouse.commits.outcome import CommitOutcome, is_refusal, new_mark, outcome_of
+from game_events.lakehouse.commits.outcome import CommitOutcome, new_mark, outcome_of
 from game_events.lakehouse.commits.restores import restored_between
 from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
@@ -28,8 +28,10 @@ from game_events.lakehouse.handle import Handle, log_retention_s, note_of, of_co
 from game_events.lakehouse.log_entries import COMMIT_ID, Entry
 from game_events.lakehouse.made_table import MadeTable
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
+from game_events.lakehouse.storage.durability import write_out
 from game_events.lakehouse.storage.errors import storage_error
-from game_events.lakehouse.tables import Table, files_of, paths, table_id
+from game_events.lakehouse.tables import OWN_TABLES, Table, files_of, paths, table_id
+from game_events.lakehouse.unsupported import is_made_again
 
 log = logging.getLogger(__name__)
 #: Attempts: each concurrent commit, of whatever kind, makes a commit compare again (some 20 ms on a local disk), and a loop
@@ -136,7 +138,8 @@ def commit(plan: Commit) -> Landed:
         ConflictError: a concurrent writer advanced a `txn`, or created, removed or replaced the table. The files are deleted.
         TransientError: it failed for another reason, and the files are deleted; or its outcome is unknown, or it is visible and
             cannot be read back: then the files are kept, and the next run's compare-and-set decides.
-        DataError: a column of the table has another type. The files are deleted.
+        DataError: a column of the table has another type, somebody else has altered the table so that the commit would not be
+            right (`Table.writable`), or delta-rs refuses the commit. The files are deleted.
         ReadOnlyError: the table is read only.
         ConfigurationError: Spark's workers wrote the files to a disk that this process does not see.
     """
@@ -167,10 +170,12 @@ def commit(plan: Commit) -> Landed:
 
 
 def _require(plan: Commit, handle: DeltaTable | None) -> None:
-    """The comparison: everything that the plan was made from is still true of this version."""
+    """The comparison: everything that the plan was made from is still true of this version, to which it may be committed."""
     found = table_id(handle)
     if found != plan.table_id:
         raise ConflictError(f"{plan.table.name}: table is {found or 'absent'}, planned with {plan.table_id or 'none'}")
+    if handle is not None:
+        plan.table.writable(handle, replaced=plan.replace or bool(plan.rewritten and not plan.same_rows))
     for app, value in plan.expected.items():
         now = txn(handle, app)
         if now != value:
@@ -241,6 +246,8 @@ def _create(plan: Commit, attempt: _Attempt) -> _Written | None:
     noted = note_of(0, {**dict.fromkeys(plan.expected), **plan.advance}) if first else {}
     changes = _changes(plan, attempt, noted)
     failpoints.reach("before_create", plan.table.name)
+    if first:
+        plan.table.clear_void()
     attempt.sent = True
     made = make_table(
         plan.table,
@@ -250,6 +257,8 @@ def _create(plan: Commit, attempt: _Attempt) -> _Written | None:
         partition_by=plan.partition_by,
         replaces=not first,
     )
+    if plan.table.key in OWN_TABLES and not is_made_again(plan.table.key):
+        write_out(plan.table.uri)  # a power cut would leave a log that only a person could clear away
     return None if made is None else _Written(made[0], changes, made[1])
 
 
@@ -267,14 +276,15 @@ def _is_visible(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool
             f"{plan.table.name}: outcome of the commit is unknown ({error}; {doubt}). Run again: the table's own progress "
             "decides whether it landed"
         ) from error
-    if isinstance(error, CommitFailedError) and attempt.handle is not None and not last:
+    if outcome is CommitOutcome.OVERTAKEN and attempt.handle is not None and not last:
         return False
     discard(plan.table, list(plan.files))
-    if attempt.sent and is_refusal(error):
+    if outcome is CommitOutcome.OVERTAKEN:
         raise ConflictError(f"{plan.table.name}: a concurrent run committed first ({error})") from error
-    raise storage_error(error, plan.table.uri) or TransientError(
-        f"{plan.table.name}: commit failed, nothing is visible: {error}"
-    ) from error
+    what = f"{plan.table.name}: commit failed, nothing is visible: {error}"
+    # delta-rs does not make this commit to this version of the table: the same call will not succeed later.
+    other = DataError(what) if isinstance(error, CommitFailedError) else TransientError(what)
+    raise storage_error(error, plan.table.uri) or other from error
 
 
 def _landed(plan: Commit, written: _Written | None) -> Landed:
@@ -284,7 +294,7 @@ def _landed(plan: Commit, written: _Written | None) -> Landed:
         TransientError: it cannot be read. The commit is visible, so whatever the cause is its files must stay.
     """
     try:
-        handle = plan.table.open() if written is None else _moved(plan.table, written)
+        handle = plan.table.open_to_read() if written is None else _moved(plan.table, written)
         if handle is None:
             raise DataError(f"the table is gone: who else deletes below {plan.table.uri}?")
         found = files_of(handle)

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.log_entries import UNFINISHED
+from game_events.lakehouse.storage.durability import WRITTEN_OUT_S, write_out
 from game_events.lakehouse.tables import BRONZE, Table
 
 FOLDER = "_delta_log"
@@ -43,6 +44,7 @@ class TableLog:
     """The log of one existing table. Entries that were cleaned up are missing."""
 
     def __init__(self, table: Table) -> None:
+        self._uri = table.uri
         self._system, prefix = file_system(table)
         self._prefix = f"{prefix}{FOLDER}/"
         self._is_bronze = table.key == BRONZE
@@ -90,7 +92,7 @@ class TableLog:
         """Delete the entries before the newest checkpoint that is older than `kept_s` seconds; returns how many.
 
         Versions that were the newest one at some time since then stay readable, also by whoever has opened them. So does
-        bronze's newest version that names the topics.
+        bronze's newest version that names the topics. The checkpoint is on the disk first.
         """
         before = time.time() - kept_s
         files = self._files()
@@ -108,6 +110,8 @@ class TableLog:
             old = [version for version in old if version <= needed]
         # The oldest first: if this process is killed, no gap is left.
         expired = sorted(name for name in named if int(name[:_DIGITS]) < max(old, default=0))
+        if expired and kept_s < WRITTEN_OUT_S:
+            write_out(self._uri)
         for name in expired:
             self._delete(named[name])
         return len(expired)

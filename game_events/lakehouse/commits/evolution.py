@@ -14,6 +14,7 @@ from game_events.decoding.core.column_map import METADATA_KEY, level_of
 from game_events.decoding.core.column_types import type_name
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.outcome import is_refusal
 from game_events.lakehouse.descriptions import DESCRIBING, metadata_of
 from game_events.lakehouse.retention import KEEP_LOG
 from game_events.lakehouse.tables import Table
@@ -34,7 +35,8 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
 
     Raises:
         ConflictError: concurrent writers keep changing the schema, or gave one of these fields another column.
-        DataError: a column of the table has another type, or a name that differs by case alone.
+        DataError: a column of the table has another type, or a name that differs by case alone; or delta-rs refuses to change
+            its columns.
     """
     for _ in range(EVOLVE_ATTEMPTS):
         other = changed_types(handle, wanted)
@@ -48,17 +50,20 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
         if not new and not metadata:
             return handle
         table.require_writable()
+        refused: CommitFailedError | None = None
         try:
             if new:
                 handle.alter.add_columns(new, post_commithook_properties=KEEP_LOG)
                 failpoints.reach("columns_added", table.name)
             for column, values in metadata.items():
                 handle.alter.set_column_metadata(column, values, post_commithook_properties=KEEP_LOG)
-        except CommitFailedError:
-            pass  # a concurrent writer evolved it first: compare again
+        except CommitFailedError as error:  # a concurrent writer evolved it first: compare again
+            refused = error
         reopened = table.open()
         if reopened is None:
             raise ConflictError(f"{table.name} was removed while its schema evolved")
+        if refused is not None and not is_refusal(refused, handle, reopened):
+            raise DataError(f"{table.name}: its columns cannot be changed: {refused}") from refused
         handle = reopened
     raise ConflictError(f"{table.name}: its schema keeps changing: concurrent writers changed it {EVOLVE_ATTEMPTS} times")
 

@@ -110,7 +110,7 @@ def threads_for(latency_s: float) -> int:
 
 
 def opened(
-    games: Iterable[str], table: Callable[[str], Table], take: Callable[[Table], DeltaTable | None] = Table.open
+    games: Iterable[str], table: Callable[[str], Table], take: Callable[[Table], DeltaTable | None] = Table.open_to_read
 ) -> dict[str, DeltaTable]:
     """Game -> handle, of its tables that exist; `take`: how a table is opened."""
     found = for_games(games, lambda game: take(table(game)))

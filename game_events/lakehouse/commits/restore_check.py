@@ -13,9 +13,7 @@ from game_events.lakehouse.commits.commit import commit, without_rows
 from game_events.lakehouse.commits.incarnations import erasures
 from game_events.lakehouse.commits.restores import RESTORE_CHECKED, marks_of, restored_lately, version_before_restores
 from game_events.lakehouse.tables import QUARANTINE, Table
-
-#: Command that reads everything that the source still has.
-REBUILD = "`game-events run --full-refresh bronze` with GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH=true"
+from game_events.lakehouse.unsupported import REBUILD
 
 
 def refuse_restored(table: Table, handle: DeltaTable, rebuild: str | None = None) -> DeltaTable:

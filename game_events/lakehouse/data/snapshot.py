@@ -60,12 +60,12 @@ class FileSelection:
 
     @property
     def rows(self) -> int:
-        """Rows in the files; without those of files with an unknown number, unless `rows_known`."""
+        """Rows in the files; without those of lost files with an unknown number, unless `rows_known`."""
         return sum(file.rows or 0 for file in self.data)
 
     @property
     def rows_known(self) -> bool:
-        """Whether the log says how many rows each file has."""
+        """Whether it is known how many rows each file has: a file that is gone or damaged may not say."""
         return all(file.rows is not None for file in self.data)
 
     def split(self, most_rows: int, most_bytes: int) -> tuple[FileSelection, FileSelection]:
@@ -95,8 +95,19 @@ def may_hold(actions: pa.Table, column: str, low: object, high: object) -> pa.Ar
 
 
 def row_count(handle: DeltaTable | None) -> int:
-    """Rows of a version, from its log alone; 0 without a table."""
-    return sum(file.rows or 0 for file in files_of(handle)) if handle is not None else 0
+    """Rows of a version, from its log, or (of files without statistics) from the files' footers; 0 without a table.
+
+    Raises:
+        LostFileError: a file of which the log does not say it is gone or damaged.
+    """
+    if handle is None:
+        return 0
+    rows, root = 0, handle.table_uri.rstrip("/")
+    for file in files_of(handle):
+        if file.rows is None:
+            raise LostFileError(f"{root}/{file.path} is gone or damaged, though the table's log lists it")
+        rows += file.rows
+    return rows
 
 
 def read_arrow(

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.storage.durability import WRITTEN_OUT_S, write_out
 from game_events.lakehouse.tables import UNIFIED, Table, paths
 
 
@@ -58,16 +59,21 @@ class ReplacedFiles:
         newest = self.table.open() if due else None
         if newest is None:
             return 0
-        deleted = delete_files(self.table, sorted(set(due) - set(paths(newest))))
+        deleted = delete_files(self.table, sorted(set(due) - set(paths(newest))), older_than_s)
         # Not before: what could not be deleted is tried again.
         for path in due:
             del self.waiting[path]
         return deleted
 
 
-def delete_files(table: Table, names: list[str]) -> int:
-    """Delete files of a table; returns how many existed."""
+def delete_files(table: Table, names: list[str], removed_s: float) -> int:
+    """Delete files of a table; returns how many existed.
+
+    `removed_s`: for so many seconds at least no version has named them. Those versions are on the disk first.
+    """
     table.require_writable()
+    if names and removed_s < WRITTEN_OUT_S:
+        write_out(table.uri)
     system, prefix = file_system(table)
     deleted = 0
     for name in names:

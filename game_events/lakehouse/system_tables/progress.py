@@ -8,6 +8,7 @@ user-defined aggregate.
 from __future__ import annotations
 
 import json
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +21,7 @@ from deltalake import DeltaTable
 
 from game_events.config.naming import PROGRESS
 from game_events.config.settings import Settings
-from game_events.errors import without_quotes
+from game_events.errors import LostFileError, without_quotes
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.retry import retry_on_conflict
@@ -30,6 +31,7 @@ from game_events.lakehouse.layers import OWN_GOLD, Layer
 from game_events.lakehouse.system_tables.system_table import SystemTable, schema_of
 from game_events.lakehouse.tables import Lakehouse, table_id, version_of
 
+log = logging.getLogger(__name__)
 ATTEMPTS = 20
 #: Details of counted games that are kept as text and as numbers: most are those of the version before.
 MOST_COUNTED = 8_192
@@ -322,10 +324,18 @@ class ProgressTable:
         """The content of a version."""
         found = self._newest  # of another thread's read, too
         if handle is None or (found.table_id, found.version) != (table_id(handle), handle.version()):
-            ids, *columns = (column.to_pylist() for column in self.declaration.read(handle).columns)
-            state = _state(ids[0], zip(*columns, strict=True)) if ids else None
+            state = self._state_of(handle)
             found = self._newest = _Version(table_id(handle), version_of(handle), state)
         return found
+
+    def _state_of(self, handle: DeltaTable | None) -> Progress | None:
+        """The state of a version; None: it has none, or its file is lost, which costs reads; the next commit replaces it."""
+        try:
+            ids, *columns = (column.to_pylist() for column in self.declaration.read(handle).columns)
+        except LostFileError as error:
+            log.warning("table=%s progress_lost=true cause=%r", self.declaration.table.name, str(error))
+            return None
+        return _state(ids[0], zip(*columns, strict=True)) if ids else None
 
 
 #: A row of the table without its first column, in the order of `SCHEMA`.

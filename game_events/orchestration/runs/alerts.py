@@ -211,7 +211,7 @@ def _send_losses(settings: Settings, run_id: str, since: float) -> None:
         return
     try:
         bronze = Lakehouse.of(settings).table(BRONZE)
-        handle = bronze.open()
+        handle = bronze.open_to_read()
         found = losses(bronze, handle.version(), -1, int(since * 1000)) if handle is not None else ()
         mine = [loss for loss in found if loss.run_id == run_id]
     except (GameEventsError, DeltaError, OSError) as error:

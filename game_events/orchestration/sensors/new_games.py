@@ -17,7 +17,7 @@ def games_of(settings: Settings) -> tuple[set[str], set[str]]:
         GameEventsError: a table cannot be read.
     """
     lakehouse = Lakehouse.of(settings)
-    bronze = lakehouse.table(BRONZE).open()
+    bronze = lakehouse.table(BRONZE).open_to_read()
     admitted = set(ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key).games) if bronze is not None else set()
     return admitted, set(lakehouse.games())
 

@@ -52,6 +52,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     Raises:
         ConfigurationError: the setting does not allow it.
         ConflictError: a run committed to bronze meanwhile: nothing has changed.
+        DataError: bronze was altered so that its rows cannot be replaced (`Table.writable`): nothing has changed.
     """
     refuse_unless_allowed(pipeline)
     began = time.monotonic()
@@ -60,6 +61,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
     if bronze is None:
         return  # the first run reads the whole topic anyway
+    pipeline.bronze.writable(bronze, replaced=True)
     if quarantine is not None and not (is_noted(bronze, quarantine) and is_finished(bronze, quarantine)):
         raise ConflictError(f"{pipeline.bronze.name}: a concurrent run is at work on it. Nothing was changed: run again")
     work = _FullRefresh(pipeline, bronze, source_to_read(pipeline), column_map(bronze))

@@ -82,7 +82,7 @@ def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
     bronze = pipeline.open_bronze()
     known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games if bronze is not None else {}
     chosen = sorted(known, key=lambda game: hashlib.sha256(f"{pipeline.run_id}:{game}".encode()).digest())[:sample_games]
-    unified = pipeline.lakehouse.table(UNIFIED).open()
+    unified = pipeline.lakehouse.table(UNIFIED).open_to_read()
     gold = opened(chosen, pipeline.lakehouse.gold)
     silver = opened(chosen, pipeline.lakehouse.silver)
     aggregate = player_agg(pipeline.settings)

@@ -21,7 +21,7 @@ from game_events.lakehouse.commits.transactions import Txn, txns
 from game_events.lakehouse.event_columns import COORDINATES, RECORD
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.suppressed import Record, add_records
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, paths, silver_name
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, paths, silver_name
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.erasure.scan import EraseTask, ScannedFile, scan_files, without
 from game_events.pipeline.erasure.state import ErasureState
@@ -50,18 +50,23 @@ def erase_from_quarantine(pipeline: Pipeline, records: Sequence[tuple[str, int, 
 
 
 def erase_events(state: ErasureState) -> bool:
-    """Scan bronze, quarantine and silver once and commit what is found; returns whether there was anything to do."""
+    """Scan bronze, quarantine and silver once and commit what is found; returns whether there was anything to do.
+
+    Raises:
+        DataError: one of the tables was altered so that its rows cannot be replaced (`Table.writable`): nothing was committed.
+    """
     pipeline = state.pipeline
     bronze = pipeline.open_bronze()
     if bronze is None:
         return False
+    pipeline.bronze.writable(bronze, replaced=True)
     pipeline.on_progress("erasure: bronze")
     hits = state.scan({BRONZE: bronze})
     state.add_records(hits.get(BRONZE, []))
     games = pipeline.lakehouse.games()
-    tables = {silver_name(game): handle for game, handle in opened(games, pipeline.lakehouse.silver).items()}
+    tables = {silver_name(game): handle for game, handle in opened(games, pipeline.lakehouse.silver, _to_rewrite).items()}
     if (quarantine := pipeline.open_quarantine()) is not None:
-        tables[QUARANTINE] = quarantine
+        tables[QUARANTINE] = pipeline.quarantine.writable(quarantine, replaced=True)
     pipeline.on_progress(f"erasure: quarantine and {len(games)} {pipeline.settings.names.entities}")
     hits |= state.scan(tables)
     if state.result.dry_run:
@@ -85,6 +90,11 @@ def erase_events(state: ErasureState) -> bool:
         _commit_silver(state, bronze, todo, hits)
         failpoints.reach("forget_silver_committed")
     return True
+
+
+def _to_rewrite(table: Table) -> DeltaTable | None:
+    handle = table.open()
+    return None if handle is None else table.writable(handle, replaced=True)
 
 
 def _commit_quarantine(state: ErasureState, hits: list[ScannedFile], tables: Mapping[str, DeltaTable]) -> None:

@@ -2,8 +2,9 @@
 
 Only files with such rows are deleted. A reader of an older version that needs one of them fails and has to read again.
 
-Guarantee: killed at any point, the same `game-events forget --vacuum` finishes it: bronze's old files, by which those of other
-tables are found, are deleted last. Concurrent runs and maintenance may write and delete files.
+Guarantee: killed or cut off from power at any point, the same `game-events forget --vacuum` finishes it: bronze's old files, by
+which those of other tables are found, are deleted last, and no file before the commit that replaces it is on the disk.
+Concurrent runs and maintenance may write and delete files.
 """
 
 import json
@@ -18,6 +19,7 @@ from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.maintenance.unreferenced_files import delete_files
+from game_events.lakehouse.storage.durability import write_out
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, game_of_silver, has_persons, is_person, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.scan import ScannedFile, scan_files
@@ -83,15 +85,18 @@ def _remove(pipeline: Pipeline, result: Erasure, handles: Mapping[str, DeltaTabl
         table = pipeline.lakehouse.table(name)
         system, prefix = file_system(table)
         replaced = set(replaced_files(table, handles[name]))
+        removed = []
         for found in (f for f in hits if f.table == name):
             info = system.get_file_info(prefix + found.path)
             if info.type == FileType.NotFound:
                 continue  # maintenance has deleted it
             age = time.time() - info.mtime.timestamp() if info.mtime is not None else 0.0
             if found.path in replaced or age >= STAGED_S:
-                result.removed_files[table.name] += delete_files(table, [found.path])
+                removed.append(found.path)
             else:
                 result.kept_files[table.name] += 1
+        # The erasure's own commits, of a moment ago, have removed them.
+        result.removed_files[table.name] += delete_files(table, removed, 0.0)
 
 
 def _clean_log(table: Table, handle: DeltaTable, subjects: DataSubjects) -> bool:
@@ -107,6 +112,7 @@ def _clean_log(table: Table, handle: DeltaTable, subjects: DataSubjects) -> bool
     if not any(str(value) in subjects.ids for column, value in bounds if is_person(column, subjects.key)):
         return False
     handle.create_checkpoint()
+    write_out(table.uri)
     for name, path in sorted(names.items()):
         if int(name[:_DIGITS]) < handle.version():
             with suppress(FileNotFoundError):  # a run that wrote a checkpoint has deleted it

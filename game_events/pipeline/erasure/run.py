@@ -21,6 +21,7 @@ from game_events.lakehouse.commits.retry import retry_on_conflict
 from game_events.lakehouse.commits.transactions import Txn, counter, txns
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.storage.durability import write_out
 from game_events.lakehouse.system_tables.suppressed import HASH_CHARS, add_suppressed, finish_suppressed, read_suppressed
 from game_events.lakehouse.tables import (
     BRONZE,
@@ -86,6 +87,8 @@ def forget(
     _repeat(state, _erase_others)
     result.unsearchable, result.undecoded = state.unsearchable_of(QUARANTINE), state.unsearchable_of(BRONZE)
     if not dry_run and report.success:
+        # A power cut would take back commits that are only in memory yet: what is called finished is on the disk.
+        write_out(pipeline.lakehouse.root)
         finish_suppressed(pipeline.lakehouse, hashes)
         result.finished = True
     report.add_seconds("erasure", time.monotonic() - began)

@@ -28,7 +28,6 @@ from game_events.lakehouse.tables import (
     EVENT_LOG,
     OWN_TABLES,
     QUARANTINE,
-    UNIFIED,
     Lakehouse,
     Table,
     game_of_gold,
@@ -145,7 +144,6 @@ def _maintained(table: Table, work: Callable[[Table, DeltaTable, TableMaintenanc
     try:
         handle = table.open()
         if handle is not None:
-            _refuse_partitioned(table, handle)
             done.skipped = unchecked_restore(table, handle)
             if not done.skipped:
                 work(table, handle, done)
@@ -220,19 +218,12 @@ def _is_ours(pipeline: Pipeline, name: str) -> bool:
     return name in OWN_TABLES or any(is_game(game) for game in games)
 
 
-def _refuse_partitioned(table: Table, handle: DeltaTable) -> None:
-    """Refuse a partitioned table: its files do not hold all columns. This project's only one is never compacted."""
-    columns = handle.metadata().partition_columns
-    if columns and table.key != UNIFIED:
-        raise ConflictError(f"{table.name} is partitioned by {', '.join(columns)}: not a table of this project")
-
-
 def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     known = ReplacedFiles(table)
     handle = _tidy(known, handle, FULL_GOAL, done, pipeline.lakehouse)
     found = _orphans(pipeline, table, known, dry_run=False)
     done.orphan_bytes += sum(found.values())
-    done.orphans += delete_files(table, sorted(found))
+    done.orphans += delete_files(table, sorted(found), pipeline.settings.orphan_retention_h * 3600)
     # Writers make checkpoints as they go; a table that is seldom written has log entries that no checkpoint covers.
     if known.entries > LOG_ENTRIES:
         handle.create_checkpoint()

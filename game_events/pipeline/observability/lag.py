@@ -81,7 +81,7 @@ def read_lag(settings: Settings, timeout_s: float) -> PipelineLag:
     """
     seen, name = make_source(settings, timeout_s).snapshot(), settings.source_name
     lakehouse = Lakehouse.of(settings)
-    bronze = lakehouse.table(BRONZE).open()
+    bronze = lakehouse.table(BRONZE).open_to_read()
     if bronze is None:
         # The first run decides where it starts: only records that exist already can wait for it.
         earliest = settings.starting_offsets == "earliest"

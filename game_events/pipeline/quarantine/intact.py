@@ -7,8 +7,9 @@ from deltalake import DeltaTable
 from game_events.config.settings import SETTING
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits.commit import commit, without_rows
-from game_events.lakehouse.commits.restore_check import REBUILD, refuse_restored
+from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.lakehouse.unsupported import REBUILD
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 

@@ -69,7 +69,7 @@ class TableReport:
 def present(layer: str, table: Table, game: str | None = None) -> TableReport | None:
     """The result of a table of which no row was changed; None: there is none, or its log does not say what it holds."""
     try:
-        handle = table.open()
+        handle = table.open_to_read()
     except (GameEventsError, DeltaError, OSError) as error:
         log.warning("table=%s not_described=true cause=%s", table.name, type(error).__name__)
         return None

@@ -57,13 +57,15 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
 
     Raises:
         ConflictError: a concurrent run committed to bronze: nothing has changed, run it again.
-        DataError: bronze or quarantine was restored, quarantine was deleted, or rows are missing: nothing has changed.
+        DataError: bronze or quarantine was restored, quarantine was deleted, bronze was altered so that its rows cannot be
+            replaced (`Table.writable`), or rows are missing: nothing has changed.
         TransientError: a schema is not archived, and the registry does not answer.
     """
     began = time.monotonic()
     handle, _ = intact_tables(pipeline, report) or (None, None)
     if handle is None or not row_count(handle):
         return Redecoded()
+    pipeline.bronze.writable(handle, replaced=True)
     before = {f.name for f in handle.schema().fields}
     handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
     staged = _stage(pipeline, handle)

@@ -266,7 +266,7 @@ def _no_room(settings: Settings) -> str:
 
 def _forgotten(settings: Settings) -> str:
     lakehouse = Lakehouse.of(settings)
-    found = recognised(settings, lakehouse, lakehouse.table(BRONZE).open())
+    found = recognised(settings, lakehouse, lakehouse.table(BRONZE).open_to_read())
     if found is None:
         return "none"
     listed, _ = found

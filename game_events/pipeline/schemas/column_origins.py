@@ -43,7 +43,7 @@ class ColumnOrigin:
 
 def origins(lakehouse: Lakehouse) -> list[ColumnOrigin]:
     """Every field with a column in bronze, and so in silver, in the order of versions."""
-    bronze = lakehouse.table(BRONZE).open()
+    bronze = lakehouse.table(BRONZE).open_to_read()
     known = column_map(bronze) if bronze is not None else ColumnMap()
     versions = _versions(lakehouse)
     found: dict[tuple[str, str, str], ColumnOrigin] = {}

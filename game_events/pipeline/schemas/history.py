@@ -81,7 +81,7 @@ class SchemaHistory:
         return SchemaCatalog(self.registry, self.lakehouse)
 
     def _columns(self) -> ColumnMap:
-        bronze = self.lakehouse.table(BRONZE).open()
+        bronze = self.lakehouse.table(BRONZE).open_to_read()
         return replace(column_map(bronze) if bronze is not None else ColumnMap(), kept=self.kept)
 
 

@@ -191,6 +191,8 @@ def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, red
         # Rows that quarantine holds from other contents of bronze are decided again, too.
         again = redecide or (decided is None and game in decisions.rejected_rows)
         begin = 0 if taken is None or whole or again else taken
+        if handle is not None and begin == 0:
+            run.pipeline.lakehouse.silver(game).writable(handle, replaced=True)
         return Start(handle, taken, begin, replace=handle is not None and begin == 0, decided=decided or 0, redecide=again)
 
     return for_games(games, guarded(start))

@@ -102,7 +102,7 @@ class SourceLocation:
 
     def archive(self) -> DeltaTable | None:
         """The record archive at this location; None: plain files. ConfigurationError for another Delta table."""
-        archive = Table("archive", self.root, self.options).open()
+        archive = Table("archive", self.root, self.options).open_to_read()
         if archive is not None and [f.name for f in archive.schema().fields] != RECORDS.names:
             raise ConfigurationError(
                 f"GAME_EVENTS_FILES_PATH: {self.root} is a Delta table: its files are rewritten, so they cannot be a source"

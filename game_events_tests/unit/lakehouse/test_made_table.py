@@ -47,7 +47,7 @@ def test_it_says_of_itself_what_delta_rs_reads(tmp_path, opens, more):
     assert vars_of(handle.metadata()) == vars_of(read.metadata())
     assert handle.protocol() == read.protocol()
     assert handle.table_uri == read.table_uri
-    assert files_of(handle) == files_of(table.open()) == ()
+    assert files_of(handle) == files_of(read) == ()
 
 
 def vars_of(metadata):

@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from game_events.errors import ConflictError, TransientError
+from game_events.errors import ConflictError, DataError, TransientError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.restores import restored_between, version_before_restores
 from game_events.lakehouse.tables import Lakehouse
@@ -279,9 +279,7 @@ def test_a_commit_whose_answer_is_lost_is_found_behind_a_rivals_that_replaced_it
     assert (numbers(table), txn(table)) == ([7], 3)
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"), [(LOST[0], TransientError), (LOST[1], TransientError), (LOST[2], ConflictError)]
-)
+@pytest.mark.parametrize(("error", "expected"), [(LOST[0], TransientError), (LOST[1], TransientError), (LOST[2], DataError)])
 def test_a_commit_that_did_not_happen_leaves_nothing(table, error, expected):
     commit(plan(table, [0], None, 1))
     with at_commit(fails_before(error)), pytest.raises(expected):

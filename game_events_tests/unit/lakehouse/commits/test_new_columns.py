@@ -1,6 +1,7 @@
 """Columns are added in a commit of their own, beside any rival, and never change their type."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
@@ -20,7 +21,6 @@ from game_events_tests.support.tables import (
     assert_nothing_left_over,
     both,
     data_files,
-    fails_before,
     numbers,
     plan,
     rows,
@@ -104,10 +104,30 @@ def test_rivals_that_add_columns_end_with_one_commit_and_every_column_once(table
 def test_a_schema_that_keeps_changing_is_a_conflict_and_the_files_go(table, monkeypatch):
     commit(plan(table, [0], None, 1))
     alter = type(table.open().alter)
-    monkeypatch.setattr(alter, "add_columns", fails_before(CommitFailedError("Metadata changed")))
+
+    def overtaken(*_, **__):
+        commit(replace(plan(table, [], None, 1, app="of a rival", files=[]), expected={}))
+        raise CommitFailedError("Metadata changed")
+
+    monkeypatch.setattr(alter, "add_columns", overtaken)
     with pytest.raises(ConflictError, match="keeps changing"):
         commit(plan(table, None, 1, 2, schema=WIDER, files=staged_numbers(table, [1], WIDER, t=[0], p=[None])))
     assert (numbers(table), txn(table)) == ([0], 1)
+    assert_nothing_left_over(table)
+
+
+def test_columns_that_delta_rs_does_not_add_are_no_conflict_and_are_tried_once(table, monkeypatch):
+    commit(plan(table, [0], None, 1))
+    tried = []
+
+    def refused(*_, **__):
+        tried.append(1)
+        raise CommitFailedError("Unsupported table features required: [SomethingNew]")
+
+    monkeypatch.setattr(type(table.open().alter), "add_columns", refused)
+    with pytest.raises(DataError, match="cannot be changed: Unsupported table features"):
+        commit(plan(table, None, 1, 2, schema=WIDER, files=staged_numbers(table, [1], WIDER, t=[0], p=[None])))
+    assert len(tried) == 1
     assert_nothing_left_over(table)
 
 

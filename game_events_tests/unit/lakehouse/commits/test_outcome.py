@@ -125,7 +125,8 @@ def test_in_an_object_store_a_refusal_is_a_known_failure(table, storage):
 
 
 def test_a_refusal_by_a_commit_that_moved_nothing_of_ours_is_no_conflict(table, storage):
-    storage.loses(landed=False, error=CommitFailedError("a concurrent transaction"))
+    error, rival = CommitFailedError("a concurrent transaction"), plan(table, [], 5, 6, app="of a rival", files=[])
+    storage.loses(landed=False, error=error, then=lambda: commit(replace(rival, expected={})))
     commit(far_away(plan(table, [], 1, 2, files=[])))
     assert txn(table) == 2
 

@@ -11,12 +11,13 @@ import pytest
 
 from game_events.errors import LostFileError
 from game_events.lakehouse.data import snapshot
-from game_events.lakehouse.data.snapshot import read_parts, selection
+from game_events.lakehouse.data.snapshot import read_parts, row_count, selection
 from game_events.lakehouse.data.staging import StagedWriter, discard
 from game_events.lakehouse.handle import DataFile
 from game_events.lakehouse.sizes import Sizes
-from game_events.lakehouse.tables import Lakehouse
-from game_events_tests.support.tables import put
+from game_events.lakehouse.tables import Lakehouse, add_actions
+from game_events_tests.support.altered_tables import without_statistics
+from game_events_tests.support.tables import data_files, put
 
 SCHEMA = pa.schema(
     [("n", pa.int64()), ("best", pa.struct([("score", pa.int64()), ("mode", pa.string())])), ("more", pa.int32())]
@@ -103,3 +104,26 @@ def test_a_file_that_cannot_be_read_is_named(table, damage, whole_bytes):
     damage(Path(table.uri, path))
     with pytest.raises(LostFileError, match=rf"{path} cannot be read: \S"):
         list(read_parts(table, SCHEMA, [path]))
+
+
+def test_rows_that_the_log_does_not_count_are_counted_in_the_files(table):
+    for batch in (1, 2):
+        put(table, {"n": [1, 2, 3], "_batch": [batch] * 3})
+    without_statistics(table)
+    put(table, {"n": [1], "_batch": [3]})
+    handle = table.open()
+    assert row_count(handle) == 7
+    assert sorted(add_actions(handle)["num_records"].to_pylist()) == [1, 3, 3]
+    found = selection(handle, 2)
+    assert (found.rows, found.rows_known, found.exact) == (7, True, False), "without bounds no file is left out"
+
+
+def test_a_file_of_which_nothing_says_how_many_rows_it_has_is_not_counted_as_empty(table):
+    put(table, {"n": [1, 2, 3], "_batch": [1] * 3})
+    without_statistics(table)
+    (name,) = data_files(table)
+    Path(table.uri, name).unlink()
+    handle = table.open()
+    with pytest.raises(LostFileError, match=f"{name} is gone or damaged, though the table's log lists it"):
+        row_count(handle)
+    assert not selection(handle).rows_known

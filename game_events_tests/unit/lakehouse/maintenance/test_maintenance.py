@@ -267,7 +267,7 @@ def test_files_that_no_commit_names_go_when_they_are_old(table):
     found = orphans(table, 3600, ReplacedFiles(table), keep={listed})
     assert list(found) == [old]
     assert found[old] > 0
-    assert delete_files(table, sorted(found)) == 1
+    assert delete_files(table, sorted(found), 0) == 1
     assert data_files(table) == committed_files(table) | {young, listed}
     assert numbers(table) == [0, 1, 2, 3]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -99,6 +100,16 @@ def test_a_list_of_whom_to_keep_out_that_is_gone_lets_nobody_back_in(pipeline):
         suppression(pipeline, handle)
     erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
     assert suppression(pipeline, pipeline.bronze.open()) is not None
+
+
+def test_an_erasure_is_called_finished_once_it_is_on_the_disk(pipeline, monkeypatch):
+    advance(pipeline.bronze, batch=0)
+    order = []
+    monkeypatch.setattr(os, "sync", lambda: order.append("written out"))
+    finish = erasure.finish_suppressed
+    monkeypatch.setattr(erasure, "finish_suppressed", lambda *given: order.append("finished") or finish(*given))
+    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    assert order[-2:] == ["written out", "finished"]
 
 
 def test_work_that_landed_before_the_fence_is_finished_behind_it(pipeline, monkeypatch):

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter, file_system, staged
 from game_events.lakehouse.system_tables.suppressed import (
     add_records,
@@ -39,6 +40,7 @@ from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 from game_events_tests.support.worker_jobs import run
 from game_events_tests.support.worlds.undecodable_rows import WHOM
+from game_events_tests.support.worlds.waves import PowerCut
 
 KEY = b"a key of the tests, long enough"
 
@@ -257,6 +259,33 @@ def test_old_files_and_log_entries_that_name_somebody_are_removed_and_no_others(
     os.utime(Path(table.uri) / young.path, (old, old))
     remove_old_files(pipeline, account, wanted)
     assert not (Path(table.uri) / young.path).exists()
+
+
+def test_a_power_cut_at_any_deletion_leaves_tables_that_can_be_read(pipeline, monkeypatch):
+    tables = [pipeline.lakehouse.table(f"gold_{name}_old") for name in "xy"]
+    for table in tables:
+        make(table, ["ann", WHOM])
+    wanted = DataSubjects("gamer_id", "game_name", frozenset({WHOM}))
+    root, on_disk, deleted = Path(pipeline.lakehouse.root), set[Path](), []
+    monkeypatch.setattr(os, "sync", lambda: on_disk.update(p for p in root.rglob("*") if p.is_file()))
+    for table in tables:
+        erase(table, WHOM)
+
+    def cut(name, _):
+        if name == "file_deleted":
+            deleted.append(name)
+            raise PowerCut
+
+    for number in range(len(tables)):
+        with at_failpoints(cut), pytest.raises(PowerCut):
+            remove_old_files(pipeline, Erasure(), wanted)
+        for path in root.rglob("*"):
+            if path.is_file() and path not in on_disk:
+                os.truncate(path, 0)
+        assert len(deleted) == number + 1
+        for table in tables:
+            assert read_arrow(table, table.open())["gamer_id"].to_pylist() == ["ann"]
+    remove_old_files(pipeline, Erasure(), wanted)
 
 
 def test_the_account_of_removed_files_has_the_tables_names(tmp_path):
