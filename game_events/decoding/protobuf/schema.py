@@ -80,6 +80,11 @@ class ProtobufSchema(CompiledSchema):
                     values.setdefault(value.number, value.name)
         return found
 
+    @property
+    def paths_without_entries(self) -> dict[IndexPath, str]:
+        """Full names of message types by index path, as counted without map entries."""
+        return self._names[int(self.counts_entries)]
+
     @cached_property
     def _names(self) -> tuple[dict[IndexPath, str], dict[IndexPath, str]]:
         """Full names of message types by index path: as `counts_entries`, and with map entries counted the other way."""
