@@ -27,12 +27,6 @@ class RegistrySchema:
     text: str
     references: tuple[tuple[str, str], ...] = ()
 
-    def contradicts(self, other: RegistrySchema) -> bool:
-        """Whether one id has another meaning in the other: the texts differ, or those of a reference that both have."""
-        mine = dict(self.references)
-        differs = any(mine.get(name, text) != text for name, text in other.references)
-        return differs or (self.format, self.text) != (other.format, other.text)
-
     def completes(self, other: RegistrySchema) -> bool:
         """Whether it has references that the other lacks, and all of the other's."""
         return set(self.references) > set(other.references)

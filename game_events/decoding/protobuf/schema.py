@@ -39,6 +39,11 @@ class ProtobufSchema(CompiledSchema):
     counts_entries: bool = True
     indexed: ClassVar[bool] = True
 
+    @property
+    def size(self) -> int:
+        """See `CompiledSchema.size`."""
+        return len(self.files)
+
     @cached_property
     def pool(self) -> DescriptorPool:
         """A pool with only this schema's files: two ids may define a name differently."""
