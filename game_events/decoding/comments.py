@@ -14,7 +14,7 @@ from typing import Any
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
-from game_events.decoding.avro.schema import compile_avro
+from game_events.decoding.avro.schema import AvroSchema
 from game_events.decoding.avro.types import AvroType
 from game_events.decoding.compiler import ask_about
 from game_events.decoding.core.column_map import UNSEEN
@@ -81,7 +81,7 @@ def collect(schema: RegistrySchema, folder: Path) -> Mapping[str, Any]:
     """`types` and `members` of a schema's comments, each as it is stored; only for `compiler_process`."""
     readers: dict[str, Callable[[RegistrySchema, Path], Comments]] = {
         "PROTOBUF": _of_protobuf,
-        "AVRO": lambda schema, _: _of_avro(compile_avro(schema).root),
+        "AVRO": lambda schema, _: _of_avro(AvroSchema(schema.schema_id, schema.text, schema.references).root),
         "JSON": lambda schema, _: _of_json(JsonSchema(schema.schema_id, schema.text, schema.references)),
     }
     reader = readers.get(schema.format)

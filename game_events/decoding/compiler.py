@@ -35,6 +35,9 @@ def compile_schema(schema: RegistrySchema) -> CompiledSchema:
 
 def ask_about(schema: RegistrySchema, wanted: str) -> dict[str, Any]:
     """What the child makes of a schema (`answer_request`); raises as `compile_schema`."""
+    too_long = schema.too_long()
+    if too_long is not None:
+        raise DataError(f"schema id {schema.schema_id} does not compile: {too_long}")
     request = {"wanted": wanted, "format": schema.format, "text": schema.text, "references": schema.references}
     work_s = compiler_child.CHILD.limits.work_s + STEP_S * min(len(schema.references), STEPS)
     try:

@@ -26,7 +26,7 @@ from game_events.decoding.core.protocols import CompiledSchema
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.decoding.formats import CALLS, as_json, from_json, make_decoder
-from game_events.decoding.json.types import compile_json
+from game_events.decoding.json.essentials import compile_json
 from game_events.decoding.protobuf.files import STDERR, compile_files
 from game_events.decoding.stored_columns import FORMAT as COLUMNS
 from game_events.decoding.stored_columns import ColumnsSchema

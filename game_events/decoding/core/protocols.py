@@ -73,6 +73,14 @@ class SingleTypeSchema(CompiledSchema):
     text: str
     references: tuple[tuple[str, str], ...] = ()
 
+    def has(self, path: IndexPath) -> bool:
+        """See `CompiledSchema.has`; the text is not parsed."""
+        return path == ()
+
+    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:  # noqa: ARG002
+        """See `CompiledSchema.paths`; the text is not parsed."""
+        return [()]
+
     @property
     def size(self) -> int:
         """See `CompiledSchema.size`."""

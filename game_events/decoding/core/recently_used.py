@@ -5,8 +5,8 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
 
-#: Bytes of texts of schemas, in the driver and in each worker, whose compiled forms are kept: the others are made again when they
-#: are needed. A compiled form takes up to some 15 times as much memory; most schemas have a few thousand bytes.
+#: Bytes of the schemas whose texts and compiled forms are kept, in the driver and in each worker: others are made again when
+#: they are needed. A compiled form takes up to some 15 times as much memory. Most schemas have a few thousand bytes.
 KEPT_SCHEMA_BYTES = 2**25
 
 

@@ -81,8 +81,8 @@ class _Subject:
 class SchemaStore:
     """Schema ids known in this process.
 
-    Texts, compiled schemas, decoders and comments of those used last are kept, up to `KEPT_SCHEMA_BYTES`; the texts that are not
-    archived yet besides. Ids that are unknown expire after `unknown_s`, as do those with another meaning.
+    Texts, compiled schemas, decoders and comments of those used last are kept, up to `KEPT_SCHEMA_BYTES`, and texts that are
+    not archived yet. Ids that are unknown expire after `unknown_s`, as do those with another meaning.
     """
 
     def __init__(self, registry: SchemaRegistry | FileSchemas, lakehouse: Lakehouse, unknown_s: float = UNKNOWN_S) -> None:

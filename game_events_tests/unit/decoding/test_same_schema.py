@@ -97,7 +97,9 @@ OTHERS = {
         "acme.Ev is record acme.Other instead of record acme.Ev"),
     "Avro type": (avro, lambda: with_field(0, type="bytes"), "acme.Ev.game is bytes instead of string"),
     "Avro logical type": (avro, lambda: with_field(1, type="long"), "acme.Ev.at is long instead of long (timestamp-millis)"),
-    "Avro alias": (avro, lambda: with_field(1, aliases=["day"]), "field 1 of acme.Ev is at (once day) instead of at (once time)"),
+    "Avro alias": (
+        avro, lambda: with_field(1, aliases=["day"]),
+        "field 1 of acme.Ev is at (once day) instead of at (once time)"),
     "Avro symbols": (
         avro, lambda: with_field(2, type={"type": "enum", "name": "Kind", "symbols": ["A", "C"]}),
         "symbol 1 of the enum acme.Kind is C instead of B"),
