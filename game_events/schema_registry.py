@@ -19,7 +19,7 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
 from game_events.config.tls import UNTRUSTED
-from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.core.registry_schema import MAX_TEXT, MAX_TEXTS, RegistrySchema
 from game_events.errors import ConfigurationError, DataError, TransientError
 
 log = logging.getLogger(__name__)
@@ -53,12 +53,14 @@ class SchemaLimits:
     Attributes:
         answer_bytes: bytes of one answer.
         references: files that it may import, directly and indirectly.
+        text_bytes: bytes of one text.
         schema_bytes, schema_s: bytes of it with all that it imports, and seconds to fetch them (plus one answer).
     """
 
     answer_bytes: int = 2**25
     references: int = 500
-    schema_bytes: int = 2**26
+    text_bytes: int = MAX_TEXT
+    schema_bytes: int = MAX_TEXTS
     schema_s: float = 60
 
 
@@ -85,7 +87,10 @@ class _Texts:
     def take(self, text: object) -> str:
         """A text as it can be stored; raises DataError beyond the limit of bytes."""
         stored = _storable(text)
-        self.size += len(stored.encode())
+        size = len(stored.encode())
+        if size > self.limits.text_bytes:
+            raise DataError(f"one text is longer than {self.limits.text_bytes // 2**20} MiB")
+        self.size += size
         if self.size > self.limits.schema_bytes:
             raise DataError(f"with those that it imports it is longer than {self.limits.schema_bytes // 2**20} MiB")
         return stored

@@ -17,6 +17,7 @@ from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.expansion import Shape, pieces
 from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
 from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.recently_used import RecentlyUsed
 from game_events.decoding.core.wire_format import IndexPath, Rows, SchemaId, ordered
 from game_events.decoding.formats import allow_deep_calls, make_decoder
 
@@ -79,11 +80,12 @@ class DecodedBatch:
 
 
 class BatchDecoder:
-    """Decodes batches with one plan; builds each message type's decoder once."""
+    """Decodes batches with one plan; builds each message type's decoder once, unless others have taken its memory."""
 
     def __init__(self, plan: DecodePlan) -> None:
         self._plan = plan
         self._decoders: dict[TypeKey, PayloadDecoder] = {}
+        self._used: RecentlyUsed[TypeKey] = RecentlyUsed()
         self._shape = Shape.of(plan.columns.columns.values())
         self._indexless = frozenset(i for i, schema in plan.schemas.items() if not schema.indexed)
 
@@ -179,10 +181,13 @@ class BatchDecoder:
         return schema_id in self._plan.schemas or (schema_id, ()) in self._plan.rejected
 
     def _decoder(self, key: TypeKey) -> PayloadDecoder:
-        decoder = self._decoders.get(key)
+        decoder, schema = self._decoders.get(key), self._plan.schemas[key[0]]
         if decoder is None:
             allow_deep_calls()
-            decoder = self._decoders[key] = make_decoder(self._plan.schemas[key[0]], key[1])
+            decoder = self._decoders[key] = make_decoder(schema, key[1])
+        for other in self._used.use(key, schema.size):
+            del self._decoders[other]
+            self._plan.schemas[other[0]].forget()
         return decoder
 
 

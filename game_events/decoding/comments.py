@@ -1,154 +1,201 @@
-"""Comments of schemas, in the driver only: of `.proto` files, Avro's `doc`, JSON Schema's `description`."""
+"""Comments of schemas: of `.proto` files, Avro's `doc`, JSON Schema's `description`.
+
+They are read from the text in the compiler's child process (`collect`); the driver keeps only them.
+"""
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import cast
+from pathlib import Path
+from typing import Any
 
-from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
-from game_events.decoding.avro.schema import compile_avro
-from game_events.decoding.compiler import compile_schema
+from game_events.decoding.avro.schema import AvroSchema
+from game_events.decoding.avro.types import AvroType
+from game_events.decoding.compiler import ask_about
 from game_events.decoding.core.column_map import UNSEEN
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.json.schema import INNER, JsonSchema, SchemaNode, typed
-from game_events.decoding.protobuf.schema import ProtobufSchema
+from game_events.decoding.protobuf.files import described_files
 from game_events.errors import DataError
 
 log = logging.getLogger(__name__)
 
-#: Schemas visited for one property of a JSON Schema.
-MAX_PLACES = 200
+#: Schemas visited for one property of a JSON Schema, and types of one schema that may have comments.
+MAX_PLACES, MAX_TYPES = 200, 10_000
 #: Numbers of `message_type`, `nested_type` and `field` in the messages that describe a file, and a message.
 _MESSAGE, _NESTED, _FIELD = 4, 3, 2
-Path = tuple[int, ...]
+Place = tuple[int, ...]
 #: Characters of a comment: each commit that changes a column repeats all comments.
 MAX_CHARS = 500
 _UNSEEN = re.compile(rf"[\x00-\x08\x0b\x0c\x0e-\x1f{UNSEEN}\ud800-\udfff]")
+#: A field's comment, and the keys of the types of its value, without lists and maps around them.
+Member = tuple[str, Sequence[str]]
 
 
+@dataclass
 class Comments:
-    """The comments of one schema; none, unless a subclass reads them."""
+    """The comments of one schema.
 
-    def of(self, message: str, names: tuple[str, ...] = ()) -> str:  # noqa: ARG002
-        """The original comment of a message type, by its full name, or of the field at a path of names; "": none."""
-        return ""
+    Attributes:
+        types: key of a type -> its comment; of a message type the key is its full name.
+        members: key of a type -> its fields by name.
+    """
+
+    types: dict[str, str] = field(default_factory=dict)
+    members: dict[str, dict[str, Member]] = field(default_factory=dict)
+
+    def of(self, message: str, names: tuple[str, ...] = ()) -> str:
+        """The comment of a message type, by its full name, or of the field at a path of names; "": none."""
+        text, kinds = self.types.get(message, ""), [message]
+        for name in names:
+            found = [self.members[kind][name] for kind in kinds if name in self.members.get(kind, {})]
+            text = next((member[0] for member in found if member[0]), "")
+            kinds = [kind for member in found for kind in member[1]]
+        return text
+
+    @property
+    def size(self) -> int:
+        """Its memory, about, in bytes."""
+        return sum(len(name) + len(member[0]) for fields in self.members.values() for name, member in fields.items())
 
 
 NO_COMMENTS = Comments()
 
 
-class _ProtobufComments(Comments):
-    """Comments of `.proto` files, before a field or after it on its line; a base64 descriptor has none.
+def read_comments(schema: RegistrySchema) -> Comments:
+    """The comments of a schema, none if they cannot be read; TransientError if the compiler cannot be used now."""
+    try:
+        found = ask_about(schema, "comments")
+    except DataError as error:
+        log.info("comments_not_read=true schema_id=%s cause=%s", schema.schema_id, type(error).__name__)
+        return NO_COMMENTS
+    return Comments(found["types"], found["members"])
+
+
+def collect(schema: RegistrySchema, folder: Path) -> Mapping[str, Any]:
+    """`types` and `members` of a schema's comments, each as it is stored; only for `compiler_process`."""
+    readers: dict[str, Callable[[RegistrySchema, Path], Comments]] = {
+        "PROTOBUF": _of_protobuf,
+        "AVRO": lambda schema, _: _of_avro(AvroSchema(schema.schema_id, schema.text, schema.references).root),
+        "JSON": lambda schema, _: _of_json(JsonSchema(schema.schema_id, schema.text, schema.references)),
+    }
+    reader = readers.get(schema.format)
+    read = reader(schema, folder) if reader is not None else NO_COMMENTS
+    members = {
+        kind: {name: (clean(text), kinds) for name, (text, kinds) in fields.items()} for kind, fields in read.members.items()
+    }
+    return {"types": {kind: clean(text) for kind, text in read.types.items()}, "members": members}
+
+
+def _of_protobuf(schema: RegistrySchema, folder: Path) -> Comments:
+    """Comments before a field or after it on its line; a base64 descriptor has none.
 
     Source: google/protobuf/descriptor.proto, "SourceCodeInfo.Location".
     """
-
-    def __init__(self, schema: RegistrySchema) -> None:
-        """Compiles the texts with source info; raises as `compile_schema`."""
-        #: Message -> its comment, and field -> (comment, message type of its value).
-        self._messages: dict[str, str] = {}
-        self._fields: dict[str, dict[str, tuple[str, str]]] = {}
-        compiled = cast(ProtobufSchema, compile_schema(schema, "--include_source_info"))
-        for file in FileDescriptorSet.FromString(compiled.files).file:
-            found = {tuple(location.path): location for location in file.source_code_info.location}
-            texts = {path: _text(at.leading_comments, at.trailing_comments) for path, at in found.items()}
-            self._add(file.message_type, file.package, (_MESSAGE,), texts)
-
-    def of(self, message: str, names: tuple[str, ...] = ()) -> str:
-        text = self._messages.get(message, "")
-        for name in names:
-            text, message = self._fields.get(message, {}).get(name, ("", ""))
-        return text
-
-    def _add(self, messages: Sequence[DescriptorProto], package: str, path: Path, texts: dict[Path, str]) -> None:
-        for index, message in enumerate(messages):
-            name, here = f"{package}.{message.name}" if package else message.name, (*path, index)
-            self._messages[name] = texts.get(here, "")
-            # The value of a map is a field of a generated message.
-            values = {
-                f".{name}.{inner.name}": next((f.type_name for f in inner.field if f.number == 2), "")
-                for inner in message.nested_type
-                if inner.options.map_entry
-            }
-            self._fields[name] = {
-                field.name: (
-                    texts.get((*here, _FIELD, at), ""),
-                    values.get(field.type_name, field.type_name).removeprefix("."),
-                )
-                for at, field in enumerate(message.field)
-            }
-            self._add(message.nested_type, name, (*here, _NESTED), texts)
+    found = Comments()
+    for file in described_files(schema, folder):
+        _add_messages(found, file.message_type, file.package, (_MESSAGE,), _texts(file))
+    return found
 
 
-def _text(leading: str, trailing: str) -> str:
-    return " ".join(part.strip() for part in (leading, trailing) if part.strip())
+def _texts(file: FileDescriptorProto) -> dict[Place, str]:
+    """Place in the descriptor -> the comment there."""
+    return {
+        tuple(location.path): " ".join(
+            part.strip() for part in (location.leading_comments, location.trailing_comments) if part.strip()
+        )
+        for location in file.source_code_info.location
+        if location.leading_comments or location.trailing_comments
+    }
 
 
-class _AvroComments(Comments):
-    """`doc` of Avro's fields and named types."""
+def _add_messages(
+    found: Comments, messages: Sequence[DescriptorProto], package: str, place: Place, texts: Mapping[Place, str]
+) -> None:
+    for index, message in enumerate(messages):
+        name, here = f"{package}.{message.name}" if package else message.name, (*place, index)
+        found.types[name] = texts.get(here, "")
+        # The value of a map is a field of a generated message.
+        values = {
+            f".{name}.{inner.name}": next((f.type_name for f in inner.field if f.number == 2), "")
+            for inner in message.nested_type
+            if inner.options.map_entry
+        }
+        found.members[name] = {
+            item.name: (
+                texts.get((*here, _FIELD, at), ""),
+                [kind for kind in [values.get(item.type_name, item.type_name).removeprefix(".")] if kind],
+            )
+            for at, item in enumerate(message.field)
+        }
+        _add_messages(found, message.nested_type, name, (*here, _NESTED), texts)
 
-    def __init__(self, schema: RegistrySchema) -> None:
-        """Raises DataError for an invalid schema."""
-        self._root = compile_avro(schema).root
 
-    def of(self, message: str, names: tuple[str, ...] = ()) -> str:
-        if message != self._root.name:
-            return ""
-        types, text = [self._root], self._root.doc
-        if names and self._root.kind == "union":  # each branch is a column
-            types = [b for b in self._root.items if b.short_name == names[0].rpartition(".")[2]]
-            text, names = next((b.doc for b in types), ""), names[1:]
-        for name in names:
-            fields = [r.by_name[name] for t in types for r in t.records() if name in r.by_name]
-            types = [f.type for f in fields]
-            text = next((f.doc for f in fields if f.doc), "")
-        return text
+def _of_avro(root: AvroType) -> Comments:
+    """`doc` of fields and named types; of a union at the top each branch is a column."""
+    found, waiting = Comments(types={root.name: root.doc}), [root]
+    if root.kind == "union":
+        found.members[root.name] = {name: (b.doc, _names(b)) for b in root.items for name in (b.name, b.short_name)}
+    while waiting:
+        for record in waiting.pop().records():
+            if record.name not in found.members:
+                found.members[record.name] = {f.name: (f.doc, _names(f.type)) for f in record.fields}
+                waiting += [f.type for f in record.fields]
+    return found
 
 
-class _JsonComments(Comments):
-    """`description` of JSON Schema's properties; beside a `$ref` the local one takes precedence.
+def _names(kind: AvroType) -> list[str]:
+    return [record.name for record in kind.records()]
+
+
+def _of_json(schema: JsonSchema) -> Comments:
+    """`description` of properties; beside a `$ref` the local one takes precedence.
 
     Source: JSON Schema, "A Vocabulary for Basic Meta-Data Annotations".
     """
-
-    def __init__(self, schema: RegistrySchema) -> None:
-        """Raises DataError for an invalid schema."""
-        self._schema = JsonSchema(schema.schema_id, schema.text, schema.references)
-        _ = self._schema.root
-
-    def of(self, message: str, names: tuple[str, ...] = ()) -> str:
-        if message != self._schema.message:
-            return ""
-        places = self._parts([self._schema.root])
-        for name in names:
-            properties = [(typed(p.node, "properties", dict), p) for p in places]
-            places = self._parts([p.inner(found[name]) for found, p in properties if name in found])
-        return next((str(p.node["description"]) for p in places if isinstance(p.node.get("description"), str)), "")
-
-    def _parts(self, places: list[SchemaNode]) -> list[SchemaNode]:
-        """The schemas of a value: itself, references, parts, items of a list or map."""
-        found: list[SchemaNode] = []
-        with suppress(DataError):  # reported by decoding
-            for place in islice(self._schema.parts(places, INNER), MAX_PLACES):
-                found += [place] if isinstance(place.node, dict) else []
-        return found
+    top = _parts(schema, [schema.root])
+    found, keys, waiting = Comments(types={schema.message: _description(top)}), {_identity(top): schema.message}, [top]
+    while waiting and len(found.members) < MAX_TYPES:
+        places = waiting.pop()
+        members = found.members[keys[_identity(places)]] = {}
+        for name, inner in _properties(places):
+            parts = _parts(schema, inner)
+            key = _identity(parts)
+            if key not in keys:
+                keys[key] = f"#{len(keys)}"
+                waiting.append(parts)
+            members[name] = (_description(parts), [keys[key]])
+    return found
 
 
-def read_comments(schema: RegistrySchema) -> Comments:
-    """The comments of a schema, none if they cannot be read; TransientError if the compiler cannot be used now."""
-    readers: dict[str, Callable[[RegistrySchema], Comments]] = {
-        "PROTOBUF": _ProtobufComments,
-        "AVRO": _AvroComments,
-        "JSON": _JsonComments,
-    }
-    try:
-        return readers[schema.format](schema)
-    except (DataError, KeyError, ValueError, TypeError, RecursionError) as error:
-        log.info("comments_not_read=true schema_id=%s cause=%s", schema.schema_id, type(error).__name__)
-        return NO_COMMENTS
+def _identity(places: Sequence[SchemaNode]) -> tuple[int, ...]:
+    return tuple(id(place.node) for place in places)
+
+
+def _properties(places: Sequence[SchemaNode]) -> Iterator[tuple[str, list[SchemaNode]]]:
+    found: dict[str, list[SchemaNode]] = {}
+    for place in places:
+        for name, node in typed(place.node, "properties", dict).items():
+            found.setdefault(name, []).append(place.inner(node))
+    yield from found.items()
+
+
+def _description(places: Sequence[SchemaNode]) -> str:
+    return next((str(p.node["description"]) for p in places if isinstance(p.node.get("description"), str)), "")
+
+
+def _parts(schema: JsonSchema, places: Sequence[SchemaNode]) -> list[SchemaNode]:
+    """The schemas of a value: itself, references, parts, items of a list or map, up to a broken reference."""
+    found: list[SchemaNode] = []
+    with suppress(DataError):  # reported by decoding
+        for place in islice(schema.parts(places, INNER), MAX_PLACES):
+            found += [place] if isinstance(place.node, dict) else []
+    return found
 
 
 def clean(text: object) -> str:

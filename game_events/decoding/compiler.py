@@ -6,6 +6,7 @@ schema that the child has handled within its limits is then used in this process
 
 import tempfile
 from collections.abc import Sequence
+from typing import Any
 
 from game_events.decoding import compiler_child
 from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
@@ -20,8 +21,8 @@ STEP_S, STEPS = 0.01, 1_000
 PREFIX = "game_events_compiler"
 
 
-def compile_schema(schema: RegistrySchema, *options: str) -> CompiledSchema:
-    """Compile a registry's schema; `options`: of protoc.
+def compile_schema(schema: RegistrySchema) -> CompiledSchema:
+    """Compile a registry's schema.
 
     Raises:
         DataError: the text does not compile within the limits, or its format is not supported; the message holds the
@@ -29,11 +30,19 @@ def compile_schema(schema: RegistrySchema, *options: str) -> CompiledSchema:
         TransientError: the child cannot be started, was stopped, or the machine lacks resources (room for files).
     """
     allow_deep_calls()
-    request = {"format": schema.format, "text": schema.text, "references": schema.references, "options": options}
+    return from_json(ask_about(schema, "compiled"))
+
+
+def ask_about(schema: RegistrySchema, wanted: str) -> dict[str, Any]:
+    """What the child makes of a schema (`answer_request`); raises as `compile_schema`."""
+    too_long = schema.too_long()
+    if too_long is not None:
+        raise DataError(f"schema id {schema.schema_id} does not compile: {too_long}")
+    request = {"wanted": wanted, "format": schema.format, "text": schema.text, "references": schema.references}
     work_s = compiler_child.CHILD.limits.work_s + STEP_S * min(len(schema.references), STEPS)
     try:
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
-            return from_json(compiler_child.CHILD.ask(schema.schema_id, request | {"folder": folder, "work_s": work_s}))
+            return compiler_child.CHILD.ask(schema.schema_id, request | {"folder": folder, "work_s": work_s})
     except OSError as error:
         raise TransientError(f"schema id {schema.schema_id}: no temporary folder can be made: {error}") from error
 

@@ -19,13 +19,14 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from game_events.decoding.avro.schema import compile_avro
+from game_events.decoding.comments import collect
 from game_events.decoding.core.column_map import MAX_NAME, ColumnMap
 from game_events.decoding.core.expansion import MAX_SHORT_TEXT
 from game_events.decoding.core.protocols import CompiledSchema
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import SchemaId
 from game_events.decoding.formats import CALLS, as_json, from_json, make_decoder
-from game_events.decoding.json.types import compile_json
+from game_events.decoding.json.essentials import compile_json
 from game_events.decoding.protobuf.files import STDERR, compile_files
 from game_events.decoding.stored_columns import FORMAT as COLUMNS
 from game_events.decoding.stored_columns import ColumnsSchema
@@ -101,9 +102,9 @@ def _send(pipe: BinaryIO, answer: bytes) -> None:
     pipe.flush()
 
 
-def _compile(schema: RegistrySchema, folder: Path, *options: str) -> CompiledSchema:
+def _compile(schema: RegistrySchema, folder: Path) -> CompiledSchema:
     if schema.format == "PROTOBUF":
-        compiled: CompiledSchema = compile_files(schema, folder, *options)
+        compiled: CompiledSchema = compile_files(schema, folder)
     elif schema.format in _COMPILERS:
         compiled = _COMPILERS[schema.format](schema)
     else:
@@ -117,7 +118,7 @@ def _compile(schema: RegistrySchema, folder: Path, *options: str) -> CompiledSch
 def answer_request(
     schema_id: SchemaId, request: Mapping[str, Any], compile_schema: Callable[..., CompiledSchema] = _compile
 ) -> dict[str, Any]:
-    """A compiled schema, nothing, `error`, or `unable` (not the schema's fault)."""
+    """A compiled schema, comments, nothing, `error`, or `unable` (not the schema's fault)."""
     try:
         if "schema" in request:
             compiled = from_json(request["schema"])
@@ -126,7 +127,9 @@ def answer_request(
             return {}
         references = tuple((name, text) for name, text in request["references"])
         schema = RegistrySchema(schema_id, request["format"], request["text"], references)
-        return as_json(compile_schema(schema, Path(request["folder"]), *request["options"]))
+        if request["wanted"] == "comments":
+            return dict(collect(schema, Path(request["folder"])))
+        return as_json(compile_schema(schema, Path(request["folder"])))
     except MemoryError:
         os._exit(NO_MEMORY)
     except DataError as error:

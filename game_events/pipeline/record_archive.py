@@ -73,8 +73,9 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
         return ArchiveResult(place.root, batch=batch)
     rows, without_raw = _records(pipeline, bronze, quarantine, held, int(since or 0))
     pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of {pipeline.bronze.name}")
-    known = SchemaArchive(pipeline.lakehouse).read()
-    schema = marked_records([known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in schema_ids(rows)])
+    ids = schema_ids(rows)
+    known = SchemaArchive(pipeline.lakehouse).read(ids)
+    schema = marked_records([known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in ids])
     new = selection(bronze, int(since or 0)).rows
     records = rows.select(*_as_records()).coalesce(max(1, -(-new // TASK_RECORDS)))
     files = FileStage(table, schema, "headers").write(records)

@@ -20,6 +20,8 @@ from game_events.errors import DataError
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 #: Key of the items' type.
 _ITEMS = {"array": "items", "map": "values"}
+#: Attributes of types and fields that change what is decoded, besides the types inside.
+_ATTRIBUTES = ("name", "namespace", "size", "logicalType", "precision", "scale")
 
 
 class _Parser:
@@ -150,10 +152,30 @@ class AvroSchema(SingleTypeSchema):
 
 
 def compile_avro(schema: RegistrySchema) -> AvroSchema:
-    """Compile a registry's Avro schema once; DataError with the invalid part."""
+    """Compile a registry's Avro schema once; it has only what decoding needs. DataError with the invalid part."""
     compiled = AvroSchema(schema.schema_id, schema.text, schema.references)
     _ = compiled.root
-    return compiled
+    references = tuple((name, _essential(text)) for name, text in schema.references)
+    return AvroSchema(schema.schema_id, _essential(schema.text), references)
+
+
+def _essential(text: str) -> str:
+    """The text of a schema that compiles, without comments, defaults and attributes that the specification does not know."""
+    return json.dumps(_reduced(json.loads(text)), ensure_ascii=False, separators=(",", ":"))
+
+
+def _reduced(node: Any) -> Any:  # noqa: ANN401 - any JSON
+    if isinstance(node, list):
+        return [_reduced(branch) for branch in node]
+    if not isinstance(node, dict):
+        return node
+    found = {key: node[key] for key in _ATTRIBUTES if isinstance(node.get(key), str | int)}
+    found |= {key: _reduced(node[key]) for key in ("type", *_ITEMS.values()) if key in node}
+    if isinstance(symbols := node.get("symbols"), list) and node["type"] == "enum":
+        found["symbols"] = symbols
+    if isinstance(fields := node.get("fields"), list) and node["type"] in ("record", "error"):
+        found["fields"] = [_reduced(item) | {"aliases": [_first_alias(item)]} for item in fields]
+    return found
 
 
 def _error(path: str, what: str) -> ValueError:

@@ -50,6 +50,17 @@ class CompiledSchema(ABC):
         """Full names of its enums, imported ones included, with their values; default: none."""
         return {}
 
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Bytes that it is sent to a worker with; its memory grows with them."""
+
+    def forget(self) -> None:
+        """Drop what was made of the fields; it is made again when it is needed."""
+        kept = {f.name for f in fields(self)}
+        for name in [name for name in vars(self) if name not in kept]:
+            del self.__dict__[name]
+
     def __getstate__(self) -> dict[str, object]:
         """The fields alone: what is made of them may be large, or cannot be pickled."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -57,10 +68,23 @@ class CompiledSchema(ABC):
 
 @dataclass(frozen=True)
 class SingleTypeSchema(CompiledSchema):
-    """Base class of schemas with one message type; `text` and `references` as registered."""
+    """Base class of schemas with one message type; `text` and `references`: what decoding needs of the registered ones."""
 
     text: str
     references: tuple[tuple[str, str], ...] = ()
+
+    def has(self, path: IndexPath) -> bool:
+        """See `CompiledSchema.has`; the text is not parsed."""
+        return path == ()
+
+    def paths(self, nested: Container[str] = ()) -> list[IndexPath]:  # noqa: ARG002
+        """See `CompiledSchema.paths`; the text is not parsed."""
+        return [()]
+
+    @property
+    def size(self) -> int:
+        """See `CompiledSchema.size`."""
+        return len(self.text) + sum(len(text) for _, text in self.references)
 
 
 @dataclass

@@ -22,6 +22,10 @@ class Reason(StrEnum):
     BAD_MAGIC = "BAD_MAGIC", "the first byte is neither 00 nor 01: not framed for a schema registry"
     BAD_INDEX = "BAD_INDEX", "the message indexes are damaged, or name no message of the schema"
     UNKNOWN_SCHEMA = "UNKNOWN_SCHEMA", "the registry does not know the schema id"
+    REGISTRY_CHANGED = (
+        "REGISTRY_CHANGED",
+        "the registry gives the schema id another meaning than the records have that were read with it before",
+    )
     BAD_SCHEMA = "BAD_SCHEMA", "the registry's text does not compile, or has a format that is not decoded"
     TOO_DEEP = "TOO_DEEP", "nested deeper than the limit of 100 levels"
     TRUNCATED = "TRUNCATED", "the payload ends in the middle of a value"

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 _SPACE = uuid.UUID("6a0ce6a6-5b0f-4c0e-9d6c-8d6b0f0f51a7")
 
 
+#: Bytes of one text, and of a text with all that it imports: a compiled schema takes many times as much memory.
+MAX_TEXT, MAX_TEXTS = 2**22, 2**24
+
+
 @dataclass(frozen=True)
 class RegistrySchema:
     """One registered schema.
@@ -27,15 +31,16 @@ class RegistrySchema:
     text: str
     references: tuple[tuple[str, str], ...] = ()
 
-    def contradicts(self, other: RegistrySchema) -> bool:
-        """Whether one id has another meaning in the other: the texts differ, or those of a reference that both have."""
-        mine = dict(self.references)
-        differs = any(mine.get(name, text) != text for name, text in other.references)
-        return differs or (self.format, self.text) != (other.format, other.text)
-
     def completes(self, other: RegistrySchema) -> bool:
         """Whether it has references that the other lacks, and all of the other's."""
         return set(self.references) > set(other.references)
+
+    def too_long(self) -> str | None:
+        """Why its texts are too long to be compiled; None: they are not."""
+        sizes = [len(text.encode("utf-8", "replace")) for text in (self.text, *(text for _, text in self.references))]
+        if max(sizes) > MAX_TEXT:
+            return f"one text is longer than {MAX_TEXT // 2**20} MiB"
+        return f"with those that it imports it is longer than {MAX_TEXTS // 2**20} MiB" if sum(sizes) > MAX_TEXTS else None
 
     @property
     def digest(self) -> str:

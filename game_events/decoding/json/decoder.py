@@ -51,6 +51,8 @@ class JsonDecoder(RowDecoder):
         self._type: pa.DataType = root.arrow
         self._convert = converter(root, self.budget)
         self._rows: list[dict[str, Any]] = []
+        # The parsed text takes many times its memory.
+        compiled.forget()
 
     def _read(self, payload: bytes) -> None:
         document = parse(payload)

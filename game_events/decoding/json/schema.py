@@ -68,7 +68,7 @@ class JsonSchema(SingleTypeSchema):
         return SchemaNode.of_document(self._load(self.text, "its text"))
 
     @cached_property
-    def _documents(self) -> dict[str, SchemaNode]:
+    def documents(self) -> dict[str, SchemaNode]:
         """Schemas by address: the schema, its references by name and ``$id``, and nested schemas with an ``$id``."""
         found: dict[str, SchemaNode] = {}
 
@@ -103,7 +103,7 @@ class JsonSchema(SingleTypeSchema):
         target: SchemaNode | None = SchemaNode(place.document, place.document, place.base)
         address, _, fragment = reference.partition("#")
         if address:
-            target = self._documents.get(address) or self._documents.get(joined(place.base, address))
+            target = self.documents.get(address) or self.documents.get(joined(place.base, address))
         if target is not None and fragment:
             target = self._inside(target, unquote(fragment))
         if target is None:

@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 
 from game_events.decoding.core.column_map import Field
-from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.json.schema import JsonSchema, SchemaNode, typed
 from game_events.errors import DataError
 
@@ -86,13 +85,6 @@ def _identity(name: str, inner: JsonType) -> str:
 def json_type(schema: JsonSchema) -> JsonType:
     """The type of a schema's documents; DataError for a broken ``$ref`` or more columns than `MAX_COLUMNS`."""
     return _Types(schema).of([schema.root], ())
-
-
-def compile_json(schema: RegistrySchema) -> JsonSchema:
-    """Compile a registry's JSON Schema; DataError for an invalid one, or a missing reference."""
-    compiled = JsonSchema(schema.schema_id, schema.text, schema.references)
-    json_type(compiled)
-    return compiled
 
 
 class _Types:

@@ -65,7 +65,8 @@ FIXED_SIZES = {
     **dict.fromkeys((FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED64, FieldDescriptor.TYPE_DOUBLE), 8),
 }
 
-_DECLARED: dict[int, str] = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
+#: Number of a type that has no name -> the word that declares it.
+DECLARED: dict[int, str] = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
 
 
 class Label(Enum):
@@ -140,7 +141,7 @@ class Node:
         """The type as the schema declares it."""
         message: Descriptor | None = self.descriptor.message_type
         named: Descriptor | EnumDescriptor | None = message or self.descriptor.enum_type
-        value = _DECLARED[self.descriptor.type] if named is None else named.full_name
+        value = DECLARED[self.descriptor.type] if named is None else named.full_name
         if self.key is not None:
             return f"map<{self.key.declared()}, {value}>"
         if self.label is Label.LIST:

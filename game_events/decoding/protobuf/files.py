@@ -10,9 +10,11 @@ import importlib.util
 import os
 import re
 import runpy
+import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -22,6 +24,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_tools import protoc
 
 from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
+from game_events.decoding.protobuf.essentials import essential_text, known_types, reduce_file, without_imports
 from game_events.decoding.protobuf.schema import ProtobufSchema, from_base64
 from game_events.decoding.protobuf.source_text import Names, imports, without_map_entries
 from game_events.errors import DataError
@@ -35,16 +38,52 @@ _LOGGED = re.compile(r"WARNING: All log messages before|[IWEF]\d{4} ")
 ROOM = 2**20
 
 
-def compile_files(schema: RegistrySchema, folder: Path, *options: str) -> ProtobufSchema:
-    """Compile a schema in an empty folder, with options of protoc; DataError with protoc's message if it does not compile."""
+def compile_files(schema: RegistrySchema, folder: Path) -> ProtobufSchema:
+    """Compile a schema in an empty folder, to descriptors with what decoding needs.
+
+    If it does not compile, what decoding needs of it is compiled (see `essentials`).
+
+    Raises:
+        DataError: that does not compile either; the message is protoc's of the first attempt.
+    """
+    files = _compiled(schema, folder)
+    return ProtobufSchema(schema.schema_id, files.main, files.reduced, _counts_entries(schema))
+
+
+def described_files(schema: RegistrySchema, folder: Path) -> Sequence[FileDescriptorProto]:
+    """The files of a schema with the comments of their texts; raises as `compile_files`."""
+    return _compiled(schema, folder, "--include_source_info").files
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """Files, dependencies before dependents; the main one's name; what decoding needs of all, serialized."""
+
+    main: str
+    files: Sequence[FileDescriptorProto]
+    reduced: bytes
+
+
+def _compiled(schema: RegistrySchema, folder: Path, *options: str) -> _Compiled:
     references = dict(schema.references)
     main = next(name for name in _names(f"schema_{schema.schema_id}") if name not in references)
-    files = _Files(references, folder, options)
+    work_s = signal.getitimer(signal.ITIMER_PROF)[0]
     try:
-        files.add(main, schema.text)
-        return ProtobufSchema(schema.schema_id, main, files.checked(), _counts_entries(schema))
+        return _attempted(main, schema.text, _Files(references, folder, options))
     except DataError as error:
-        raise DataError(f"schema id {schema.schema_id} does not compile: {error}") from None
+        first = DataError(f"schema id {schema.schema_id} does not compile: {error}")
+    # A second attempt takes as long as the first one: beyond the limit of work its reason would be lost.
+    if signal.getitimer(signal.ITIMER_PROF)[0] < work_s / 2:
+        raise first
+    try:
+        return _attempted(main, schema.text, _Files(references, folder, options, essential=True))
+    except DataError:
+        raise first from None
+
+
+def _attempted(main: str, text: str, files: "_Files") -> _Compiled:
+    files.add(main, text)
+    return _Compiled(main, files.all(), files.reduced())
 
 
 def _counts_entries(schema: RegistrySchema) -> bool:
@@ -58,10 +97,13 @@ def _names(stem: str) -> Iterable[str]:
 
 
 class _Files:
-    """Files by name, dependencies before dependents."""
+    """Files by name, dependencies before dependents.
 
-    def __init__(self, references: Mapping[str, str], folder: Path, options: Sequence[str]) -> None:
-        self._references, self._folder, self._options = references, folder, options
+    `essential`: of each only what decoding needs, without the imports that there are not.
+    """
+
+    def __init__(self, references: Mapping[str, str], folder: Path, options: Sequence[str], *, essential: bool = False) -> None:
+        self._references, self._folder, self._options, self._essential = references, folder, options, essential
         self._begun: set[str] = set()
         self._done: dict[str, FileDescriptorProto] = {}
 
@@ -69,13 +111,49 @@ class _Files:
         """Add a file and its imports."""
         self._begun.add(name)
         described = from_base64(text)
-        for imported in imports(text) if described is None else described.dependency:
-            self._import(imported, by=name)
-            if described is not None and imported not in self._done:
-                raise DataError(f"{name} imports {imported!r}, which the registry does not hold")
-        described = described or self._compile(name, text)
+        if described is None:
+            text, entries = without_map_entries(text)
+            if self._essential:
+                text = self._essential_text(name, text)
+            else:
+                self._import_all(imports(text), by=name)
+            described = self._compile(name, text)
+            for path in entries:
+                _make_map_entry(described, path)
+        else:
+            if self._essential:
+                described.dependency.extend(self._homes(str(described), described.dependency))
+            missing = self._import_all(described.dependency, by=name)
+            if missing and not self._essential:
+                raise DataError(f"{name} imports {next(iter(missing))!r}, which the registry does not hold")
+            without_imports(described, missing)
         described.name = name
         self._done[name] = described
+
+    def _import_all(self, names: Iterable[str], by: str) -> dict[str, None]:
+        """Add the imports of a file; returns those that there are not, in order."""
+        missing: dict[str, None] = {}
+        for name in names:
+            try:
+                self._import(name, by=by)
+            except DataError:
+                if not self._essential:
+                    raise
+            if name not in self._done:
+                missing[name] = None
+        return missing
+
+    def _essential_text(self, name: str, text: str) -> str:
+        """A text without what decoding does not need, and with the imports of known files whose types it uses."""
+        named = imports(text)
+        added = self._homes(text, named)
+        missing = self._import_all([*named, *added], by=name)
+        return essential_text(text, missing, [file for file in added if file not in missing])
+
+    def _homes(self, text: str, named: Collection[str]) -> list[str]:
+        """Known files that define types of which a text has the full names, without those it imports by itself."""
+        found = dict.fromkeys(file for kind in sorted(known_types(text)) for file in _homes(*kind))
+        return [file for file in found if file not in named and file not in self._begun]
 
     def _import(self, name: str, by: str) -> None:
         if name in self._done:
@@ -92,7 +170,6 @@ class _Files:
                 self._done.setdefault(file.name, file)
 
     def _compile(self, name: str, text: str) -> FileDescriptorProto:
-        text, entries = without_map_entries(text)
         taken = {*self._references, *self._done, *imports(text)}
         own = next(n for n in _names("f") if n not in taken)
         # Alone in its folder: imports are never files.
@@ -106,8 +183,6 @@ class _Files:
             raise DataError(error.replace(f"{alone}/", "").replace(own, name).strip())
         compiled = FileDescriptorSet.FromString(output.read_bytes()).file[-1]
         (alone / own).unlink()
-        for path in entries:
-            _make_map_entry(compiled, path)
         return compiled
 
     def _needed(self, names: Iterable[str]) -> list[FileDescriptorProto]:
@@ -120,17 +195,23 @@ class _Files:
                 left += [*self._done[name].dependency, *self._done[name].option_dependency]
         return [file for name, file in self._done.items() if name in wanted]
 
-    def checked(self) -> bytes:
-        """All files, serialized; DataError for an invalid descriptor, such as one with a missing type."""
+    def all(self) -> list[FileDescriptorProto]:
+        """The files, dependencies before dependents."""
+        return [*self._done.values()]
+
+    def reduced(self) -> bytes:
+        """What decoding needs of all files, serialized; DataError for an invalid one, such as one with a missing type."""
+        files = FileDescriptorSet(file=self._done.values())
         pool = DescriptorPool()
         try:
-            for file in self._done.values():
+            for file in files.file:
+                reduce_file(file)
                 pool.Add(file)
             for name in self._done:
                 pool.FindFileByName(name)
         except (TypeError, ValueError, KeyError) as error:
             raise DataError(str(error)) from None
-        return FileDescriptorSet(file=self._done.values()).SerializeToString()
+        return files.SerializeToString()
 
 
 def _make_map_entry(file: FileDescriptorProto, path: Names) -> None:
@@ -171,6 +252,19 @@ def known_files(name: str) -> Sequence[FileDescriptorProto]:
     if name in _CONFLUENT:
         return _of_confluent(name)
     return _of_google(name) if name in _google_files() else ()
+
+
+def _homes(package: str, name: str) -> list[str]:
+    """Files that registries do not hold which define a type of a package."""
+    folder = package.replace(".", "/")
+    declared = re.compile(rf"^(?:message|enum)\s+{name}\b", re.MULTILINE | re.ASCII)
+    found = [
+        file
+        for file, root in _google_files().items()
+        if file.rpartition("/")[0] == folder and declared.search((root / file).read_text("utf-8"))
+    ]
+    of_confluent = [file for file in _CONFLUENT if file.rpartition("/")[0] == folder]
+    return found + [file for file in of_confluent if any(m.name == name for m in _of_confluent(file)[-1].message_type)]
 
 
 @cache

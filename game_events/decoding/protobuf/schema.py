@@ -39,6 +39,11 @@ class ProtobufSchema(CompiledSchema):
     counts_entries: bool = True
     indexed: ClassVar[bool] = True
 
+    @property
+    def size(self) -> int:
+        """See `CompiledSchema.size`."""
+        return len(self.files)
+
     @cached_property
     def pool(self) -> DescriptorPool:
         """A pool with only this schema's files: two ids may define a name differently."""
@@ -79,6 +84,11 @@ class ProtobufSchema(CompiledSchema):
                 for value in enum.value:
                     values.setdefault(value.number, value.name)
         return found
+
+    @property
+    def paths_without_entries(self) -> dict[IndexPath, str]:
+        """Full names of message types by index path, as counted without map entries."""
+        return self._names[int(self.counts_entries)]
 
     @cached_property
     def _names(self) -> tuple[dict[IndexPath, str], dict[IndexPath, str]]:

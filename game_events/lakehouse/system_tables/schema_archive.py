@@ -4,7 +4,7 @@ Guarantee: each id is in the table once, with one meaning, also with concurrent 
 lost a reference of it and has it again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -12,10 +12,12 @@ from deltalake import DeltaTable
 
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import SchemaId, SchemaRef
+from game_events.decoding.same_schema import difference
 from game_events.errors import DataError
 from game_events.lakehouse.commits.retry import retry_on_conflict
+from game_events.lakehouse.data.snapshot import may_hold
 from game_events.lakehouse.system_tables.system_table import SystemTable, schema_of
-from game_events.lakehouse.tables import SCHEMAS, Lakehouse
+from game_events.lakehouse.tables import SCHEMAS, Lakehouse, add_actions
 
 _REFERENCES = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("text", pa.string())]))
 SCHEMA = schema_of(
@@ -42,9 +44,20 @@ class SchemaArchive:
         """Where the table is."""
         return self.declaration.table.uri
 
-    def read(self) -> dict[SchemaId, RegistrySchema]:
-        """Every id with its schema."""
-        return self._schemas(self.declaration.table.open())
+    def digests(self) -> dict[SchemaId, set[str]]:
+        """Every id with the digests of its texts: more than one if a reference was lost; no text is read."""
+        handle = self.declaration.table.open()
+        rows = self.declaration.read(handle, ["schema_id", "schema_guid", "digest"])
+        found: dict[SchemaId, set[str]] = {}
+        for row in rows.to_pylist():
+            schema_id = SchemaRef(row["schema_id"], row["schema_guid"]).schema_id
+            if schema_id is not None:
+                found.setdefault(schema_id, set()).add(row["digest"])
+        return found
+
+    def read(self, schema_ids: Collection[SchemaId] | None = None) -> dict[SchemaId, RegistrySchema]:
+        """Ids with their schemas: all, or those of some; only files that may have them are read."""
+        return self._schemas(self.declaration.table.open(), schema_ids)
 
     @retry_on_conflict()
     def add(self, schemas: Sequence[RegistrySchema], registry: str) -> dict[SchemaId, RegistrySchema]:
@@ -58,38 +71,51 @@ class SchemaArchive:
             ConflictError: concurrent runs won every attempt.
         """
         handle = self.declaration.table.open()
-        held = self._schemas(handle)
+        held = self._schemas(handle, [schema.schema_id for schema in schemas])
         for schema in schemas:
-            require_same(held.get(schema.schema_id), schema, registry, self.uri)
+            archived = held.get(schema.schema_id)
+            if archived is not None and (changed := difference(archived, schema)) is not None:
+                raise DataError(f"REGISTRY_CHANGED: {registry_changed(schema.schema_id, changed, registry, self.uri)}")
         new = {s.schema_id: s for s in schemas if s.schema_id not in held or s.completes(held[s.schema_id])}
         if new:
             self.declaration.commit(handle, pa.Table.from_pylist([_row(s, registry) for s in new.values()], schema=SCHEMA))
         return new
 
-    def _schemas(self, handle: DeltaTable | None) -> dict[SchemaId, RegistrySchema]:
+    def _schemas(self, handle: DeltaTable | None, schema_ids: Collection[SchemaId] | None) -> dict[SchemaId, RegistrySchema]:
         found: dict[SchemaId, RegistrySchema] = {}
+        paths = None if handle is None or schema_ids is None else _paths(handle, schema_ids)
         # Without the time: to make Python's times of times with a zone Arrow imports pandas.
-        for row in self.declaration.read(handle, [name for name in SCHEMA.names if name != "archived_at"]).to_pylist():
+        for row in self.declaration.read(handle, [name for name in SCHEMA.names if name != "archived_at"], paths).to_pylist():
             schema_id = SchemaRef(row["schema_id"], row["schema_guid"]).schema_id
+            if schema_id is None or (schema_ids is not None and schema_id not in schema_ids):
+                continue
             references = tuple((x["name"], x["text"]) for x in row["references"] or [])
-            if schema_id is not None:
-                schema = RegistrySchema(schema_id, row["format"], row["text"], references)
-                if schema_id not in found or schema.completes(found[schema_id]):
-                    found[schema_id] = schema
+            schema = RegistrySchema(schema_id, row["format"], row["text"], references)
+            if schema_id not in found or schema.completes(found[schema_id]):
+                found[schema_id] = schema
         return found
 
 
-def require_same(archived: RegistrySchema | None, found: RegistrySchema, registry: str, uri: str) -> None:
-    """Raise DataError (REGISTRY_CHANGED) if a registry's schema of an id has another meaning than the archived one.
+def _paths(handle: DeltaTable, schema_ids: Collection[SchemaId]) -> list[str]:
+    """Files that may have rows of these ids, by their statistics."""
+    files, chosen = add_actions(handle), set[str]()
+    refs = [SchemaRef.of(schema_id) for schema_id in schema_ids]
+    numbers = [ref.number for ref in refs if ref.number is not None]
+    guids = [ref.guid for ref in refs if ref.guid is not None]
+    if numbers:
+        chosen.update(files.filter(may_hold(files, "schema_id", min(numbers), max(numbers)))["path"].to_pylist())
+    if guids:
+        chosen.update(files.filter(may_hold(files, "schema_guid", min(guids), max(guids)))["path"].to_pylist())
+    return sorted(chosen)
 
-    Not if a reference is only in one of them: a registry may lose one, or have it again.
-    """
-    if archived is not None and archived.contradicts(found):
-        raise DataError(
-            f"REGISTRY_CHANGED: {registry} gives schema id {found.schema_id} another meaning than the records "
-            f"already read with it (archive: {uri}). Point GAME_EVENTS_SCHEMA_REGISTRY_URL at the right "
-            "registry; if it was reset, restore it, or start a new lakehouse"
-        )
+
+def registry_changed(schema_id: SchemaId, changed: str, registry: str, uri: str) -> str:
+    """The message for a registry's schema of an id that decodes otherwise than the archived one: `changed`, as `difference`."""
+    return (
+        f"{registry} gives schema id {schema_id} another meaning than the records already read with it "
+        f"(archive: {uri}): {changed}. Point GAME_EVENTS_SCHEMA_REGISTRY_URL at the right registry, or restore it, and replay: "
+        "`game-events quarantine replay --reason REGISTRY_CHANGED`"
+    )
 
 
 def _row(schema: RegistrySchema, registry: str) -> Mapping[str, object]:

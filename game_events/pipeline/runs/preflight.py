@@ -215,7 +215,7 @@ def _message_types(settings: Settings) -> str:
     """A hint, no failure: with some naming strategies a type is not known before its first record."""
     lakehouse = Lakehouse.of(settings)
     catalog = SchemaCatalog(SchemaRegistry(settings), lakehouse)
-    ids = set(SchemaArchive(lakehouse).read())
+    ids = set(SchemaArchive(lakehouse).digests())
     if settings.source != FILES:
         ids |= {i for subject in subjects(settings) for i in catalog.ids_of(subject)}
     known = {name for i in ids for name in catalog.names(i)}

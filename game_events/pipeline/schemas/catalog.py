@@ -15,7 +15,7 @@ from game_events.decoding.core.wire_format import IndexPath, SchemaId, ordered
 from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.errors import DataError
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.schemas.store import SchemaStore
+from game_events.pipeline.schemas.store import RegistryChangedError, SchemaStore
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.files.schemas import FileSchemas
 
@@ -56,7 +56,7 @@ class SchemaCatalog(SchemaStore):
 
         The others may be registered before the next micro-batch, which looks them up again.
         """
-        return {key for key in self._met if key[0] in self._known and self._known[key[0]].compiled is not None}
+        return {key for key in self._met if key[0] in self._known}
 
     def look_up(self, keys: Collection[TypeKey], room: int) -> tuple[set[TypeKey], int]:
         """Ask the registry about the ids of types, the smallest first, until `room` ids are found to be unknown.
@@ -86,6 +86,9 @@ class SchemaCatalog(SchemaStore):
             compiled = self.compiled(schema_id)
             if compiled is None:
                 rejected[(schema_id, ())] = (Reason.UNKNOWN_SCHEMA, self.no_such_id(schema_id))
+                continue
+            if isinstance(compiled, RegistryChangedError):  # of no type: it is not known what its records are
+                rejected[(schema_id, ())] = (Reason.REGISTRY_CHANGED, str(compiled))
                 continue
             if isinstance(compiled, DataError):
                 rejected[(schema_id, ())] = (Reason.BAD_SCHEMA, str(compiled))

@@ -5,6 +5,7 @@ another schema is detected.
 """
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,11 +15,13 @@ from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
 from game_events.decoding.compiler import compile_schema, first_decoders
 from game_events.decoding.core.column_map import Field
 from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
+from game_events.decoding.core.recently_used import RecentlyUsed
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import IndexPath, SchemaId, ordered
 from game_events.decoding.formats import declared_names
+from game_events.decoding.same_schema import difference
 from game_events.errors import DataError, TransientError
-from game_events.lakehouse.system_tables.schema_archive import SchemaArchive, require_same
+from game_events.lakehouse.system_tables.schema_archive import SchemaArchive, registry_changed
 from game_events.lakehouse.tables import Lakehouse
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.files.schemas import FileSchemas
@@ -31,19 +34,39 @@ UNKNOWN_S = 60
 IDS_S, DOWN_S = 5.0, 30.0
 
 
+class RegistryChangedError(DataError):
+    """The registry gives an archived id a schema that decodes otherwise: which field, and how."""
+
+
 @dataclass
 class _Known:
     """One known id; an error is the reason why there is no compiled schema or decoder.
 
-    `schema`: its text; None: it is too long to be read. `verified`: the registry was asked, and is not asked again.
+    `digests`: of its archived texts; empty: it is not archived. `schema`: its text; None: it is too long to be read, or is read
+    from the archive when it is needed. `verified_until`: the registry was asked, and is not asked again before that time.
     """
 
-    schema: RegistrySchema | None
-    archived: bool = False
-    verified: bool = False
+    digests: set[str] = field(default_factory=set)
+    schema: RegistrySchema | None = None
+    verified_until: float = 0.0
     compiled: CompiledSchema | DataError | None = None
     decoders: dict[IndexPath, PayloadDecoder | DataError] = field(default_factory=dict)
     comments: Comments | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the texts in it."""
+        texts = [text for _, text in self.schema.references] + [self.schema.text] if self.schema is not None else []
+        compiled = self.compiled.size if isinstance(self.compiled, CompiledSchema) else 0
+        return sum(map(len, texts)) + compiled + (self.comments.size if self.comments is not None else 0)
+
+    def forget(self) -> None:
+        """Drop what can be made again: of an archived schema all but its errors."""
+        if self.digests:
+            self.schema = None
+        if isinstance(self.compiled, CompiledSchema):
+            self.compiled = None
+        self.decoders, self.comments = {}, None
 
 
 @dataclass
@@ -56,20 +79,25 @@ class _Subject:
 
 
 class SchemaStore:
-    """Schema ids known in this process; entries are never removed, ids that are unknown expire after `unknown_s`."""
+    """Schema ids known in this process.
+
+    Texts, compiled schemas, decoders and comments of those used last are kept, up to `KEPT_SCHEMA_BYTES`, and texts that are
+    not archived yet. Ids that are unknown expire after `unknown_s`, as do those with another meaning.
+    """
 
     def __init__(self, registry: SchemaRegistry | FileSchemas, lakehouse: Lakehouse, unknown_s: float = UNKNOWN_S) -> None:
-        """Read the archive; the registry is asked later, id by id."""
+        """Read the archive's ids; the registry is asked later, id by id."""
         self._unknown_s = unknown_s
         self._registry, self._archive = registry, SchemaArchive(lakehouse)
-        self._known = {i: _Known(schema, archived=True) for i, schema in self._archive.read().items()}
+        self._known = {i: _Known(digests) for i, digests in self._archive.digests().items()}
+        self._used: RecentlyUsed[SchemaId] = RecentlyUsed()
         self._unknown_since: dict[SchemaId, float] = {}
         self._subjects: dict[str, _Subject] = {}
 
     def expected_ids(self, subject: str) -> list[int]:
         """Ids of a subject to plan for: those that have occurred, or all if none has, as each planned id makes columns."""
         ids = self.ids_of(subject)
-        return [i for i in ids if i in self._known and self._known[i].archived] or ids
+        return [i for i in ids if i in self._known and self._known[i].digests] or ids
 
     def ids_of(self, subject: str) -> list[int]:
         """Ids of all versions of a subject, to plan for them before their first record; empty while the registry is down.
@@ -102,26 +130,46 @@ class SchemaStore:
         return set(self._unknown_since)
 
     def compiled(self, schema_id: SchemaId) -> CompiledSchema | DataError | None:
-        """The compiled schema, or why it does not compile; None: neither the registry nor the archive has the id.
+        """The compiled schema, or why there is none; None: neither the registry nor the archive has the id.
+
+        `RegistryChangedError`: the registry gives an archived id another meaning.
 
         Raises:
             TransientError: the id is not archived, and the registry does not answer.
-            DataError: REGISTRY_CHANGED, the registry gives an archived id another schema.
         """
         known = self._fetch(schema_id)
-        if known is not None and known.compiled is None and known.schema is not None:
+        if known is None:
+            return None
+        found = known.compiled
+        if found is None:
+            schema = self._text(schema_id, known)
             try:
-                known.compiled = compile_schema(known.schema)
+                found = compile_schema(schema)
             except DataError as error:
-                known.compiled = error
-        return known.compiled if known is not None else None
+                found = error
+            known.compiled = found
+        self._use(schema_id)
+        return found
+
+    def _use(self, schema_id: SchemaId) -> None:
+        """Note that a schema was used, and drop what others have that were not used for longest."""
+        for other in self._used.use(schema_id, self._known[schema_id].size):
+            self._known[other].forget()
+
+    def _text(self, schema_id: SchemaId, known: _Known) -> RegistrySchema:
+        """The text of an id that has one."""
+        if known.schema is None:
+            known.schema = self._archive.read([schema_id]).get(schema_id)
+        if known.schema is None:
+            raise DataError(f"{self._archive.uri} has lost schema id {schema_id}, which it had when this run began")
+        return known.schema
 
     def _fetch(self, schema_id: SchemaId) -> _Known | None:
         """The entry of an id: from the registry, once per process; from the archive while the registry is down."""
-        known, since = self._known.get(schema_id), self._unknown_since.get(schema_id)
-        if known is not None and known.verified:
+        known, now = self._known.get(schema_id), time.monotonic()
+        if known is not None and now < known.verified_until:
             return known
-        if since is not None and time.monotonic() < since + self._unknown_s:
+        if now < self._unknown_since.get(schema_id, -math.inf) + self._unknown_s:
             return None
         try:
             found = self._registry.fetch(schema_id)
@@ -131,19 +179,35 @@ class SchemaStore:
             return known
         except DataError as error:  # too long to be read
             found = None
-            known = known or _Known(None, compiled=error)
-        if found is None and known is None:
-            self._unknown_since[schema_id] = time.monotonic()
-            return None
+            known = known or _Known(compiled=error)
         if found is not None:
-            archived = known.schema if known is not None else None
-            require_same(archived, found, self._registry.url, self._archive.uri)
-            if archived is None or found.completes(archived):
-                # Perhaps the registry had lost a reference when this id was archived.
-                known = _Known(found)
-        known = self._known[schema_id] = known or _Known(found)
-        known.verified = True
+            known = self._verified(known, found)
+        elif known is None:
+            self._unknown_since[schema_id] = now
+            return None
+        self._known[schema_id] = known
+        changed = isinstance(known.compiled, RegistryChangedError)
+        known.verified_until = now + self._unknown_s if changed else math.inf
         return known
+
+    def _verified(self, known: _Known | None, found: RegistrySchema) -> _Known:
+        """The entry of an id for which the registry gives a text."""
+        if known is None or not (known.digests or known.schema):
+            return _Known(schema=found)
+        if isinstance(known.compiled, RegistryChangedError):
+            known.compiled = None
+        if known.digests == {found.digest}:
+            known.schema = found
+            return known
+        archived = self._text(found.schema_id, known)
+        changed = difference(archived, found)
+        if changed is not None:
+            known.forget()
+            said = registry_changed(found.schema_id, changed, self._registry.url, self._archive.uri)
+            known.compiled = RegistryChangedError(said)
+            return known
+        # Perhaps the registry had lost a reference when this id was archived.
+        return _Known(schema=found) if found.completes(archived) else known
 
     def require(self, schema_id: SchemaId) -> CompiledSchema:
         """The compiled schema; DataError with the reason if the id is unknown, or the schema does not compile."""
@@ -166,6 +230,7 @@ class SchemaStore:
                 decoders[key[1]] = first_decoders(compiled, [key[1]])[0]
             except DataError as error:
                 decoders[key[1]] = error
+        self._use(key[0])
         found = decoders[key[1]]
         if isinstance(found, DataError):
             raise found
@@ -184,16 +249,20 @@ class SchemaStore:
     def comments(self, schema_id: SchemaId) -> Comments:
         """The authors' comments on the fields of a known schema; no request."""
         known = self._known.get(schema_id)
-        if known is None or known.schema is None:
+        if known is None or isinstance(known.compiled, DataError):
             return NO_COMMENTS
         if known.comments is None:
-            known.comments = read_comments(known.schema)
-        return known.comments
+            known.comments = read_comments(self._text(schema_id, known))
+        found = known.comments
+        self._use(schema_id)
+        return found
 
     def declared(self, schema_id: SchemaId) -> Mapping[IndexPath, str]:
         """Message types by index path, read from the text alone: of a schema that does not compile."""
         known = self._known.get(schema_id)
-        return declared_names(known.schema) if known is not None and known.schema is not None else {}
+        if known is None or (known.schema is None and not known.digests):
+            return {}
+        return declared_names(self._text(schema_id, known))
 
     def offer(self, schemas: Iterable[RegistrySchema]) -> None:
         """Add schemas that came with the records of files."""
@@ -202,9 +271,11 @@ class SchemaStore:
 
     def archive(self, schema_ids: Iterable[SchemaId]) -> list[SchemaId]:
         """Add the texts of these ids to the archive, before the first row that needs them is committed; return the new ids."""
-        used = [self._known[i] for i in sorted(set(schema_ids), key=ordered) if i in self._known]
-        new = [known.schema for known in used if known.schema is not None and not known.archived]
+        used = [(i, self._known[i]) for i in sorted(set(schema_ids), key=ordered) if i in self._known]
+        new = [known.schema for _, known in used if known.schema is not None and not known.digests]
         added = list(self._archive.add(new, self._registry.url)) if new else []
-        for known in used:
-            known.archived |= known.schema is not None
+        for schema_id, known in used:
+            if known.schema is not None and not known.digests:
+                known.digests = {known.schema.digest}
+                self._use(schema_id)
         return added

@@ -92,7 +92,7 @@ def test_what_the_machine_lacks_is_no_schemas_fault(code, tmp_path):
     def fails(*_):
         raise OSError(code, os.strerror(code), "known.bin")
 
-    request = {"schema_id": 1, "format": "AVRO", "text": "{}", "references": [], "folder": str(tmp_path), "options": []}
+    request = {"schema_id": 1, "format": "AVRO", "text": "{}", "references": [], "folder": str(tmp_path), "wanted": "compiled"}
     answer = answer_request(request["schema_id"], request, fails)
     assert os.strerror(code) in answer["unable"]
     assert "error" not in answer
@@ -102,7 +102,7 @@ def test_a_file_that_is_too_large_is_the_schemas_fault(tmp_path):
     def fails(*_):
         raise OSError(errno.EFBIG, "File too large")
 
-    request = {"schema_id": 1, "format": "AVRO", "text": "{}", "references": [], "folder": str(tmp_path), "options": []}
+    request = {"schema_id": 1, "format": "AVRO", "text": "{}", "references": [], "folder": str(tmp_path), "wanted": "compiled"}
     assert "File too large" in answer_request(request["schema_id"], request, fails)["error"]
 
 

@@ -2,15 +2,18 @@
 
 import json
 import pickle
+import re
 
 import pyarrow as pa
 import pytest
 
 from game_events.decoding.avro.nested_columns import MAX_COLUMNS
+from game_events.decoding.avro.schema import AvroSchema, compile_avro
 from game_events.decoding.batch_decoder import BatchDecoder
 from game_events.decoding.compiler import compile_schema
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.formats import make_decoder
+from game_events.decoding.same_schema import _of_avro
 from game_events.errors import DataError
 from game_events_tests.support.decoding.format_helpers import decode_one, framed, plan_of, registered
 from game_events_tests.support.decoding.helpers import decode, rows_by_position
@@ -242,3 +245,27 @@ def test_types_nested_deeper_than_columns_go_are_json_text():
     while isinstance(deep, list):
         (deep,) = deep
     assert deep == 7
+
+
+def test_a_compiled_schema_has_only_what_decoding_needs():
+    fields = [
+        {
+            "name": "a",
+            "type": {"type": "long", "logicalType": "timestamp-millis", "x": "y"},
+            "doc": "d" * 100,
+            "aliases": ["b", "c"],
+        },
+        {"name": "e", "type": {"type": "enum", "name": "E", "symbols": ["A"], "default": "A", "namespace": "n"}},
+        {"name": "f", "type": {"type": "fixed", "name": "F", "size": 3}, "default": "xxx"},
+        {"name": "m", "type": {"type": "map", "values": ["null", {"type": "array", "items": "E", "doc": "x"}]}},
+        {
+            "name": "d",
+            "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2, "symbols": [1], "fields": []},
+        },
+    ]
+    text = {"type": "record", "name": "R", "namespace": "n", "fields": fields, "x": [[]] * 1_000, "size": [[]]}
+    whole = AvroSchema(1, json.dumps(text))
+    made = compile_avro(registered("AVRO", text))
+    assert next(_of_avro([("", whole.root, made.root)]), None) is None
+    assert made.size < 600
+    assert not {"doc", "x", "default"} & set(re.findall(r"\w+", made.text))

@@ -89,7 +89,7 @@ def test_a_proto2_schema_compiles():
     [
         ('syntax = "proto3"; message E { strin a = 1; }', '"strin" is not defined'),
         ('syntax = "proto3"; message E { string a = 1; string b = 1; }', "Field number 1 has already been used"),
-        ('syntax = "proto3"; import "missing.proto"; message E {}', "missing.proto: File not found"),
+        ('syntax = "proto3"; import "missing.proto"; message E { M m = 1; }', "missing.proto: File not found"),
         ("this is no schema", "Expected"),
     ],
 )

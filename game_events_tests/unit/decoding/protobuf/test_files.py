@@ -97,8 +97,9 @@ def test_a_descriptor_in_base64_is_taken_as_it_is(compiled):
     assert messages(compiled(as_base64(file))["schema_7.proto"]) == ["Player"]
 
 
-def test_a_descriptor_that_imports_what_the_registry_lacks_is_refused(compiled):
+def test_a_descriptor_that_needs_what_the_registry_lacks_is_refused(compiled):
     file = FileDescriptorProto(name="other.proto", syntax="proto3", dependency=["gone.proto"])
+    file.message_type.add(name="M").field.add(name="f", number=1, label=1, type=11, type_name=".gone.Type")
     with pytest.raises(DataError, match=r"imports 'gone\.proto', which the registry does not hold"):
         compiled(as_base64(file))
 
@@ -138,7 +139,7 @@ def test_a_message_that_has_not_the_form_of_an_entry_is_refused(compiled, fields
 
 
 def answered(tmp_path, text, schema_format="PROTOBUF"):
-    request = {"format": schema_format, "text": text, "references": [], "options": [], "folder": str(tmp_path)}
+    request = {"format": schema_format, "text": text, "references": [], "wanted": "compiled", "folder": str(tmp_path)}
     return answer_request(7, request)
 
 
