@@ -22,7 +22,7 @@ from game_events.decoding.formats import allow_deep_calls, make_decoder
 
 #: Message type of a record: schema id and message index path.
 TypeKey = tuple[SchemaId, IndexPath]
-#: Unknown types of one unknown schema that are reported from one batch: invalid indexes may name any number.
+#: Index paths of one schema that are named from one batch, of types that are unknown or do not exist: records choose how many.
 MAX_UNKNOWN_PATHS = 16
 
 
@@ -103,6 +103,7 @@ class BatchDecoder:
         """
         result = DecodedBatch()
         paths: Counter[SchemaId] = Counter()
+        nowhere: dict[SchemaId, list[frames.FrameGroup]] = {}
         groups, bad_frames = frames.split(values, headers, self._indexless)
         for bad in bad_frames:
             self._add_bad(bad, result)
@@ -126,8 +127,9 @@ class BatchDecoder:
             elif self._plan.schemas[group.schema_id].has(group.path):
                 result.unknown.add(key)
             else:
-                detail = f"schema id {group.schema_id} has no message at index path {list(group.path)}"
-                result.rejected.append(Rejected(Reason.BAD_INDEX, detail, group.rows, group.schema_id))
+                nowhere.setdefault(group.schema_id, []).append(group)
+        for schema_id, lost in nowhere.items():
+            result.rejected += _without_message(schema_id, lost)
         for group, payloads in zip(known, frames.payloads(values, known), strict=True):
             decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
             if len(decoded.good):
@@ -190,6 +192,17 @@ def _of_smallest_ids(keys: set[TypeKey], number: int) -> set[TypeKey]:
     """The keys of so many ids: the smallest are most likely to exist, as registries count upwards."""
     kept = set(sorted({schema_id for schema_id, _ in keys}, key=ordered)[:number])
     return {key for key in keys if key[0] in kept}
+
+
+def _without_message(schema_id: SchemaId, groups: list[frames.FrameGroup]) -> Iterator[Rejected]:
+    """Rows whose index paths name no message of their schema; past `MAX_UNKNOWN_PATHS` the paths are not named."""
+    named, others = groups[:MAX_UNKNOWN_PATHS], groups[MAX_UNKNOWN_PATHS:]
+    for group in named:
+        detail = f"schema id {schema_id} has no message at index path {list(group.path)}"
+        yield Rejected(Reason.BAD_INDEX, detail, group.rows, schema_id)
+    if others:
+        detail = f"schema id {schema_id} has no message at the record's index path"
+        yield Rejected(Reason.BAD_INDEX, detail, np.concatenate([group.rows for group in others]), schema_id)
 
 
 def _merged(rejected: list[Rejected]) -> list[Rejected]:
