@@ -70,8 +70,8 @@ def _formats() -> dict[str, tuple[DecodePlan, list[bytes]]]:
     strings = [{"name": name, "type": "string"} for name in FIELDS if name != "event_timestamp"]
     time = {"name": "event_timestamp", "type": {"type": "long", "logicalType": "timestamp-micros"}}
     record = {"type": "record", "name": "E", "fields": [*strings, time]}
-    object_ = {"title": "E", "type": "object", "properties": {n: {"type": "string"} for n in FIELDS}}
-    object_["properties"] |= {"event_timestamp": {"type": "string", "format": "date-time"}}
+    members = {n: {"type": "string"} for n in FIELDS} | {"event_timestamp": {"type": "string", "format": "date-time"}}
+    object_ = {"title": "E", "type": "object", "properties": members}
     avro = fastavro.parse_schema(record)
     return {
         "protobuf": (
@@ -147,7 +147,7 @@ def _rows(values: list[bytes]) -> pa.RecordBatch:
 def _stage(arena: Arena, plan: DecodePlan, rows: pa.RecordBatch, _: int) -> None:
     root = arena.folder / "mutations"
     lake = Lakehouse(str(root))
-    task = BronzeTask(lake.table(BRONZE), lake.table(QUARANTINE), plan, {"topic": "t", "topic_id": "i"}, 1, "run", keep_raw=True)
-    result = task.stage(iter([rows]))
+    bronze, quarantine = lake.table(BRONZE), lake.table(QUARANTINE)
+    result = BronzeTask(bronze, quarantine, plan, {"topic": "t", "topic_id": "i"}, 1, "run", keep_raw=True).stage([rows])
     assert sum(file.rows for file in (*result.bronze, *result.quarantine)) == len(rows)
     shutil.rmtree(root)
