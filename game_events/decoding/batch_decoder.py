@@ -17,6 +17,7 @@ from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.expansion import Shape, pieces
 from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
 from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.value_rules import ColumnRules, ValueRules
 from game_events.decoding.core.wire_format import IndexPath, Rows, SchemaId, ordered
 from game_events.decoding.formats import allow_deep_calls, make_decoder
 
@@ -38,6 +39,7 @@ class DecodePlan:
         undecoded: types, or whole ids, that are not selected: kept as raw values.
         rest: why other ids are UNKNOWN_SCHEMA; None: they are reported.
         max_unknown_ids: unknown ids that are reported from one batch, plus one.
+        values: what becomes of single bad values.
     """
 
     schemas: Mapping[SchemaId, CompiledSchema] = field(default_factory=dict)
@@ -47,6 +49,7 @@ class DecodePlan:
     undecoded: frozenset[TypeKey] = frozenset()
     rest: str | None = None
     max_unknown_ids: int = 10_000
+    values: ValueRules = field(default_factory=ValueRules)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class DecodedBatch:
         undecoded: (positions, type) of rows of message types that are not selected.
         types: decoded types.
         unknown: types that are not in the plan; their rows are in no list.
+        nulled: column -> its bad values that became NULL.
     """
 
     good: list[tuple[Rows, SchemaId, pa.Table]] = field(default_factory=list)
@@ -76,6 +80,7 @@ class DecodedBatch:
     undecoded: list[tuple[Rows, TypeKey]] = field(default_factory=list)
     types: set[TypeKey] = field(default_factory=set)
     unknown: set[TypeKey] = field(default_factory=set)
+    nulled: Counter[str] = field(default_factory=Counter)
 
 
 class BatchDecoder:
@@ -84,6 +89,7 @@ class BatchDecoder:
     def __init__(self, plan: DecodePlan) -> None:
         self._plan = plan
         self._decoders: dict[TypeKey, PayloadDecoder] = {}
+        self._rules = ColumnRules(plan.values, plan.columns) if plan.values else None
         self._shape = Shape.of(plan.columns.columns.values())
         self._indexless = frozenset(i for i, schema in plan.schemas.items() if not schema.indexed)
 
@@ -132,6 +138,7 @@ class BatchDecoder:
             result.rejected += _without_message(schema_id, lost)
         for group, payloads in zip(known, frames.payloads(values, known), strict=True):
             decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
+            result.nulled.update(decoded.nulled)
             if len(decoded.good):
                 result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
             result.rejected += [Rejected(r, detail, group.rows[at], group.schema_id) for r, detail, at in decoded.bad]
@@ -184,7 +191,7 @@ class BatchDecoder:
         decoder = self._decoders.get(key)
         if decoder is None:
             allow_deep_calls()
-            decoder = self._decoders[key] = make_decoder(self._plan.schemas[key[0]], key[1])
+            decoder = self._decoders[key] = make_decoder(self._plan.schemas[key[0]], key[1], self._rules)
         return decoder
 
 

@@ -79,6 +79,8 @@ class RowDecoder(ABC):
     def __init__(self, message: str, fields: tuple[Field, ...], budget: CellBudget) -> None:
         """`budget`: of the payload that is read, for the elements of its lists."""
         self.message, self.fields, self.budget = message, fields, budget
+        #: Columns of the values that became NULL, of good rows and of the current one.
+        self.nulled: list[str] = []
         self._projection = Projection(message, fields)
 
     def decode(self, payloads: pa.BinaryArray, columns: ColumnMap, batch_bytes: int = BATCH_BYTES) -> Decoded:
@@ -86,13 +88,15 @@ class RowDecoder(ABC):
         rows: list[int] = []
         bad: dict[tuple[Reason, str], list[int]] = {}
         parts: list[tuple[Rows, pa.RecordBatch]] = []
-        size, read = 0, self._read
+        size, read, nulled, settled = 0, self._read, self.nulled, 0
         for row, payload in enumerate(payloads.to_pylist()):
             self.budget.reset()
             try:
                 read(payload)
                 rows.append(row)
+                settled = len(nulled)
             except DAMAGE as error:
+                del nulled[settled:]
                 damage = as_damage(error)
                 bad.setdefault((damage.reason, damage.detail(self.message)), []).append(row)
             # Values in JSON text have names, which the payload has not.
@@ -101,7 +105,10 @@ class RowDecoder(ABC):
                 parts.append((np.array(rows, np.int64), self._finish()))
                 rows, size = [], 0
         parts.append((np.array(rows, np.int64), self._finish()))
-        return self._projection.decoded(parts, columns, bad)
+        decoded = self._projection.decoded(parts, columns, bad)
+        decoded.nulled.update(nulled)
+        nulled.clear()
+        return decoded
 
     @abstractmethod
     def _read(self, payload: bytes) -> None:

@@ -49,6 +49,7 @@ class StageResult(Summed):
         schemas: that files brought and the plan does not know.
         origins: of records from files, an archive's too: split -> offset after the last one.
         undecoded: rows of message types that are not selected; they are in bronze's files.
+        nulled: column -> bad values that became NULL.
         large: records that are not small, where the job takes small ones only: then it has written nothing.
     """
 
@@ -63,6 +64,7 @@ class StageResult(Summed):
     schemas: list[RegistrySchema] = merged(extend, list)
     origins: Offsets = merged(by_key(max), dict)
     undecoded: Counter[TypeKey] = merged(add_counts, Counter)
+    nulled: Counter[str] = merged(add_counts, Counter)
     large: int = merged(add, int)
 
     def discard(self, bronze: Table, quarantine: Table | None) -> None:
@@ -127,6 +129,7 @@ class BronzeTask(DecodeJob):
                     decoded = decoder.decode(part.column("value"), part.column("headers"))
                 result.types |= decoded.types
                 result.unknown |= decoded.unknown
+                result.nulled.update(decoded.nulled)
                 # With an unknown type or large records the driver plans again: continue only to find all of them.
                 if not result.unknown and not result.large:
                     output.write(part, decoded)
