@@ -96,7 +96,7 @@ def value_of(secret: SecretStr | None) -> str | None:
 def mask_all(text: str, secrets: Iterable[str], most: int = MAX_SEARCHED) -> str:
     """Mask some secrets, in every encoding, and secrets in addresses; a text of more than `most` characters is cut."""
     forms = sorted({form for secret in secrets for form in forms_of(secret)}, key=len, reverse=True)
-    longest = max(_MAX_LOGIN, *map(len, forms[:1]))
+    longest = max([_MAX_LOGIN, *map(len, forms[:1])])
     masked = text[: most + longest]
     for form in forms:
         masked = masked.replace(form, MASK)

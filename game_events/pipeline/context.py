@@ -159,11 +159,9 @@ class Pipeline:
         known: SchemaRegistry | FileSchemas = registry
         if settings.source == FILES:
             known = FileSchemas(registry, framed=settings.files_framed)
-        values = ValueRules.of(settings)
+        kept, values = kept_columns(settings), ValueRules.of(settings)
         limits = {"max_columns": settings.max_columns, "max_unknown_ids": settings.max_unknown_ids}
-        return SchemaCatalog(
-            known, self.lakehouse, settings.message_types, kept=kept_columns(settings), values=values, **limits
-        )
+        return SchemaCatalog(known, self.lakehouse, settings.message_types, kept=kept, values=values, **limits)
 
     @cached_property
     def extensions(self) -> Extensions:

@@ -36,7 +36,7 @@ class DomainSettings(BaseSettings):
 
     # --- single values (docs/decoding.md)
     on_bad_value: OnBadValue = "quarantine"
-    """a value that its type does not take: `quarantine` of its record, `null`, or a mapping column -> choice (`*`: the others)"""
+    """a value that its type does not take: `quarantine` of its record, `null`, or a mapping column -> choice (`*`: others)"""
     naive_times_zone: str | None = None
     """time zone (`Europe/Berlin`) of times in JSON that name none; unset: they are bad values"""
 

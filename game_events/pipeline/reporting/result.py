@@ -123,7 +123,7 @@ class BronzeResult(LayerResult):
     nulled: Mapping[str, int] = merged(
         add_counts,
         Counter,
-        event=Event("nulled", Layer.BRONZE, BRONZE),
+        event=Event("nulled", Layer.BRONZE),
         asset=(Layer.BRONZE, "values_made_null", dict),
         printed="",
     )

@@ -42,9 +42,9 @@ class SchemaCatalog(SchemaStore):
     ) -> None:
         """Reads the archive.
 
-        `selected`: full names of the message types that are decoded; empty: all. `kept`: the columns that settings name. `values`:
-        what becomes of single bad values. A type that would make more than `max_columns` is not decoded. After `max_unknown_ids` unknown ids in one micro-batch, the
-        registry is asked about no others.
+        `selected`: full names of the message types that are decoded; empty: all. `kept`: the columns that settings name.
+        `values`: what becomes of single bad values. A type that would make more than `max_columns` is not decoded. After
+        `max_unknown_ids` unknown ids in one micro-batch, the registry is asked about no others.
         """
         super().__init__(registry, lakehouse)
         self._selected, self._kept = frozenset(selected), kept or {}

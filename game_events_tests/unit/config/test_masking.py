@@ -14,7 +14,7 @@ import pytest
 
 from game_events.cli import main as command_line
 from game_events.config import masking
-from game_events.config.masking import MAX_SEARCHED, MAX_SEARCHED_SHORT, MAX_TEXT, forms_of, mask, without_secrets
+from game_events.config.masking import MAX_SEARCHED, MAX_SEARCHED_SHORT, MAX_TEXT, forms_of, mask, mask_all, without_secrets
 from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError
 from game_events.orchestration.runs.errors import errors_decide
@@ -115,6 +115,10 @@ def test_masking_a_hostile_text_takes_a_bounded_time_for_each_character(unit):
             ratios.append((time.process_time() - between) / max(between - begun, 1e-4))
         # 4,000 times with patterns that try again.
         assert min(ratios) < 100, unit
+
+
+def test_a_text_is_masked_where_there_is_no_secret_to_look_for():
+    assert mask_all("at https://me:pw@host", ()) == "at https://***@host"
 
 
 @pytest.mark.parametrize("shift", [*range(40), 2_000, 2_090, 2_110])
