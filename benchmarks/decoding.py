@@ -9,6 +9,7 @@ from benchmarks.arena import Arena
 from benchmarks.bad_rows import bad_rows
 from benchmarks.figures import Figure, Target, ratio
 from benchmarks.messages import arrow, compiled, decoder_for, event, values, version_text
+from benchmarks.mutations import mutations
 from benchmarks.nested import nested
 from benchmarks.turns import in_turns
 from game_events.spark.config import KAFKA_ARROW_RECORDS
@@ -23,8 +24,8 @@ SHARE = Target(">=", 0.7)
 
 
 def decoding(arena: Arena) -> list[Figure]:
-    """All three parts."""
-    return [*versions(arena), *bad_rows(arena), *nested(arena)]
+    """All parts."""
+    return [*versions(arena), *mutations(arena), *bad_rows(arena), *nested(arena)]
 
 
 def versions(arena: Arena) -> list[Figure]:

@@ -23,10 +23,12 @@ _VARIABLES = re.compile(
 )
 #: Shorter paths (`/events`) are too frequent in normal text.
 MIN_PATH_CHARS = 16
-#: `user:password@`, also with `@` or slashes in the password; not a port with a path.
-_IN_ADDRESS = re.compile(r"(://)(?:[^/\s]{1,1000}|[^/@\s:]{0,1000}:(?!\d{1,5}[/?#])[^\s\"'<>]{1,1000})@")
+#: Characters of a password with slashes, up to an `@`, and without another address in it.
+_TO_AT = r"(?:[^\s\"'<>@:]{0,1000}+(?::(?!//)[^\s\"'<>@:]{0,1000}+)*+@)++"
+#: `user:password@`, also with `@` or slashes in the password; not a port with a path. Nothing is tried twice (possessive).
+_IN_ADDRESS = re.compile(rf"(://)(?:(?:[^/\s@]{{0,1000}}+@)++|[^/@\s:]{{0,1000}}+:(?!\d{{1,5}}[/?#]){_TO_AT})")
 #: Spark Connect's address carries its token as a parameter (`sc://host:443/;use_ssl=true;token=...`).
-_TOKEN = re.compile(r"(;\s*token=)[^;\s]+", re.IGNORECASE)
+_TOKEN = re.compile(r"(;\s{0,100}+token=)[^;\s]++", re.IGNORECASE)
 #: Kafka's options without secrets, often with frequent values: `https`, `true`, a user `game`. All others are secrets.
 _HARMLESS = re.compile(
     r"^(security\.protocol|sasl\.(mechanisms?|username|kerberos\.(service\.name|principal|keytab))|"
@@ -37,6 +39,11 @@ _HARMLESS = re.compile(
 
 #: Longer error texts are cut: Spark's repeat whole plans.
 MAX_TEXT = 1_000
+#: Characters that are searched for secrets: of a text that is shown whole, and of one that is cut to `MAX_TEXT`.
+MAX_SEARCHED, MAX_SEARCHED_SHORT = 1_000_000, 50_000
+#: Characters of a login in an address, which a cut may part from the `@` behind it.
+_MAX_LOGIN = 2_100
+CUT = " ..."
 
 #: Words in names of credentials; `key` only as the last word or in the name of a secret key (not `mapKeyDedupPolicy`). This
 #: project's own settings count as such: only the driver needs them, and many are secret.
@@ -68,9 +75,9 @@ _SECRET_VALUE = re.compile(r"://[^/\s@:]*:[^/\s@]*@|(secret|passw(or)?d|pwd|toke
 _JAAS = re.compile(r'username="((?:[^"\\]|\\.)*)"\s+password="((?:[^"\\]|\\.)*)"')
 
 
-def mask(text: str, settings: Settings | None) -> str:
-    """Mask secrets of the settings (None: unreadable), of the environment, and in addresses."""
-    return mask_all(text, _secrets(settings))
+def mask(text: str, settings: Settings | None, most: int = MAX_SEARCHED) -> str:
+    """Mask secrets of the settings (None: unreadable), of the environment, and in addresses; `most`: see `mask_all`."""
+    return mask_all(text, _secrets(settings), most)
 
 
 def settings_to_mask() -> Settings | None:
@@ -86,12 +93,16 @@ def value_of(secret: SecretStr | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
 
 
-def mask_all(text: str, secrets: Iterable[str]) -> str:
-    """Mask some secrets, in every encoding, and secrets in addresses."""
-    forms = {form for secret in secrets for form in forms_of(secret)}
-    for form in sorted(forms, key=len, reverse=True):
-        text = text.replace(form, MASK)
-    return _TOKEN.sub(rf"\1{MASK}", _IN_ADDRESS.sub(rf"\1{MASK}@", text))
+def mask_all(text: str, secrets: Iterable[str], most: int = MAX_SEARCHED) -> str:
+    """Mask some secrets, in every encoding, and secrets in addresses; a text of more than `most` characters is cut."""
+    forms = sorted({form for secret in secrets for form in forms_of(secret)}, key=len, reverse=True)
+    longest = max([_MAX_LOGIN, *map(len, forms[:1])])
+    masked = text[: most + longest]
+    for form in forms:
+        masked = masked.replace(form, MASK)
+    masked = _TOKEN.sub(rf"\1{MASK}", _IN_ADDRESS.sub(rf"\1{MASK}@", masked))
+    # The first part of a secret may stand at the cut, where it is not found.
+    return masked if len(text) <= most + longest else masked[:-longest] + CUT
 
 
 def masked_traceback(error: BaseException, settings: Settings | None) -> str | None:
@@ -165,10 +176,10 @@ def secret_parts(address: str) -> set[str]:
     return {value for _, value in parse_qsl(parts.query)} | ({path} if len(path) >= MIN_PATH_CHARS else set())
 
 
-def without_secrets(text: str, settings: Settings) -> str:
-    """A masked text, cut to `MAX_TEXT` characters."""
-    text = mask(text, settings)
-    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."
+def without_secrets(text: str, settings: Settings, most: int = MAX_TEXT) -> str:
+    """A masked text, cut to so many characters."""
+    text = mask(text, settings, MAX_SEARCHED_SHORT)
+    return text if len(text) <= most else text[:most].removesuffix(CUT) + CUT
 
 
 def is_credential(name: str, value: str) -> bool:

@@ -18,12 +18,13 @@ from game_events.decoding.core.expansion import Shape, pieces
 from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.recently_used import RecentlyUsed
+from game_events.decoding.core.value_rules import ColumnRules, ValueRules
 from game_events.decoding.core.wire_format import IndexPath, Rows, SchemaId, ordered
 from game_events.decoding.formats import allow_deep_calls, make_decoder
 
 #: Message type of a record: schema id and message index path.
 TypeKey = tuple[SchemaId, IndexPath]
-#: Unknown types of one unknown schema that are reported from one batch: invalid indexes may name any number.
+#: Index paths of one schema that are named from one batch, of types that are unknown or do not exist: records choose how many.
 MAX_UNKNOWN_PATHS = 16
 
 
@@ -39,6 +40,7 @@ class DecodePlan:
         undecoded: types, or whole ids, that are not selected: kept as raw values.
         rest: why other ids are UNKNOWN_SCHEMA; None: they are reported.
         max_unknown_ids: unknown ids that are reported from one batch, plus one.
+        values: what becomes of single bad values.
     """
 
     schemas: Mapping[SchemaId, CompiledSchema] = field(default_factory=dict)
@@ -48,6 +50,7 @@ class DecodePlan:
     undecoded: frozenset[TypeKey] = frozenset()
     rest: str | None = None
     max_unknown_ids: int = 10_000
+    values: ValueRules = field(default_factory=ValueRules)
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class DecodedBatch:
         undecoded: (positions, type) of rows of message types that are not selected.
         types: decoded types.
         unknown: types that are not in the plan; their rows are in no list.
+        nulled: column -> its bad values that became NULL.
     """
 
     good: list[tuple[Rows, SchemaId, pa.Table]] = field(default_factory=list)
@@ -77,6 +81,7 @@ class DecodedBatch:
     undecoded: list[tuple[Rows, TypeKey]] = field(default_factory=list)
     types: set[TypeKey] = field(default_factory=set)
     unknown: set[TypeKey] = field(default_factory=set)
+    nulled: Counter[str] = field(default_factory=Counter)
 
 
 class BatchDecoder:
@@ -86,6 +91,7 @@ class BatchDecoder:
         self._plan = plan
         self._decoders: dict[TypeKey, PayloadDecoder] = {}
         self._used: RecentlyUsed[TypeKey] = RecentlyUsed()
+        self._rules = ColumnRules(plan.values, plan.columns) if plan.values else None
         self._shape = Shape.of(plan.columns.columns.values())
         self._indexless = frozenset(i for i, schema in plan.schemas.items() if not schema.indexed)
 
@@ -105,6 +111,7 @@ class BatchDecoder:
         """
         result = DecodedBatch()
         paths: Counter[SchemaId] = Counter()
+        nowhere: dict[SchemaId, list[frames.FrameGroup]] = {}
         groups, bad_frames = frames.split(values, headers, self._indexless)
         for bad in bad_frames:
             self._add_bad(bad, result)
@@ -128,10 +135,12 @@ class BatchDecoder:
             elif self._plan.schemas[group.schema_id].has(group.path):
                 result.unknown.add(key)
             else:
-                detail = f"schema id {group.schema_id} has no message at index path {list(group.path)}"
-                result.rejected.append(Rejected(Reason.BAD_INDEX, detail, group.rows, group.schema_id))
+                nowhere.setdefault(group.schema_id, []).append(group)
+        for schema_id, lost in nowhere.items():
+            result.rejected += _without_message(schema_id, lost)
         for group, payloads in zip(known, frames.payloads(values, known), strict=True):
             decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
+            result.nulled.update(decoded.nulled)
             if len(decoded.good):
                 result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
             result.rejected += [Rejected(r, detail, group.rows[at], group.schema_id) for r, detail, at in decoded.bad]
@@ -184,7 +193,7 @@ class BatchDecoder:
         decoder, schema = self._decoders.get(key), self._plan.schemas[key[0]]
         if decoder is None:
             allow_deep_calls()
-            decoder = self._decoders[key] = make_decoder(schema, key[1])
+            decoder = self._decoders[key] = make_decoder(schema, key[1], self._rules)
         for other in self._used.use(key, schema.size):
             del self._decoders[other]
             self._plan.schemas[other[0]].forget()
@@ -195,6 +204,17 @@ def _of_smallest_ids(keys: set[TypeKey], number: int) -> set[TypeKey]:
     """The keys of so many ids: the smallest are most likely to exist, as registries count upwards."""
     kept = set(sorted({schema_id for schema_id, _ in keys}, key=ordered)[:number])
     return {key for key in keys if key[0] in kept}
+
+
+def _without_message(schema_id: SchemaId, groups: list[frames.FrameGroup]) -> Iterator[Rejected]:
+    """Rows whose index paths name no message of their schema; past `MAX_UNKNOWN_PATHS` the paths are not named."""
+    named, others = groups[:MAX_UNKNOWN_PATHS], groups[MAX_UNKNOWN_PATHS:]
+    for group in named:
+        detail = f"schema id {schema_id} has no message at index path {list(group.path)}"
+        yield Rejected(Reason.BAD_INDEX, detail, group.rows, schema_id)
+    if others:
+        detail = f"schema id {schema_id} has no message at the record's index path"
+        yield Rejected(Reason.BAD_INDEX, detail, np.concatenate([group.rows for group in others]), schema_id)
 
 
 def _merged(rejected: list[Rejected]) -> list[Rejected]:

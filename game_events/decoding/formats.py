@@ -11,6 +11,7 @@ from game_events.decoding.avro.decoder import AvroDecoder
 from game_events.decoding.avro.schema import AvroSchema
 from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
 from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.core.value_rules import ColumnRules
 from game_events.decoding.core.wire_format import IndexPath
 from game_events.decoding.json.decoder import JsonDecoder
 from game_events.decoding.json.schema import UNNAMED, JsonSchema
@@ -30,18 +31,21 @@ def allow_deep_calls() -> None:
 
 
 #: Class of a compiled schema -> its decoder.
-_DECODERS: Mapping[type, Callable[[Any, IndexPath], PayloadDecoder]] = {
+_DECODERS: Mapping[type, Callable[[Any, IndexPath, ColumnRules | None], PayloadDecoder]] = {
     ProtobufSchema: ProtobufDecoder,
-    AvroSchema: lambda schema, _: AvroDecoder(schema),
-    JsonSchema: lambda schema, _: JsonDecoder(schema),
-    ColumnsSchema: lambda schema, _: ColumnsDecoder(schema),
+    AvroSchema: lambda schema, _, rules: AvroDecoder(schema, rules),
+    JsonSchema: lambda schema, _, rules: JsonDecoder(schema, rules),
+    ColumnsSchema: lambda schema, *_: ColumnsDecoder(schema),
 }
 _SCHEMAS: Mapping[str, Any] = {kind.__name__: kind for kind in _DECODERS}
 
 
-def make_decoder(schema: CompiledSchema, path: IndexPath) -> PayloadDecoder:
-    """The decoder of one message type; DataError if there is no such type, or it cannot be decoded."""
-    return _DECODERS[type(schema)](schema, path)
+def make_decoder(schema: CompiledSchema, path: IndexPath, rules: ColumnRules | None = None) -> PayloadDecoder:
+    """The decoder of one message type; DataError if there is no such type, or it cannot be decoded.
+
+    `rules`: of single bad values; None: the default, by which the record is bad.
+    """
+    return _DECODERS[type(schema)](schema, path, rules)
 
 
 def as_json(schema: CompiledSchema) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class ColumnsDecoder:
     def decode(self, payloads: pa.StructArray, columns: ColumnMap) -> Decoded:
         """Rows have the types of the schema: none is malformed."""
         batch = pa.RecordBatch.from_struct_array(payloads)
-        return self._projection.decoded([(np.arange(len(payloads), dtype=np.int64), batch)], columns, ())
+        return self._projection.decoded([(np.arange(len(payloads), dtype=np.int64), batch)], columns, {})
 
 
 def _fields(items: Iterable[pa.Field]) -> tuple[Field, ...]:

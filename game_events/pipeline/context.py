@@ -16,6 +16,7 @@ from game_events.config.extensions import Extensions, extensions_of
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
 from game_events.decoding.core.kept_columns import kept_columns
+from game_events.decoding.core.value_rules import ValueRules
 from game_events.lakehouse.kept_handles import KeptHandles
 from game_events.lakehouse.system_tables.progress import ProgressTable
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
@@ -158,8 +159,9 @@ class Pipeline:
         known: SchemaRegistry | FileSchemas = registry
         if settings.source == FILES:
             known = FileSchemas(registry, framed=settings.files_framed)
+        kept, values = kept_columns(settings), ValueRules.of(settings)
         limits = {"max_columns": settings.max_columns, "max_unknown_ids": settings.max_unknown_ids}
-        return SchemaCatalog(known, self.lakehouse, settings.message_types, kept=kept_columns(settings), **limits)
+        return SchemaCatalog(known, self.lakehouse, settings.message_types, kept=kept, values=values, **limits)
 
     @cached_property
     def extensions(self) -> Extensions:

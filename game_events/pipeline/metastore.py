@@ -107,7 +107,7 @@ def _tables(lakehouse: Lakehouse) -> dict[str, Table]:
 
 def _cause(pipeline: Pipeline, error: Exception) -> str:
     """The first line of an error: a catalog's errors are long stacks."""
-    return without_secrets(f"{type(error).__name__}: {first_line(error)[:600]}", pipeline.settings)
+    return without_secrets(f"{type(error).__name__}: {first_line(error)}", pipeline.settings, most=600)
 
 
 def _local(uri: str) -> str:

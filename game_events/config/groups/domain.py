@@ -3,12 +3,13 @@
 import os
 from pathlib import Path
 from typing import Annotated, ClassVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
 
 from game_events.config.gold_columns import problem
-from game_events.config.groups.values import ENV_PREFIX, NameList
+from game_events.config.groups.values import ENV_PREFIX, NameList, OnBadValue
 from game_events.config.naming import Names
 from game_events.config.producer import SampleData
 from game_events.rules import Rule, require_unique
@@ -34,6 +35,12 @@ class DomainSettings(BaseSettings):
     producer: SampleData = Field(default_factory=SampleData)
     """the message and sample data of `produce` and `demo`; default: the game event"""
 
+    # --- single values (docs/decoding.md)
+    on_bad_value: OnBadValue = "quarantine"
+    """a value that its type does not take: `quarantine` of its record, `null`, or a mapping column -> choice (`*`: others)"""
+    naive_times_zone: str | None = None
+    """time zone (`Europe/Berlin`) of times in JSON that name none; unset: they are bad values"""
+
     # --- checks on tables (docs/observability.md)
     freshness_s: int = Field(93_600, ge=0, le=315_360_000)
     """maximum age of bronze's last commit of records, in seconds; `0`: not checked"""
@@ -52,6 +59,14 @@ class DomainSettings(BaseSettings):
         if "/" in value or "=" in value:
             raise ValueError("must hold neither / nor =: the unified table has a folder of that name for each of its values")
         return value
+
+    @field_validator("naive_times_zone")
+    @classmethod
+    def _naive_times_zone(cls, value: str | None) -> str | None:
+        try:
+            return value if value is None else ZoneInfo(value).key
+        except (ValueError, OSError, ZoneInfoNotFoundError):
+            raise ValueError("is no time zone of the IANA database, such as UTC or Europe/Berlin") from None
 
     @field_validator("producer")
     @classmethod

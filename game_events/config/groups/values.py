@@ -1,6 +1,8 @@
 """Types and checks of single values that several groups of settings use."""
 
-from typing import Annotated
+import json
+from collections.abc import Mapping
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
@@ -17,6 +19,22 @@ def split_names(value: str) -> tuple[str, ...]:
 
 #: ``a, b`` in the environment, or a list in YAML.
 NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(lambda v: split_names(v) if isinstance(v, str) else v)]
+
+
+Choice = Literal["quarantine", "null"]
+
+
+def _choices(value: object) -> object:
+    """A choice, or choices by column; YAML's null is the word."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = json.loads(value)
+    if isinstance(value, Mapping):
+        return {name: "null" if choice is None else choice for name, choice in value.items()}
+    return "null" if value is None else value
+
+
+#: `null`, `quarantine`, or a mapping column -> one of them: JSON in the environment.
+OnBadValue = Annotated[Choice | dict[str, Choice], NoDecode, BeforeValidator(_choices)]
 
 
 def _refuse_credentials(address: str) -> str:

@@ -7,11 +7,15 @@ Arrow lack maps, unions or decimals.
 
 import pyarrow as pa
 
+from game_events.decoding.avro.encoding import Budget
 from game_events.decoding.avro.nested_columns import ColumnBuilder, RecordColumn, UnionColumn
+from game_events.decoding.avro.scalar_columns import Column
 from game_events.decoding.avro.schema import AvroSchema
+from game_events.decoding.avro.types import AvroType
 from game_events.decoding.core.column_map import Field
 from game_events.decoding.core.projection import VALUE, RowDecoder
 from game_events.decoding.core.reasons import DAMAGE, DamageError, Reason
+from game_events.decoding.core.value_rules import ColumnRules
 
 
 class AvroDecoder(RowDecoder):
@@ -21,17 +25,14 @@ class AvroDecoder(RowDecoder):
     type becomes the column ``value``.
     """
 
-    def __init__(self, compiled: AvroSchema) -> None:
+    def __init__(self, compiled: AvroSchema, rules: ColumnRules | None = None) -> None:
         """Raises DataError for a schema that is too large."""
-        root = compiled.root
-        builder = ColumnBuilder()
-        if root.kind == "union":
-            self._column, fields = builder.union(root, (), always_struct=True)
-        else:
-            self._column, fields = builder.build(root)
-            if not isinstance(self._column, RecordColumn):
-                fields = (Field(VALUE, VALUE, self._column.type, fields),)
-        super().__init__(root.name, fields, builder.budget)
+        self._column, fields, budget = _columns(compiled.root, ColumnBuilder())
+        super().__init__(compiled.root.name, fields, budget)
+        nullable = rules.nullable(self.message, self.fields) if rules is not None else {}
+        if nullable:
+            # Once more: the fields' identities are known now.
+            self._column, _, self.budget = _columns(compiled.root, ColumnBuilder(nullable, self.nulled))
         self._rows = 0
 
     def _read(self, payload: bytes) -> None:
@@ -50,3 +51,14 @@ class AvroDecoder(RowDecoder):
             return pa.RecordBatch.from_arrays([], names=[])
         arrays = array.flatten() if isinstance(self._column, RecordColumn | UnionColumn) else [array]
         return pa.RecordBatch.from_arrays(arrays, names=[f.name for f in self.fields])
+
+
+def _columns(root: AvroType, builder: ColumnBuilder) -> tuple[Column, tuple[Field, ...], Budget]:
+    """The column of a schema's values, the fields at its top, and the budget of a payload."""
+    if root.kind == "union":
+        column, fields = builder.union(root, (), always_struct=True)
+    else:
+        column, fields = builder.build(root)
+        if not isinstance(column, RecordColumn):
+            fields = (Field(VALUE, VALUE, column.type, fields),)
+    return column, fields, builder.budget

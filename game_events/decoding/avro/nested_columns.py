@@ -1,6 +1,6 @@
 """Column builders of nested Avro types: records, arrays, maps, unions, recursive types."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +10,7 @@ from game_events.decoding.avro.encoding import Budget, min_bytes, read_blocks, r
 from game_events.decoding.avro.json_text import text_reader
 from game_events.decoding.avro.scalar_columns import DURATION, Column, Leaf, leaf
 from game_events.decoding.avro.types import AvroType
-from game_events.decoding.core.column_map import Field
+from game_events.decoding.core.column_map import Field, FieldId
 from game_events.decoding.core.expansion import cells_of
 from game_events.decoding.core.reasons import DAMAGE, as_damage
 from game_events.errors import DataError
@@ -186,9 +186,13 @@ class UnionColumn:
 class ColumnBuilder:
     """Builds the columns of one schema, with their fields."""
 
-    def __init__(self) -> None:
+    def __init__(self, nullable: Mapping[FieldId, str] | None = None, nulled: list[str] | None = None) -> None:
+        """`nullable`: fields at the top whose bad values become NULL -> columns, which are noted in `nulled`."""
         self.budget = Budget()
         self._columns = 0
+        self._nullable = nullable or {}
+        self._nulled = [] if nulled is None else nulled
+        self._column: str | None = None
 
     def build(self, type_: AvroType, above: tuple[int, ...] = ()) -> Built:
         """A type's column and inner fields, inside the types `above`; DataError for more columns than `MAX_COLUMNS`."""
@@ -200,7 +204,7 @@ class ColumnBuilder:
         inside = (*above, id(type_))
         match type_.kind:
             case "record":
-                parts = [(f.name, f.identity, *self.build(f.type, inside)) for f in type_.fields]
+                parts = [(f.name, f.identity, *self._member(f.identity, f.type, inside)) for f in type_.fields]
                 fields = tuple(Field(_identity(id_, column), name, column.type, inner) for name, id_, column, inner in parts)
                 return RecordColumn([(name, column) for name, _, column, _ in parts]), fields
             case "array" | "map":
@@ -211,13 +215,25 @@ class ColumnBuilder:
                 return self.union(type_, inside)
             case _:
                 made = leaf(type_)
+                if self._column is not None:
+                    made.null_bad_values(self._nulled, self._column)
                 fields = tuple(Field(f.name, f.name, f.type) for f in DURATION) if made.type == DURATION else ()
                 return made, fields
+
+    def _member(self, identity: str, type_: AvroType, above: tuple[int, ...]) -> Built:
+        """A member's column; at the top it decides about the bad values in it."""
+        if len(above) <= 1 and self._nullable and self._column is None:
+            self._column = next((self._nullable[k] for k in (identity, f"{identity}:json") if k in self._nullable), None)
+            try:
+                return self.build(type_, above)
+            finally:
+                self._column = None
+        return self.build(type_, above)
 
     def union(self, type_: AvroType, above: tuple[int, ...], *, always_struct: bool = False) -> Built:
         """A union's column; `always_struct` also for a single type."""
         others = [b for b in type_.items if b.kind != "null"] or type_.items
-        built = {id(b): self.build(b, above) for b in others}
+        built = {id(b): self._member(b.name, b, above) if always_struct else self.build(b, above) for b in others}
         short = [b.short_name for b in others]
         names = {id(b): b.short_name if short.count(b.short_name) == 1 else b.name for b in others}
         branches = [(names[id(b)], built[id(b)][0]) if id(b) in built else None for b in type_.items]

@@ -57,6 +57,22 @@ class Leaf:
 
         return read
 
+    def null_bad_values(self, nulled: list[str], column: str) -> None:
+        """From now on values outside of the type's range are NULL, and their column is noted."""
+        strict, append = self.read, self.values.append
+
+        def read(buf: bytes, at: int) -> int:
+            try:
+                return strict(buf, at)
+            except DamageError as damage:
+                if damage.end is None:
+                    raise
+                nulled.append(column)
+                append(None)
+                return damage.end
+
+        self.read = read
+
     def truncate(self, count: int) -> None:
         """Keeps the first values."""
         del self.values[count:]
@@ -110,7 +126,7 @@ class _NumberLeaf(Leaf):
         def read(buf: bytes, at: int) -> int:
             value, at = parse(buf, at)
             if not low <= value <= high:
-                raise DamageError(Reason.OUT_OF_RANGE, f"a number outside {low}..{high}")
+                raise DamageError(Reason.OUT_OF_RANGE, f"a number outside {low}..{high}", at)
             append(value)
             return at
 
@@ -150,7 +166,7 @@ class _DecimalLeaf(Leaf):
             raw, at = take(buf, at, type_.size) if type_.kind == "fixed" else read_bytes(buf, at)
             value = int.from_bytes(raw, "big", signed=True)
             if not -limit < value < limit:
-                raise DamageError(Reason.OUT_OF_RANGE, f"a decimal of more than {logical.precision} digits")
+                raise DamageError(Reason.OUT_OF_RANGE, f"a decimal of more than {logical.precision} digits", at)
             return value, at
 
         super().__init__(pa.decimal128(logical.precision, logical.scale) if fits else pa.string(), parse)

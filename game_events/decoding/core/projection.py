@@ -4,7 +4,7 @@ Also the base class of decoders that read payload by payload.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -42,7 +42,7 @@ class Projection:
         self._shape = Shape(0)
 
     def decoded(
-        self, parts: Iterable[tuple[Rows, pa.RecordBatch]], columns: ColumnMap, bad: Iterable[tuple[Reason, str, Rows]]
+        self, parts: Iterable[tuple[Rows, pa.RecordBatch]], columns: ColumnMap, bad: Mapping[tuple[Reason, str], list[int]]
     ) -> Decoded:
         """Decoded parts (positions, rows) with one column per field; those with too many cells become bad."""
         if columns is not self._columns:
@@ -50,7 +50,8 @@ class Projection:
             self._columns, self._targets = columns, [pa.field(name, columns.columns[name]) for name in names]
             self._shape = Shape(0, tuple(self._lists(columns)))
         schema = pa.schema(self._targets)
-        projected, good, rejected = [], [NO_ROWS], list(bad)
+        projected, good = [], [NO_ROWS]
+        rejected = [(*why, np.array(rows, np.int64)) for why, rows in bad.items()]
         for rows, batch in parts:
             # Of the columns' types: an element of this version may lack what others have, and has NULLs there.
             over = self._shape.in_lists(batch) > MAX_RECORD_CELLS if self._shape.lists else NO_ROWS
@@ -78,6 +79,8 @@ class RowDecoder(ABC):
     def __init__(self, message: str, fields: tuple[Field, ...], budget: CellBudget) -> None:
         """`budget`: of the payload that is read, for the elements of its lists."""
         self.message, self.fields, self.budget = message, fields, budget
+        #: Columns of the values that became NULL, of good rows and of the current one.
+        self.nulled: list[str] = []
         self._projection = Projection(message, fields)
 
     def decode(self, payloads: pa.BinaryArray, columns: ColumnMap, batch_bytes: int = BATCH_BYTES) -> Decoded:
@@ -85,13 +88,15 @@ class RowDecoder(ABC):
         rows: list[int] = []
         bad: dict[tuple[Reason, str], list[int]] = {}
         parts: list[tuple[Rows, pa.RecordBatch]] = []
-        size, read = 0, self._read
+        size, read, nulled, settled = 0, self._read, self.nulled, 0
         for row, payload in enumerate(payloads.to_pylist()):
             self.budget.reset()
             try:
                 read(payload)
                 rows.append(row)
+                settled = len(nulled)
             except DAMAGE as error:
+                del nulled[settled:]
                 damage = as_damage(error)
                 bad.setdefault((damage.reason, damage.detail(self.message)), []).append(row)
             # Values in JSON text have names, which the payload has not.
@@ -100,8 +105,10 @@ class RowDecoder(ABC):
                 parts.append((np.array(rows, np.int64), self._finish()))
                 rows, size = [], 0
         parts.append((np.array(rows, np.int64), self._finish()))
-        rejected = [(*why, np.array(rows, np.int64)) for why, rows in bad.items()]
-        return self._projection.decoded(parts, columns, rejected)
+        decoded = self._projection.decoded(parts, columns, bad)
+        decoded.nulled.update(nulled)
+        nulled.clear()
+        return decoded
 
     @abstractmethod
     def _read(self, payload: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Protocol
@@ -95,11 +96,13 @@ class Decoded:
         table: columns of the good rows, named and typed by the column map.
         good: their positions, in the order of the table's rows.
         bad: positions by reason and detail.
+        nulled: column -> its values that are NULL because their type does not take them (`ValueRules`).
     """
 
     table: pa.Table
     good: Rows
     bad: list[tuple[Reason, str, Rows]] = field(default_factory=list)
+    nulled: Counter[str] = field(default_factory=Counter)
 
 
 class PayloadDecoder(Protocol):

@@ -49,11 +49,14 @@ def too_large(size: str, most: int) -> str:
 
 
 class DamageError(Exception):
-    """A payload that cannot be read exactly: reason in quarantine, description, and field names from the value outwards."""
+    """A payload that cannot be read exactly: reason in quarantine, description, and field names from the value outwards.
 
-    def __init__(self, reason: Reason, what: str) -> None:
-        super().__init__(reason, what)
-        self.reason, self.what = reason, what
+    `end`: the position after a value that was read and is outside of its type's range; None: the damage is another one.
+    """
+
+    def __init__(self, reason: Reason, what: str, end: int | None = None) -> None:
+        super().__init__(reason, what, end)
+        self.reason, self.what, self.end = reason, what, end
         self.path: list[str] = []
 
     def detail(self, message: str) -> str:

@@ -226,8 +226,9 @@ class _Frames:
             candidates = rest[short]
             heads = self._raw[(self._starts[candidates] + prefix)[:, None] + np.arange(width)]
             one_byte = (heads < _SINGLE_BYTE).all(axis=1)
+            usual = candidates[one_byte]
             for key, members in _distinct(heads[one_byte]):
-                self._add(schema_id, prefix, key.tobytes(), candidates[one_byte][members])
+                self._add(schema_id, prefix, key, usual[members])
             # Indexes past 63, and malformed ones: row by row.
             odd = np.concatenate([np.flatnonzero(mine & ~short), np.flatnonzero(short)[~one_byte]])
             for at in odd.tolist():
@@ -243,9 +244,10 @@ class _Frames:
             self._groups.append(FrameGroup(schema_id, found[0], prefix + found[1], rows))
 
 
-def _distinct(keys: npt.NDArray[np.uint8]) -> Iterator[tuple[npt.NDArray[np.uint8], Rows]]:
-    """Each distinct row of a matrix, with its positions."""
+def _distinct(keys: npt.NDArray[np.uint8]) -> Iterator[tuple[bytes, Rows]]:
+    """Each distinct row of a matrix, with its positions; with one sort, as records choose how many there are."""
     if len(keys):
-        found, inverse = np.unique(keys, axis=0, return_inverse=True)
-        for number, key in enumerate(found):
-            yield key, np.flatnonzero(inverse.reshape(-1) == number)
+        found, inverse = np.unique(np.ascontiguousarray(keys).view(f"V{keys.shape[1]}").reshape(-1), return_inverse=True)
+        order = np.argsort(inverse, kind="stable")
+        parts = np.split(order, np.cumsum(np.bincount(inverse))[:-1])
+        yield from zip(map(bytes, found), parts, strict=True)

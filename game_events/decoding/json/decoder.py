@@ -10,13 +10,16 @@ import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any, NoReturn
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
 from game_events.decoding.core.expansion import CellBudget, cells_of_element
 from game_events.decoding.core.projection import VALUE, RowDecoder
 from game_events.decoding.core.reasons import DamageError, Reason
+from game_events.decoding.core.value_rules import ColumnRules
 from game_events.decoding.json.schema import JsonSchema
 from game_events.decoding.json.types import JsonType, json_type
 
@@ -29,11 +32,18 @@ LONG_RANGE = (-(2**63), 2**63 - 1)
 MAX_EXPONENT = 400
 MAX_DIGITS = 1_000
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-#: RFC 3339, "date-time"; truncated to microseconds, without leap seconds.
-_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+#: RFC 3339, "date-time"; truncated to microseconds, without leap seconds. Also with ISO 8601's short offsets (`+0000`, `+02`,
+#: as Jackson and PostgreSQL write them), with a zone's name behind the offset (Java's ZonedDateTime), or without a zone.
+_TIME = re.compile(
+    r"(?P<day>\d{4}-\d\d-\d\d)[Tt ](?P<minutes>\d\d:\d\d)(?P<seconds>:\d\d(?:\.\d+)?)?"
+    r"(?:(?P<zone>[Zz]|[+-]\d\d(?::?\d\d)?)(?:\[[\w+/-]{1,64}\])?)?",
+    re.ASCII,
+)
+NAIVE = "GAME_EVENTS_NAIVE_TIMES_ZONE"
 _REAL = re.compile(r"-?\d+(?:\.\d+)?(?:[eE]([+-]?\d{1,9}))?", re.ASCII)
 
 Convert = Callable[[Any], Any]
+Guard = Callable[[Convert], Convert]
 
 
 class JsonDecoder(RowDecoder):
@@ -42,20 +52,25 @@ class JsonDecoder(RowDecoder):
     Members of an object become columns, any other value the column ``value``; members that are not in the schema are ignored.
     """
 
-    def __init__(self, compiled: JsonSchema) -> None:
+    def __init__(self, compiled: JsonSchema, rules: ColumnRules | None = None) -> None:
         """Raises DataError if the schema does not compile."""
         found = json_type(compiled)
         self._is_object = found.kind == "struct"
         root = found if self._is_object else JsonType("struct", ((VALUE, found),))
         super().__init__(compiled.message, root.children, CellBudget())
         self._type: pa.DataType = root.arrow
-        self._convert = converter(root, self.budget)
+        zone = ZoneInfo(rules.rules.zone) if rules is not None and rules.rules.zone is not None else None
+        nullable = rules.nullable(self.message, self.fields) if rules is not None else {}
+        guards = [_or_null(self.nulled, nullable[f.id]) if f.id in nullable else None for f in self.fields]
+        members = zip(root.fields, guards, strict=True)
+        self._convert = _struct([(name, converter(inner, self.budget, zone, guard)) for (name, inner), guard in members])
+        self._parser = _LENIENT if nullable else _STRICT
         self._rows: list[dict[str, Any]] = []
         # The parsed text takes many times its memory.
         compiled.forget()
 
     def _read(self, payload: bytes) -> None:
-        document = parse(payload)
+        document = parse(payload, self._parser)
         self._rows.append(self._convert(document if self._is_object else {VALUE: document}))
 
     def _finish(self) -> pa.RecordBatch:
@@ -69,14 +84,20 @@ class Real(str):
     __slots__ = ()
 
 
-def parse(payload: bytes) -> object:
-    """Parse one UTF-8 JSON document, nested up to `MAX_LEVELS`; `DAMAGE` for others.
+class Constant(str):
+    """NaN, Infinity or -Infinity, which JSON does not have."""
+
+    __slots__ = ()
+
+
+def parse(payload: bytes, parser: json.JSONDecoder | None = None) -> object:
+    """Parse one UTF-8 JSON document, nested up to `MAX_LEVELS`; `DAMAGE` for others; `parser`: default `_STRICT`.
 
     Returns Python's values, numbers with fractions as `Real`; the last value of a repeated name.
     """
     text = payload.decode()
     try:
-        document = _DECODER.decode(text)
+        document = (parser or _STRICT).decode(text)
     except json.JSONDecodeError as error:
         ended = error.pos >= len(text.rstrip()) and not error.msg.startswith("Extra")
         reason = Reason.TRUNCATED if ended or error.msg.startswith("Unterminated string") else Reason.MALFORMED
@@ -97,7 +118,9 @@ def _constant(name: str) -> NoReturn:
 
 
 _INNER: dict[type, Callable[[Any], Iterable[Any]]] = {dict: dict.values, list: iter}
-_DECODER = json.JSONDecoder(parse_float=Real, parse_constant=_constant)
+_STRICT = json.JSONDecoder(parse_float=Real, parse_constant=_constant)
+#: NaN and infinities, which Python and JavaScript libraries write, are bad values instead of no JSON.
+_LENIENT = json.JSONDecoder(parse_float=Real, parse_constant=Constant)
 
 
 def _check_depth(document: object) -> None:
@@ -120,6 +143,8 @@ def json_text(value: object) -> str:
     match value:
         case Real():
             return str(value)
+        case Constant():
+            raise _wrong(value, "JSON")
         case str():
             return str(_escaped(value))
         case dict():
@@ -130,14 +155,39 @@ def json_text(value: object) -> str:
             return json.dumps(value)
 
 
-def converter(type_: JsonType, budget: CellBudget) -> Convert:
-    """A function from a value, not null, to the value of a column of this type; DamageError for other types."""
+def converter(type_: JsonType, budget: CellBudget, zone: ZoneInfo | None = None, guard: Guard | None = None) -> Convert:
+    """A function from a value, not null, to the value of a column of this type; DamageError for other types.
+
+    `zone`: of times without one; `guard`: changes this function and those of the values inside.
+    """
     if type_.item is not None:
         make, cells = _list if type_.kind == "list" else _map, cells_of_element(type_.arrow)
-        return make(converter(type_.item, budget), lambda values: budget.spend(len(values) * cells))
-    if type_.kind == "struct":
-        return _struct([(name, converter(inner, budget)) for name, inner in type_.fields])
-    return _SCALARS[type_.kind]
+        found = make(converter(type_.item, budget, zone, guard), lambda values: budget.spend(len(values) * cells))
+    elif type_.kind == "struct":
+        found = _struct([(name, converter(inner, budget, zone, guard)) for name, inner in type_.fields])
+    elif type_.kind == "timestamp":
+        found = partial(_timestamp, zone)
+    else:
+        found = _SCALARS[type_.kind]
+    return found if guard is None else guard(found)
+
+
+def _or_null(nulled: list[str], column: str) -> Guard:
+    """Makes NULL of the values that a function refuses, and notes the column of each."""
+
+    def guard(convert: Convert) -> Convert:
+        def converted(value: object) -> object:
+            try:
+                return convert(value)
+            except DamageError as damage:
+                if damage.reason is Reason.TOO_MANY_VALUES:
+                    raise
+                nulled.append(column)
+                return None
+
+        return converted
+
+    return guard
 
 
 def _of_type(kind: type, name: str, convert: Convert | None = None) -> Convert:
@@ -212,18 +262,25 @@ def _number(value: object) -> float:
     return result
 
 
-def _timestamp(value: object) -> datetime:
+def _timestamp(naive: ZoneInfo | None, value: object) -> datetime:
+    """A time in UTC; `naive`: the zone of one that names none."""
     found = _TIME.fullmatch(value) if type(value) is str else None
-    if found is None:
+    if found is None or (found["zone"] and not found["seconds"]):
         raise _wrong(value, "date-time with a zone (RFC 3339)")
-    day, time, fraction, zone = found.groups()
+    if not found["zone"] and naive is None:
+        raise DamageError(Reason.MALFORMED, f"a date-time without a zone (RFC 3339 wants one): {NAIVE} says which one it is in")
+    minutes, seconds = found["minutes"], found["seconds"] or ""
+    text = f"{found['day']}T{minutes}{seconds[:10]}{(found['zone'] or '').upper()}"
     try:
-        return datetime.fromisoformat(f"{day}T{time}{(fraction or '')[:7]}{zone.upper()}").astimezone(UTC)
+        time = datetime.fromisoformat(text)
+        return (time if found["zone"] else time.replace(tzinfo=naive)).astimezone(UTC)
     except (ValueError, OverflowError):
         raise DamageError(Reason.OUT_OF_RANGE, "a date-time that no calendar of the years 1 to 9999 has") from None
 
 
 def _date(value: object) -> date:
+    if type(value) is str and _TIME.fullmatch(value) is not None:
+        raise DamageError(Reason.MALFORMED, "a date-time instead of date")
     if type(value) is not str or _DATE.fullmatch(value) is None:
         raise _wrong(value, "date")
     try:
@@ -237,12 +294,15 @@ _SCALARS: dict[str, Convert] = {
     "number": _number,
     "string": _of_type(str, "string"),
     "boolean": _of_type(bool, "boolean"),
-    "timestamp": _timestamp,
     "date": _date,
     "text": json_text,
 }
-_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "an integer", Real: "a number"}
+_NAMES = {
+    dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "an integer", Real: "a number",
+    Constant: "NaN or an infinity",
+}  # fmt: skip
 
 
 def _wrong(value: object, wanted: str) -> DamageError:
-    return DamageError(Reason.MALFORMED, f"{_NAMES.get(type(value), 'null')} instead of {wanted}")
+    name = "an empty string" if value == "" else _NAMES.get(type(value), "null")
+    return DamageError(Reason.MALFORMED, f"{name} instead of {wanted}")

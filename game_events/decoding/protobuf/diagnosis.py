@@ -5,9 +5,11 @@ which may be personal data. Source of the format: protobuf.dev, "Encoding".
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -35,6 +37,12 @@ class FaultError(Exception):
     """A fault: reason, what, and the position."""
 
 
+#: Errors of a value that is not plain: the walk finds its fault, if it has one.
+_NOT_PLAIN = (FaultError, IndexError, UnicodeDecodeError, DecodeError)
+#: Field numbers whose tags have one byte are below.
+_ONE_BYTE_TAGS = 16
+
+
 @dataclass(frozen=True)
 class _Known:
     """A field of the schema: how its delimited values are read."""
@@ -44,6 +52,8 @@ class _Known:
     is_group: bool
     is_text: bool
     time: Role | None
+    #: Parser of a time or a duration.
+    parse: Callable[[bytes], Any] | None
     #: Bytes of a packed element; 0: varints; None: not packed.
     packed: int | None
 
@@ -55,18 +65,43 @@ class FaultFinder:
         self._message = message
         self._pool = pool
         self._known: dict[str, dict[int, _Known]] = {}
+        #: One-byte tag of a field at the top -> check of its value, which raises `_NOT_PLAIN`.
+        self._plain: dict[int, Callable[[bytes], object]] = {}
+        for number, known in self._of(message).items():
+            if number < _ONE_BYTE_TAGS:
+                self._plain |= {number << 3 | wire: check for wire, check in _plain_checks(known)}
 
     def first(self, payload: bytes) -> tuple[Reason, str] | None:
         """Reason and detail of the first fault; None if not found. Never raises."""
         walk = _Walk(payload, self._message, self._of)
         try:
-            walk.run()
+            walk.run(self._plain_end(payload))
         except FaultError as fault:
             reason, what, at = fault.args
             name = ".".join(walk.path if len(walk.path) <= _NAMED else [*walk.path[:_NAMED], "..."])
             where = f"{self._message.full_name}: field {name}: " if name else f"{self._message.full_name}: "
             return reason, f"{where}{what} at byte {at}"
         return None
+
+    def _plain_end(self, payload: bytes) -> int:
+        """The position behind the first fields at the top that are short and have no fault, which costs a third of the walk."""
+        at, end, plain = 0, len(payload), self._plain
+        try:
+            for _ in range(MAX_STEPS):
+                check, size = plain.get(payload[at]), payload[at + 1]
+                if check is None or size > 0x7F:
+                    break
+                if payload[at] & 7 != LENGTH:
+                    at += 2
+                    continue
+                stop = at + 2 + size
+                if stop > end:
+                    break
+                check(payload[at + 2 : stop])
+                at = stop
+        except _NOT_PLAIN:
+            pass
+        return at
 
     def _of(self, message: Descriptor) -> dict[int, _Known]:
         known = self._known.get(message.full_name)
@@ -85,9 +120,8 @@ class _Walk:
         # (end of the level, its message type if known, its group's number)
         self._levels: list[tuple[int, Descriptor | None, int]] = [(len(payload), message, 0)]
 
-    def run(self) -> None:
-        """Raises FaultError for the first fault."""
-        at = 0
+    def run(self, at: int) -> None:
+        """Raises FaultError for the first fault from a position at the top on."""
         for _ in range(MAX_STEPS):
             end, message, group = self._levels[-1]
             if at < end:
@@ -139,8 +173,9 @@ class _Walk:
         if length > end - at:
             raise FaultError(Reason.TRUNCATED, "the length runs past the end", begin)
         if known is not None and known.message is not None and not known.is_group:
-            if known.time is not None:
-                _check_time(self._payload[at : at + length], known, begin)
+            if known.parse is not None:
+                with suppress(DecodeError):
+                    _check_time(self._payload[at : at + length], known.parse, known.time, begin)
             self._open(at + length, known.message, 0, begin)
             return at
         if known is not None:
@@ -160,8 +195,20 @@ def _known(field: FieldDescriptor) -> _Known:
     packable = field.is_repeated and field.message_type is None and field.type not in (_F.TYPE_STRING, _F.TYPE_BYTES)
     role = role_of(field)
     time = role if role in (Role.TIME, Role.DURATION) else None
+    parse = message_factory.GetMessageClass(cast(Descriptor, field.message_type)).FromString if time else None
     packed = FIXED_SIZES.get(field.type, 0) if packable else None
-    return _Known(field.name, field.message_type, is_group(field), is_text, time, packed)
+    return _Known(field.name, field.message_type, is_group(field), is_text, time, parse, packed)
+
+
+def _plain_checks(known: _Known) -> Iterator[tuple[int, Callable[[bytes], object]]]:
+    """Wire types that a field may have, with the check of such a value."""
+    if known.parse is not None:
+        yield LENGTH, partial(_check_time, parse=known.parse, role=known.time, at=0)
+    elif known.is_text:
+        yield LENGTH, bytes.decode
+    elif known.message is None and known.packed is None:
+        yield 0, bool
+        yield LENGTH, bool
 
 
 def _check(payload: bytes, begin: int, end: int, known: _Known) -> None:
@@ -182,13 +229,10 @@ def _check(payload: bytes, begin: int, end: int, known: _Known) -> None:
         raise FaultError(Reason.TRUNCATED, "the last value of a packed list runs past its end", end - 1)
 
 
-def _check_time(content: bytes, known: _Known, at: int) -> None:
-    try:
-        time = message_factory.GetMessageClass(cast(Descriptor, known.message)).FromString(content)
-    except DecodeError:
-        return
-    is_time = known.time is Role.TIME
-    if not is_in_range(time.seconds, time.nanos, is_time=is_time):  # type: ignore[attr-defined]
+def _check_time(content: bytes, parse: Callable[[bytes], Any], role: Role | None, at: int) -> None:
+    """Raises FaultError for a time or a duration out of range, DecodeError for a malformed one."""
+    time, is_time = parse(content), role is Role.TIME
+    if not is_in_range(time.seconds, time.nanos, is_time=is_time):
         what = "outside protobuf's range of a " + ("time" if is_time else "duration")
         raise FaultError(Reason.OUT_OF_RANGE, what, at)
 

@@ -5,7 +5,7 @@ is as long as the payload: then every byte belongs to one of these values, once,
 otherwise, if several encodings have the same length, or if a value may be wrong (two members of one oneof, a repeated map key).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 
+from game_events.decoding.core.column_map import FieldId
 from game_events.decoding.core.wire_format import Mask, Rows
 from game_events.decoding.protobuf.arrays import (
     Sizes,
@@ -57,12 +58,14 @@ class Doubts:
         ambiguous: several encodings have this length.
         unread: with bytes that are not parsed yet.
         unfit: with a value outside its range, or not UTF-8.
+        nulled: column -> rows of its values outside their range, which became NULL: these rows are not doubtful.
     """
 
     wrong: list[Rows] = field(default_factory=list)
     ambiguous: list[Rows] = field(default_factory=list)
     unread: list[Rows] = field(default_factory=list)
     unfit: list[Rows] = field(default_factory=list)
+    nulled: dict[str, list[Rows]] = field(default_factory=dict)
 
 
 @dataclass
@@ -73,11 +76,14 @@ class Reading:
     doubts: Doubts
 
 
-def read(nodes: Sequence[Node], batch: pa.RecordBatch, lengths: Rows) -> Reading:
-    """Convert a natively decoded batch; `nodes`: tree of the message type, `lengths`: bytes of each payload, shape (n,)."""
+def read(nodes: Sequence[Node], batch: pa.RecordBatch, lengths: Rows, nullable: Mapping[FieldId, str] | None = None) -> Reading:
+    """Convert a natively decoded batch; `nodes`: tree of the message type, `lengths`: bytes of each payload, shape (n,).
+
+    `nullable`: fields at the top -> columns in which values outside their range become NULL.
+    """
     reader = _Reader()
     columns = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
-    arrays, sizes = reader.message(nodes, columns, len(lengths), lambda rows: rows)
+    arrays, sizes = reader.message(nodes, columns, len(lengths), lambda rows: rows, nullable or {})
     different = lengths != sizes
     if different.any():
         reader.doubts.wrong.append(np.flatnonzero(different))
@@ -90,17 +96,26 @@ class _Reader:
 
     def __init__(self) -> None:
         self.doubts = Doubts()
+        #: Column of the field at the top that is read, if values outside their range become NULL in it.
+        self._column: str | None = None
 
     def message(
-        self, nodes: Sequence[Node], columns: dict[str, pa.Array], count: int, lift: Lift
+        self,
+        nodes: Sequence[Node],
+        columns: dict[str, pa.Array],
+        count: int,
+        lift: Lift,
+        nullable: Mapping[FieldId, str] | None = None,
     ) -> tuple[list[pa.Array], npt.NDArray[np.int64]]:
-        """Stored arrays of a message's fields, and the canonical length of each message."""
+        """Stored arrays of a message's fields, and the canonical length of each message; `nullable`: at the top only."""
         constant = 0
         total = np.zeros(count, dtype=np.int64)
         arrays: list[pa.Array] = []
         members: dict[str, list[Mask]] = {}
         for node in nodes:
             array = columns[f"f{node.native}"]
+            if nullable is not None:
+                self._column = nullable.get(node.number)
             tag = varint_size(node.native << 3)
             match node.label:
                 case Label.ONE:
@@ -192,14 +207,24 @@ class _Reader:
         match node.role:
             case Role.TIME | Role.DURATION:
                 stored, bad = microseconds(arrays[0], arrays[1], node.element())
-                _add(self.doubts.unfit, np.flatnonzero(bad), lift)
-                stored = with_validity(stored, array)
+                stored = self._fitting(with_validity(stored, array), bad, lift)
             case Role.WRAPPER:
                 stored = with_validity(arrays[0], array)
             case _:
                 mask = array.is_null() if array.null_count else None
                 stored = pa.StructArray.from_arrays(arrays, fields=list(node.element()), mask=mask)
         return stored, delimited(sizes), set_
+
+    def _fitting(self, stored: pa.Array, bad: Mask, lift: Lift) -> pa.Array:
+        """Values of which some are outside of their range: NULL in a column that takes that, else their rows are unfit."""
+        rows = np.flatnonzero(bad)
+        if not len(rows):
+            return stored
+        if self._column is None:
+            self.doubts.unfit.append(lift(rows))
+            return stored
+        self.doubts.nulled.setdefault(self._column, []).append(lift(rows))
+        return pc.if_else(pa.array(bad), pa.scalar(None, stored.type), stored)
 
     def _scalars(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask]:
         kind = node.descriptor.type

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from game_events.decoding.core.column_map import ColumnMap
-from game_events.errors import ConflictError, DataError
+from game_events.errors import ConflictError, DataError, SmallerPartsError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.restore_check import refuse_restored
@@ -132,7 +132,10 @@ class _FullRefresh:
         while part := plan_micro_batch(now, self.end, now.latest, pipeline.source.batch_limit(self.end)):
             part = replace(part, gaps=(*part.gaps, *pipeline.files_gone(part)))  # counted as expired
             pipeline.on_progress(f"full refresh: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} left")
-            found = stage_micro_batch(pipeline, self.bronze, self.columns, part, self.batch, {})
+            try:
+                found = stage_micro_batch(pipeline, self.bronze, self.columns, part, self.batch, {})
+            except SmallerPartsError:
+                continue
             self.found.add(found)
             self.columns = pipeline.catalog.message_columns(self.columns, found.types)
             self.end |= part.end
@@ -187,7 +190,8 @@ class _FullRefresh:
         """Report what became of rows that are not in the new bronze."""
         pipeline, expired = self.pipeline, self.expired
         report.add_rejected(self.found.reasons)
-        report.add(BronzeResult(suppressed=self.found.suppressed, expired=expired.bronze.gone + expired.quarantine.gone))
+        gone_rows = expired.bronze.gone + expired.quarantine.gone
+        report.add(BronzeResult(suppressed=self.found.suppressed, expired=gone_rows, nulled=self.found.nulled))
         name, holder = pipeline.bronze.name, pipeline.settings.source_holder
         gone = "is gone from there" if pipeline.settings.source == FILES else "has expired there"
         if self.kept:

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from deltalake import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -50,6 +52,7 @@ def stage_micro_batch(
 
     Raises:
         ConflictError: a topic was recreated meanwhile; the files are deleted.
+        SmallerPartsError: as `KafkaSource.read_by_driver`.
         WorkerCrashError: as `deadly_records`; or workers crash over no record in particular.
     """
     if part.records <= sum(isinstance(gap, FileGap) for gap in part.gaps):  # it only skips a gap
@@ -71,6 +74,10 @@ def stage_micro_batch(
         if not isinstance(source, KafkaSource):  # only in a topic each offset is one record
             raise
         staged = _isolated(attempt, part, error)
+    except (PySparkException, Py4JJavaError) as error:
+        if not isinstance(source, KafkaSource) or not source.read_by_driver(part, error):
+            raise
+        staged = attempt.run(part)
     other = source.changed(part)
     if other is not None:
         staged.discard(*tables)

@@ -51,6 +51,7 @@ class StoredTask(DecodeJob):
             decoded = decoder.decode(batch.column("_raw_value"), batch.column("_kafka_headers"))
             result.types |= decoded.types
             result.unknown |= decoded.unknown
+            result.nulled.update(decoded.nulled)
             if result.unknown:
                 continue  # the driver plans again: continue only to find all of them
             if suppressor is not None:

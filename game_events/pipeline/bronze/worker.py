@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from game_events.decoding.batch_decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
 from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.core.wire_format import Rows, SchemaId
+from game_events.decoding.core.wire_format import Rows, SchemaId, SchemaRef
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, discard
 from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.event_columns import (
@@ -49,6 +49,7 @@ class StageResult(Summed):
         schemas: that files brought and the plan does not know.
         origins: of records from files, an archive's too: split -> offset after the last one.
         undecoded: rows of message types that are not selected; they are in bronze's files.
+        nulled: column -> bad values that became NULL.
         large: records that are not small, where the job takes small ones only: then it has written nothing.
     """
 
@@ -63,6 +64,7 @@ class StageResult(Summed):
     schemas: list[RegistrySchema] = merged(extend, list)
     origins: Offsets = merged(by_key(max), dict)
     undecoded: Counter[TypeKey] = merged(add_counts, Counter)
+    nulled: Counter[str] = merged(add_counts, Counter)
     large: int = merged(add, int)
 
     def discard(self, bronze: Table, quarantine: Table | None) -> None:
@@ -127,6 +129,7 @@ class BronzeTask(DecodeJob):
                     decoded = decoder.decode(part.column("value"), part.column("headers"))
                 result.types |= decoded.types
                 result.unknown |= decoded.unknown
+                result.nulled.update(decoded.nulled)
                 # With an unknown type or large records the driver plans again: continue only to find all of them.
                 if not result.unknown and not result.large:
                     output.write(part, decoded)
@@ -204,17 +207,29 @@ class _Output:
             # Raw values regardless of the setting: nothing else of these records is kept, and they may be decoded one day.
             self.good.write_columns(self._own(batch, rows, key[0], raw=True), len(rows))
             result.undecoded[key] += len(rows)
-        for rejected in decoded.rejected:
-            count = len(rejected.rows)
-            result.reasons[rejected.reason] += count
-            why = {
-                "layer": pa.repeat(pa.scalar(Layer.BRONZE), count),
-                "reason": pa.repeat(pa.scalar(str(rejected.reason)), count),
-                "detail": pa.repeat(pa.scalar(rejected.detail), count),
-                "quarantined_at": pa.repeat(pa.scalar(self._now, TIME), count),
-                "run_id": pa.repeat(pa.scalar(self._task.run_id), count),
-            }
-            self.bad.write_columns(self._own(batch, rejected.rows, rejected.schema_id, raw=True) | why, count)
+        if decoded.rejected:
+            self._reject(batch, decoded.rejected)
+
+    def _reject(self, batch: pa.RecordBatch, rejected: list[Rejected]) -> None:
+        """Write rejected rows to quarantine, all at once: records choose how many details differ."""
+        counts = [len(item.rows) for item in rejected]
+        for item, count in zip(rejected, counts, strict=True):
+            self.result.reasons[item.reason] += count
+        rows, which = np.concatenate([item.rows for item in rejected]), pa.array(np.repeat(np.arange(len(counts)), counts))
+        count, refs = len(rows), [SchemaRef.of(item.schema_id) for item in rejected]
+        of_each = {
+            "reason": pa.array([str(item.reason) for item in rejected], pa.string()),
+            "detail": pa.array([item.detail for item in rejected], pa.string()),
+            "_schema_id": pa.array([ref.number for ref in refs], pa.int64()),
+            "_schema_guid": pa.array([ref.guid for ref in refs], pa.string()),
+        }
+        why = {
+            "layer": pa.repeat(pa.scalar(Layer.BRONZE), count),
+            "quarantined_at": pa.repeat(pa.scalar(self._now, TIME), count),
+            "run_id": pa.repeat(pa.scalar(self._task.run_id), count),
+        }
+        own = self._own(batch, rows, None, raw=True)
+        self.bad.write_columns(own | why | {name: values.take(which) for name, values in of_each.items()}, count)
 
     def _own(self, batch: pa.RecordBatch, rows: Rows, schema_id: SchemaId | None, *, raw: bool) -> dict[str, pa.Array]:
         count = len(rows)

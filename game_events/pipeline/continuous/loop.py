@@ -292,7 +292,7 @@ class Loop:
 
     def why(self, error: BaseException) -> str:
         """The first line of an error's text with the cause, without secrets."""
-        return without_secrets(first_line(error)[:500], self.pipeline.settings)
+        return without_secrets(first_line(error), self.pipeline.settings, most=500)
 
 
 def memory_mib() -> dict[str, float]:

@@ -203,13 +203,14 @@ class Splitter:
         combinations, which = np.unique(violated, axis=0, return_inverse=True)
         which = which.reshape(-1)
         reasons, details = [], []
-        for number, flags in enumerate(combinations):
+        # Values choose how many combinations there are.
+        for flags, size in zip(combinations, np.bincount(which).tolist(), strict=True):
             broken = [rule for rule, flag in zip(self._task.rules.rules, flags, strict=True) if flag]
             first = next(rule for rule in broken if rule.action == "quarantine")
             reasons.append(first.name)
             names = ", ".join(rule.name for rule in broken)
             details.append(f"game {game}: not true: {first.sql}; violated rules: {names}")
-            self.counts[game].reasons[first.name] += int((which == number).sum())
+            self.counts[game].reasons[first.name] += size
         own = {name: rows.column(name) for name in OWN_COLUMNS.names if name in rows.column_names}
         own |= {name: more.column(name) for name in BRONZE_ONLY}
         own[HEADERS] = none_if_empty(own[HEADERS])

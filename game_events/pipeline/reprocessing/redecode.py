@@ -75,6 +75,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
         info[ERASED_BY_BATCH] = _erase(pipeline, report, staged)
     landed, schema = _commit(pipeline, handle, staged, info)
     failpoints.reach("redecode_committed")
+    report.add(BronzeResult(nulled=staged.nulled))
     report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, counter(handle, Txn.BATCH), known_columns=before)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
     kept = Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})

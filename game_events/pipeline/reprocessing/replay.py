@@ -102,6 +102,7 @@ def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: S
     plan = commit_of(pipeline, bronze, staged, expected, {Txn.BATCH: batch, Txn.REPLAY: batch}, info)
     landed = commit(plan)
     failpoints.reach("replay_committed")
+    report.add(BronzeResult(nulled=staged.nulled))
     report_batch(pipeline, report, names_of(bronze), plan, landed, staged)
     return landed.rows
 

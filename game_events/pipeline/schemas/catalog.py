@@ -11,6 +11,7 @@ from game_events.decoding.core.column_map import ColumnMap, Field, field_key
 from game_events.decoding.core.kept_columns import Kept
 from game_events.decoding.core.protocols import CompiledSchema
 from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.value_rules import ValueRules
 from game_events.decoding.core.wire_format import IndexPath, SchemaId, ordered
 from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.errors import DataError
@@ -35,17 +36,19 @@ class SchemaCatalog(SchemaStore):
         selected: Collection[str] = frozenset(),
         *,
         kept: Mapping[str, Kept] | None = None,
+        values: ValueRules | None = None,
         max_columns: int = 10_000,
         max_unknown_ids: int = 1_000,
     ) -> None:
         """Reads the archive.
 
-        `selected`: full names of the message types that are decoded; empty: all. `kept`: the columns that settings name. A type
-        that would make more than `max_columns` is not decoded. After `max_unknown_ids` unknown ids in one micro-batch, the
-        registry is asked about no others.
+        `selected`: full names of the message types that are decoded; empty: all. `kept`: the columns that settings name.
+        `values`: what becomes of single bad values. A type that would make more than `max_columns` is not decoded. After
+        `max_unknown_ids` unknown ids in one micro-batch, the registry is asked about no others.
         """
         super().__init__(registry, lakehouse)
         self._selected, self._kept = frozenset(selected), kept or {}
+        self._values = values or ValueRules()
         self._max_columns, self.max_unknown_ids = max_columns, max_unknown_ids
         self._names: dict[TypeKey, str | None] = {}
         self._ambiguous: set[TypeKey] = set()
@@ -107,7 +110,7 @@ class SchemaCatalog(SchemaStore):
                 except DataError as error:
                     rejected[key] = (Reason.BAD_SCHEMA, str(error))
         limit = self.max_unknown_ids
-        return DecodePlan(schemas, frozenset(types), rejected, columns, frozenset(undecoded), rest, limit)
+        return DecodePlan(schemas, frozenset(types), rejected, columns, frozenset(undecoded), rest, limit, self._values)
 
     def _with_type(self, columns: ColumnMap, compiled: CompiledSchema, key: TypeKey) -> ColumnMap:
         """The columns with those of a type; DataError: it has no decoder, or bronze cannot take its records."""

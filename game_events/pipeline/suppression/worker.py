@@ -71,7 +71,9 @@ class Suppressor:
         if not (found.undecoded or (rejected and found.rejected)):
             return kept
         mask = undecodable()
-        if rejected:
+        if rejected and not mask.any():
+            kept.rejected = found.rejected
+        elif rejected:
             parts = [replace(item, rows=left(item.rows, mask[item.rows])) for item in found.rejected]
             kept.rejected += [item for item in parts if len(item.rows)]
         kept.undecoded += [(rest, key) for rows, key in found.undecoded if len(rest := left(rows, mask[rows]))]

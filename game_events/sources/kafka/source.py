@@ -6,17 +6,19 @@ Guarantee: a micro-batch is exactly the records with ``start <= offset < end`` o
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from game_events.config.settings import Settings
-from game_events.errors import ConfigurationError, TransientError
+from game_events.errors import ConfigurationError, SmallerPartsError, TransientError, first_few
 from game_events.lakehouse.event_columns import RAW_COLUMNS
 from game_events.sources.core.source import MicroBatch, Offsets, Source, SourceSnapshot, Split
 from game_events.sources.kafka.admin import KafkaAdmin
 from game_events.sources.kafka.options import for_java, refuse_managed
+from game_events.sources.kafka.records import OVERFLOW, ReadRecords, read_records
 from game_events.spark.schemas import quoted
 
 #: Id of a topic from a broker without topic ids: 16 bytes of zeros, as librdkafka writes them.
@@ -27,6 +29,8 @@ FETCH_WAIT_MS = "0"
 #: Records of one poll while all records are small, in a JVM of this project; Kafka's own 500 otherwise, as a poll holds so many
 #: unpacked. After each poll Spark's consumer sends two requests (docs/decisions/0026-spark-to-python-without-waste.md).
 SMALL_POLL_RECORDS = "2000"
+#: Records of a micro-batch that the driver reads at most; a part of one with too many bytes; records that a notice names.
+DRIVER_RECORDS, FEWER, NAMED = 10_000, 20, 5
 
 
 class KafkaSource(Source):
@@ -37,11 +41,14 @@ class KafkaSource(Source):
         settings: Settings,
         timeout_s: float | None = None,
         admin: KafkaAdmin | None = None,
+        records: Callable[[Settings, Offsets, Offsets, float], ReadRecords] = read_records,
     ) -> None:
         """Connects at the first call; raises as `refuse_managed`.
 
-        `admin`: reads the topics' metadata; None: one of these settings, with `timeout_s` as in `KafkaAdmin`.
+        `admin`: reads the topics' metadata; None: one of these settings, with `timeout_s` as in `KafkaAdmin`. `records`: reads
+        records in the driver.
         """
+        self._records = records
         refuse_managed(settings.kafka_options)
         self.servers = settings.kafka_bootstrap_servers
         self._settings = settings
@@ -49,6 +56,12 @@ class KafkaSource(Source):
         self.admin = admin or KafkaAdmin(settings, timeout_s)
         #: No record of more than `SMALL_RECORD_BYTES` was read yet: without a limit of bytes Spark reads faster.
         self.small_records = True
+        #: Records of a micro-batch that Spark cannot hand over; what the user is told of them.
+        self._by_driver: tuple[MicroBatch, pa.Table] | None = None
+        self.notices: list[str] = []
+        #: Until these offsets micro-batches have few enough records for the driver.
+        self._few_until: Offsets = {}
+        self._few = DRIVER_RECORDS
         #: split -> request (offset, leader epoch) and answer
         self._written: dict[Split, tuple[tuple[int, ...], int | None]] = {}
 
@@ -78,12 +91,42 @@ class KafkaSource(Source):
         """The subject of each topic's values."""
         return tuple(subject_of(topic) for topic in sorted({split.topic for split in splits}))
 
-    def batch_limit(self, reached: Offsets) -> int:  # noqa: ARG002
-        """The setting `max_records_per_batch`."""
-        return self._settings.max_records_per_batch
+    def batch_limit(self, reached: Offsets) -> int:
+        """The setting `max_records_per_batch`; less where Spark failed and the driver reads."""
+        most = self._settings.max_records_per_batch
+        if any(reached.get(split, 0) < end for split, end in self._few_until.items()):
+            return min(most, self._few)
+        self._few_until, self._few = {}, DRIVER_RECORDS
+        return most
+
+    def read_by_driver(self, batch: MicroBatch, error: Exception) -> bool:
+        """After a job over a micro-batch failed: whether Spark cannot hand over its records; then `read` takes the driver's.
+
+        Raises:
+            SmallerPartsError: it is too large to be read by the driver.
+            ConfigurationError, TransientError: the broker refuses, or does not answer.
+        """
+        if OVERFLOW not in str(error):
+            return False
+        if batch.records > self._few:
+            self._few_until = batch.end
+            raise SmallerPartsError(f"Spark cannot read a record of {batch.records:,}: they are read in parts of {self._few:,}")
+        found = self._records(self._settings, batch.start, batch.end, self.admin.timeout_s)
+        if found.too_large and batch.records > 1:
+            self._few_until, self._few = batch.end, max(1, batch.records // FEWER)
+            raise SmallerPartsError(f"{batch.records:,} records are too large for the driver: parts of {self._few:,} are read")
+        if found.odd:
+            self._by_driver = batch, found.rows
+            self.notices.append(
+                f"{len(found.odd):,} records were read without what Spark cannot hold: {first_few(found.odd, NAMED)}"
+            )
+        return bool(found.odd)
 
     def read(self, spark: SparkSession, batch: MicroBatch) -> DataFrame:
         """The records of a batch, columns `RAW_COLUMNS`; a record that has expired meanwhile fails the job."""
+        if self._by_driver is not None and self._by_driver[0] is batch:
+            return spark.createDataFrame(self._by_driver[1])
+        self._by_driver = None
         reader = (
             spark.read.format("kafka")
             .option("kafka.bootstrap.servers", self.servers)

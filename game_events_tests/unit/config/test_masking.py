@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 import traceback
 from types import SimpleNamespace
 from urllib.parse import quote, quote_plus
@@ -12,7 +13,8 @@ import dagster as dg
 import pytest
 
 from game_events.cli import main as command_line
-from game_events.config.masking import forms_of, mask
+from game_events.config import masking
+from game_events.config.masking import MAX_SEARCHED, MAX_SEARCHED_SHORT, MAX_TEXT, forms_of, mask, mask_all, without_secrets
 from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError
 from game_events.orchestration.runs.errors import errors_decide
@@ -29,6 +31,8 @@ SETTINGS = {
     "rest_url": "https://receiver.example.com/x/rows?token=abcd1234",
     "rest_bearer_token": REST,
 }
+BEARER = "a-secret-of-24-characters"
+PATTERNS = (masking._IN_ADDRESS, masking._TOKEN)
 SECRETS = (REGISTRY, KAFKA, REST, "abcd1234")
 
 
@@ -92,6 +96,51 @@ def test_a_login_that_was_written_for_java_is_masked_without_it_too():
 )
 def test_logins_in_addresses_are_masked_whosever_they_are(text, shown):
     assert mask(text, None) == shown
+
+
+HOSTILE = ("://a:", "://", "://:b", "://xxxx:", "://a:b@", "@", "://a/:", ";", "; ", ";" + " " * 1_000, "a", ":", "/://a:b:")
+
+
+@pytest.mark.parametrize("unit", HOSTILE, ids=lambda unit: unit[:8])
+def test_masking_a_hostile_text_takes_a_bounded_time_for_each_character(unit):
+    text = (unit * 100_000)[:100_000]
+    usual = "an error at http://host:8080/subjects of schema 7 " * 2_000
+    for pattern in PATTERNS:
+        ratios = []
+        for _ in range(5):
+            begun = time.process_time()
+            pattern.sub("x", usual)
+            between = time.process_time()
+            pattern.sub("x", text)
+            ratios.append((time.process_time() - between) / max(between - begun, 1e-4))
+        # 4,000 times with patterns that try again.
+        assert min(ratios) < 100, unit
+
+
+def test_a_text_is_masked_where_there_is_no_secret_to_look_for():
+    assert mask_all("at https://me:pw@host", ()) == "at https://***@host"
+
+
+@pytest.mark.parametrize("shift", [*range(40), 2_000, 2_090, 2_110])
+@pytest.mark.parametrize("secret", [BEARER, "https://me:pa/ss@w:rd@host", "https://me:" + "p" * 900 + "@host"])
+def test_a_text_is_cut_where_no_part_of_a_secret_is_left(secret, shift, monkeypatch):
+    settings = load_settings(rest_bearer_token=BEARER)
+    monkeypatch.setattr(masking, "MAX_SEARCHED_SHORT", 500)
+    # Masked secrets make the text shorter, so what is at the cut moves forward.
+    text = f"{secret} " * 10 + "x" * shift + f" {secret}" * 400
+    shown = without_secrets(text, settings)
+    assert len(shown) <= MAX_TEXT + len(" ...")
+    rest = shown.replace("https://***@host", "").replace("***", "").replace("x", "").replace(" ", "").replace(".", "")
+    assert rest.replace("https://", "") == "", shown
+
+
+def test_a_text_of_megabytes_is_cut_before_it_is_searched(settings, monkeypatch):
+    searched = []
+    monkeypatch.setattr(masking, "_IN_ADDRESS", SimpleNamespace(sub=lambda _, text: (searched.append(len(text)), text)[1]))
+    shown = without_secrets("://a:" * 4_000_000, settings)
+    assert (len(shown), searched) == (MAX_TEXT + len(" ..."), [MAX_SEARCHED_SHORT + 2_100])
+    assert mask("x" * 10_000_000, settings) == "x" * MAX_SEARCHED + " ..."
+    assert max(searched) < 2 * MAX_SEARCHED
 
 
 @pytest.mark.parametrize(

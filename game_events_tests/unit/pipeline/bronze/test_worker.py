@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
+from game_events.decoding.batch_decoder import MAX_UNKNOWN_PATHS, BatchDecoder, DecodePlan
 from game_events.decoding.core import expansion
 from game_events.decoding.core.reasons import Reason
+from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
 from game_events.lakehouse.system_tables.suppressed import entity_hash
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
@@ -22,6 +23,7 @@ from game_events.pipeline.bronze.stored_worker import StoredTask
 from game_events.pipeline.bronze.worker import BronzeTask, StageResult
 from game_events.pipeline.suppression.worker import Suppression
 from game_events_tests.support.decoding.helpers import compiled, frame, plan_for, python_class
+from game_events_tests.support.work import counted
 from game_events_tests.support.worker_jobs import run
 
 HEAD = 'syntax = "proto3"; package s; message Event {'
@@ -127,6 +129,48 @@ def test_good_rows_go_to_bronze_with_their_coordinates_and_columns(tmp_path):
     assert rows[101]["_kafka_headers"] is None
     assert staged.result.types == {(71, (0,)), (72, (0,))}
     assert (staged.quarantine, staged.result.unknown) == ([], set())
+
+
+def index_path(number):
+    """Another index path for each number: of indexes that have one byte, then of ones with two."""
+    path = [number % 60, number // 60 % 60] if number < 3_600 else [number, 1]
+    return b"".join(_varint(2 * part) for part in (len(path), *path))
+
+
+def _varint(value):
+    octets = []
+    while value > 0x7F:
+        octets.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*octets, value])
+
+
+DISTINCT = {
+    "index paths": lambda number: b"\0\0\0\0\x48" + index_path(number + 1) + b"x",
+    "positions of the fault": lambda number: good(1, game_name="x" * number) + b"\x1f",
+}
+
+
+@pytest.mark.parametrize("kind", DISTINCT)
+def test_records_that_choose_another_detail_each_are_written_at_once(tmp_path, monkeypatch, kind):
+    written = []
+    write = StagedWriter.write_columns
+    monkeypatch.setattr(StagedWriter, "write_columns", lambda self, *args: (written.append(args[1]), write(self, *args))[1])
+    count = 2_000
+    staged, calls = counted(lambda: Staged(tmp_path, [records([DISTINCT[kind](number) for number in range(count)])]))
+    assert sorted(staged.bad) == list(range(count))
+    assert all(row["detail"] for row in staged.quarantine)
+    assert written == [count]
+    # With a write for each detail: some 700 a record.
+    assert calls < 250 * count
+
+
+def test_index_paths_that_no_schema_has_are_named_up_to_a_bound_and_all_rejected(tmp_path):
+    staged = Staged(tmp_path, [records([DISTINCT["index paths"](number) for number in range(40)])])
+    details = [row["detail"] for row in staged.quarantine]
+    assert set(staged.bad.values()) == {Reason.BAD_INDEX}
+    assert len([d for d in details if "at index path [" in d]) == MAX_UNKNOWN_PATHS
+    assert details.count("schema id 72 has no message at the record's index path") == 40 - MAX_UNKNOWN_PATHS
 
 
 def test_bad_rows_go_to_quarantine_with_reason_coordinates_and_their_bytes(tmp_path):

@@ -60,11 +60,16 @@ def test_programs_get_each_rule_once_with_the_games_that_violate_it():
 def test_a_counter_is_in_the_json_the_event_log_and_the_metadata_of_its_table():
     made = RunReport(tables=[TableReport("bronze", "bronze_events", "/x")])
     made.add(BronzeResult(suppressed=2))
-    made.add(BronzeResult(suppressed=1, expired=4))
+    made.add(BronzeResult(suppressed=1, expired=4, nulled=Counter(seen=2)))
+    made.add(BronzeResult(nulled=Counter(seen=1, price=5)))
+    assert made.to_dict()["nulled"] == {"seen": 3, "price": 5}
     assert (made.to_dict()["suppressed"], made.to_dict()["expired"]) == (3, 4)
     rows = {r["kind"]: r for r in event_rows(made, RunFacts("refresh", 1.0), load_settings())}
     assert (rows["suppressed"]["rows"], rows["expired"]["rows"], rows["expired"]["table"]) == (3, 4, "bronze_events")
+    named = {r["name"]: r["rows"] for r in event_rows(made, RunFacts("refresh", 1.0), load_settings()) if r["kind"] == "nulled"}
+    assert named == {"seen": 3, "price": 5}
     metadata = table_metadata(made.tables[0], made)
+    assert metadata["values_made_null"] == {"seen": 3, "price": 5}
     assert (metadata["suppressed_records"], metadata["expired_rows_lost"]) == (3, 4)
     assert "suppressed_records" not in table_metadata(TableReport("silver", "silver_uno_events", "/x", "uno"), made)
 
