@@ -6,16 +6,17 @@ Sources: Confluent Schema Registry REST API v7 (`GET /schemas/ids/{id}`, `GET /s
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar, cast
+from typing import TypeVar
 from urllib.request import getproxies
 
 import httpx2
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
+from game_events.config.http_bounds import bounded
 from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
 from game_events.config.tls import UNTRUSTED
@@ -24,7 +25,7 @@ from game_events.errors import ConfigurationError, DataError, TransientError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: Seconds for one answer, from its first byte to its last; the client's own retries come on top.
+#: Seconds for one answer, from its request to its last byte; the client's own retries come on top.
 TIMEOUT_S = 10.0
 #: Further attempts of the client.
 RETRIES = 2
@@ -129,36 +130,8 @@ def registry_client(
     rest = getattr(client, "_rest_client", None)  # the fake has none
     if rest is not None:
         rest.session.headers["Accept-Encoding"] = "identity"
-        rest.session.event_hooks = {"response": [partial(_bound, timeout_s, most)]}
+        bounded(rest.session, timeout_s, most)
     return client
-
-
-def _bound(timeout_s: float, most: int, response: httpx2.Response) -> None:
-    # Called before an answer is read. Its compressed size would be no limit; no compression was requested.
-    response.headers.pop("Content-Encoding", None)
-    response.stream = _BoundedStream(cast(httpx2.SyncByteStream, response.stream), timeout_s, most)
-
-
-class _BoundedStream(httpx2.SyncByteStream):
-    """An answer limited in bytes and total time: the client's time-out is for each piece of it."""
-
-    def __init__(self, stream: httpx2.SyncByteStream, timeout_s: float, most: int) -> None:
-        self._stream, self._timeout_s, self._most = stream, timeout_s, most
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Yield the pieces; DataError if it is too long, httpx2.ReadTimeout if it takes too long."""
-        until, size = time.monotonic() + self._timeout_s, 0
-        for piece in self._stream:
-            size += len(piece)
-            if size > self._most:
-                raise DataError(f"the registry's answer is longer than {self._most // 2**20} MiB")
-            if time.monotonic() > until:
-                raise httpx2.ReadTimeout(f"the answer was not at its end after {self._timeout_s:g} s")
-            yield piece
-
-    def close(self) -> None:
-        """Close the stream."""
-        self._stream.close()
 
 
 class SchemaRegistry:

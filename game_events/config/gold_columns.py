@@ -7,7 +7,7 @@ If all columns are `count`, `sum`, `min` or `max` of one expression, new rows ar
 import re
 from collections.abc import Mapping
 
-from game_events.config.sql_text import reads_clock, without_texts
+from game_events.config.sql_text import foreign_call, holds_query, reads_clock, without_texts
 from game_events.extending import COLUMN_PATTERN, Measure, count, max_of, min_of, sum_of
 
 _CALL = re.compile(r"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
@@ -16,9 +16,9 @@ _MERGING = {"count": count, "sum": sum_of, "min": min_of, "max": max_of}
 _CHANGING = re.compile(r"\b(current_\w+|rand|randn|random|uuid|any_value|approx_\w+)(?=\s*\()", re.IGNORECASE)
 #: Without an order of rows, unless the whole expression is such a call: then rows are ordered by time.
 _UNORDERED = re.compile(r"\b(first|last|first_value|last_value)\s*\(", re.IGNORECASE)
-#: Queries and comments; windows, which see other keys' rows, of all games of a refresh; functions that make rows.
+#: Comments; windows, which see other keys' rows, of all games of a refresh; functions that make rows.
 _REFUSED = re.compile(
-    r"\bselect\b|;|--|/\*|\bover\s*\(|\b(?:(?:pos)?explode(?:_outer)?|inline(?:_outer)?|stack|json_tuple)\s*\(", re.IGNORECASE
+    r";|--|/\*|\bover\s*\(|\b(?:(?:pos)?explode(?:_outer)?|inline(?:_outer)?|stack|json_tuple)\s*\(", re.IGNORECASE
 )
 _BRACKETS = re.compile(r"\([^()\[\]{}]*\)|\[[^()\[\]{}]*\]|\{[^()\[\]{}]*\}")
 _BY_TIME = {"first": "min_by", "last": "max_by"}
@@ -37,7 +37,9 @@ def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:
         bare = without_texts(sql)
         if _outside(sql) is None or re.search(r"['\"`]", bare) or not re.search(r"\w\s*\(", bare):
             return f"{name}: {sql!r} is no aggregate: write it like max(temperature)"
-        if _REFUSED.search(bare):
+        if (called := foreign_call(sql)) is not None:
+            return f"{name}: {called} in {sql!r} runs other code: a column is computed from a key's rows and nothing else"
+        if holds_query(sql) or _REFUSED.search(bare):
             return f"{name}: {sql!r} holds a query or a comment, a window (OVER) or explode: it must be one value of a key"
         changing = _CHANGING.search(bare) or (None if _is_by_time(sql) else _UNORDERED.search(bare))
         if changing or reads_clock(sql):

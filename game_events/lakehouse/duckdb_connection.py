@@ -48,6 +48,16 @@ def interruptible(connection: duckdb.DuckDBPyConnection, call: Callable[[], T]) 
     return running.result()
 
 
+def identifier(name: str) -> str:
+    """A name as SQL quotes it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def text(value: str) -> str:
+    """A text as SQL quotes it."""
+    return "'" + value.replace("'", "''") + "'"
+
+
 def records(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
     """A query's rows by column name."""
     names = [column[0] for column in result.description or []]

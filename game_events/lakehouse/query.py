@@ -3,14 +3,14 @@
 A view reads exactly the files of one Delta version, with the table's columns and types; columns that a file lacks are NULL. A
 table is opened when a query first names it: opening all of some thousands takes longer than most queries.
 
-Guarantee: nothing is written, and nothing outside of the root is read. Queries may come from others: only one SELECT at a time
-is run, file access is switched off but for the root's own folder, and settings are locked.
+Guarantee: nothing is written, and nothing but the tables' files is read. Queries may come from others: DuckDB has no file
+system but `ConnectionFiles`, which opens the files of named tables for reading, and settings are locked. That one SELECT at a
+time is run is only for the message: a statement inside of a SELECT may change what this connection holds in memory.
 """
 
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,7 +23,8 @@ from deltalake.exceptions import DeltaError
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.duckdb_connection import connect, interruptible
+from game_events.lakehouse.duckdb_connection import connect, identifier, interruptible, text
+from game_events.lakehouse.duckdb_files import ConnectionFiles
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.tables import Lakehouse, Table, no_table, paths
 
@@ -39,11 +40,17 @@ _GONE = re.compile(r"No such file|does not exist|cannot open file|No files found
 class TablesSql:
     """A connection in which the tables of a lakehouse can be queried."""
 
-    def __init__(self, lakehouse: Lakehouse, as_of: datetime | None = None, memory_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        lakehouse: Lakehouse,
+        as_of: datetime | None = None,
+        memory_bytes: int | None = None,
+        disk_bytes: int | None = None,
+    ) -> None:
         """Lists the root; opens no table.
 
-        `as_of`: the time of the versions; None: the newest. `memory_bytes`: memory of a query, past which it uses the disk;
-        None: DuckDB's own bound.
+        `as_of`: the time of the versions; None: the newest. `memory_bytes`: memory of a query, past which it uses the disk.
+        `disk_bytes`: of its temporary files. None: DuckDB's own bounds.
         """
         self._lakehouse, self._as_of = lakehouse, as_of
         self._tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
@@ -52,19 +59,15 @@ class TablesSql:
         if memory_bytes is not None:
             self._connection.execute(f"SET memory_limit = '{memory_bytes}B'")
         self._connection.execute("CREATE SCHEMA _columns")
-        self._spill = tempfile.TemporaryDirectory(prefix="game_events_sql")
-        self._connection.execute(f"SET temp_directory = {_text(self._spill.name)}")
-        if "://" not in lakehouse.root:
-            self._connection.execute(f"SET allowed_directories = [{_text(lakehouse.root + '/')}]")
-        self._connection.execute("SET enable_external_access = false")
-        self._connection.execute("SET lock_configuration = true")
+        self._files = ConnectionFiles(disk_bytes)
+        self._files.restrict(self._connection)
 
     def __enter__(self) -> TablesSql:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
-        self._spill.cleanup()
+        self._files.close()
 
     def query(self, sql: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
         """Names of a query's columns, and its rows, read as they are asked for.
@@ -73,6 +76,7 @@ class TablesSql:
             ConfigurationError: it is no single SELECT, it names what there is not, or it cannot be computed.
         """
         self._refuse_others(sql)
+        self._files.failed = None
         if _LISTS.search(sql):
             for name in self._tables:
                 self._open(name)
@@ -102,10 +106,12 @@ class TablesSql:
 
     def _refuse_others(self, sql: str) -> None:
         try:
-            statements = duckdb.extract_statements(sql)
+            kinds = [statement.type for statement in duckdb.extract_statements(sql)]
         except duckdb.Error as error:
             raise ConfigurationError(f"the query cannot be read: {error}") from None
-        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        except ValueError:  # a kind that its Python has no name for
+            kinds = []
+        if kinds != [duckdb.StatementType.SELECT]:
             raise ConfigurationError("only one SELECT (or DESCRIBE, SHOW TABLES) is run: the tables are only read here")
 
     def _unknown(self, name: str) -> ConfigurationError:
@@ -116,11 +122,12 @@ class TablesSql:
 
     def _failed(self, error: Exception) -> ConfigurationError:
         """What to raise for an error of DuckDB."""
+        error = self._files.failed or error
         first = str(error).strip()
         if isinstance(error, duckdb.OutOfMemoryException):
             return ConfigurationError(
                 f"the query needs more memory, or room for temporary files, than it may have: {first.splitlines()[0]}. "
-                "Select less, or set GAME_EVENTS_SQL_MEMORY_BYTES higher"
+                "Select less, or set GAME_EVENTS_SQL_MEMORY_BYTES or GAME_EVENTS_SQL_DISK_BYTES higher"
             )
         if isinstance(error, duckdb.IOException | OSError) and _GONE.search(first):
             when = f" of {self._as_of.isoformat()}" if self._as_of is not None else ""
@@ -128,6 +135,8 @@ class TablesSql:
                 f"files of the tables{when} are gone: maintenance deletes replaced ones after GAME_EVENTS_RETENTION_H hours "
                 f"(docs/maintenance.md). Ask for a later time, or run the query again: {first.splitlines()[0]}"
             )
+        if isinstance(error, duckdb.PermissionException):
+            first += " (a query reads tables, by their names; it reaches no file and changes nothing)"
         return ConfigurationError(f"the query failed: {first}")
 
     def _open(self, name: str) -> None:
@@ -141,7 +150,7 @@ class TablesSql:
             return
         schema = pa.schema(handle.schema())
         # In another schema, so that it is not listed among the tables.
-        empty, view = f"_columns.{_name(name)}", _name(name)
+        empty, view = f"_columns.{identifier(name)}", identifier(name)
         self._connection.register("_empty", schema.empty_table())
         self._connection.execute(f"CREATE TABLE {empty} AS FROM _empty")
         self._connection.unregister("_empty")
@@ -151,7 +160,7 @@ class TablesSql:
             if not files:
                 self._connection.execute(f"CREATE VIEW {view} AS FROM {empty}")
             elif table.local_path is not None:
-                listed = ", ".join(_text(f"{table.uri}/{path}") for path in files)
+                listed = ", ".join(map(text, self._files.readable(f"{table.uri}/{path}" for path in files)))
                 folders = "hive_types_autocast = false, hive_partitioning = " + str(bool(partition)).lower()
                 read = f"read_parquet([{listed}], union_by_name = true, {folders})"
                 # The empty table brings columns that no file has, and every column's type.
@@ -189,14 +198,6 @@ def _dataset(table: Table, files: list[str], schema: pa.Schema, partition: pa.Sc
             filesystem=system,
             partitioning=pads.partitioning(partition, flavor="hive") if partition else None,
         )
-
-
-def _name(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _text(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def plain(row: Sequence[object]) -> list[object]:

@@ -7,6 +7,7 @@ import http.client
 import json
 from pathlib import Path
 
+from game_events.config.background import within
 from game_events.stack.ports import HOST
 from game_events.stack.server_process import ServerProcess, spawn
 
@@ -44,10 +45,14 @@ def is_healthy(port: int) -> bool:
     """Whether the registry lists its subjects."""
     # http.client: no proxy of the environment can stand between us and the loopback address.
     connection = http.client.HTTPConnection(HOST, port, timeout=HEALTH_TIMEOUT_S)
-    try:
+
+    def ask() -> bool:
         connection.request("GET", f"{API}/subjects")
         answer = connection.getresponse()
         return answer.status == http.client.OK and isinstance(json.loads(answer.read()), list)
+
+    try:
+        return within(HEALTH_TIMEOUT_S, ask, "registry health")
     except (OSError, http.client.HTTPException, ValueError):
         return False
     finally:

@@ -35,7 +35,7 @@ def sql(
     output = Output(as_json=as_json)
     text = _text(query)
     settings, then = load_settings(), time_of(as_of, option="--as-of")
-    with TablesSql(Lakehouse.of(settings), then, settings.sql_memory_bytes) as tables:
+    with TablesSql(Lakehouse.of(settings), then, settings.sql_memory_bytes, settings.sql_disk_bytes) as tables:
         columns, rows = tables.query(text)
         if as_csv:
             output.csv(columns, map(plain, islice(rows, limit)))

@@ -18,6 +18,7 @@ from game_events.cli.common.dagster_home import WORKSPACE_FILE, dagster_file, da
 from game_events.cli.common.output import Output
 from game_events.cli.local.forks import fork_server
 from game_events.cli.local.spark_server import WarmSpark
+from game_events.config.http_bounds import bounded
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.sources.kafka.client import ensure_topic
@@ -118,20 +119,25 @@ def _group(process: psutil.Process) -> int | None:
         return None
 
 
+def _status(url: str, seconds: float, headers: Mapping[str, str] | None = None) -> int:
+    with bounded(httpx2.Client(timeout=seconds), seconds) as client, client.stream("GET", url, headers=headers) as answer:
+        return answer.status_code
+
+
 def _wait(server: subprocess.Popen[bytes], port: int) -> None:
     deadline, url = time.monotonic() + START_DEADLINE_S, f"http://{HOST}:{port}/server_info"
     while time.monotonic() < deadline:
         if server.poll() is not None:
             raise TransientError(f"Dagster ended with code {server.returncode} while starting; its messages are above")
         try:
-            if httpx2.get(url, timeout=2).status_code == httpx2.codes.OK:
+            if _status(url, 2) == httpx2.codes.OK:
                 break
         except httpx2.HTTPError:
             pass
         time.sleep(0.3)
     else:
         raise TransientError(f"the Dagster UI did not answer on port {port} within {START_DEADLINE_S} s")
-    if httpx2.get(url, headers={"Host": "not-its-name.invalid"}, timeout=30).status_code != httpx2.codes.FORBIDDEN:
+    if _status(url, 30, {"Host": "not-its-name.invalid"}) != httpx2.codes.FORBIDDEN:
         raise ConfigurationError(
             "this version of Dagster starts its webserver without the guard of `game-events up`: use the locked one"
         )

@@ -162,3 +162,5 @@ class LimitSettings(BaseSettings):
     as `UNKNOWN_SCHEMA`, too"""
     sql_memory_bytes: int = Field(4 * 1024**3, ge=64 * 1024**2)
     """bytes of memory of `game-events sql`; the rest goes to temporary files if possible, else the query fails"""
+    sql_disk_bytes: int = Field(16 * 1024**3, ge=64 * 1024**2)
+    """bytes of temporary files of `game-events sql`, below `TMPDIR`; a query that needs more fails"""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 import dagster as dg
 
 from game_events.orchestration.checks.tables import check_result, fails, is_materialized
+from game_events.orchestration.events.texts import as_text
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import COVERS, DEFAULT, Keys
 from game_events.pipeline.checks.rule_audit import audit_rules
@@ -32,7 +33,7 @@ def build_rule_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:
         dg.AssetCheckSpec(
             name,
             asset=asset,
-            description=rule.description or f"{rule.sql} ({rule.action})",
+            description=as_text(rule.description or f"{rule.sql} ({rule.action})"),
             blocking=rule.action == "fail",
             metadata={"sql": rule.sql, "action": rule.action, "games": ", ".join(rule.games) or "all"},
         )
@@ -83,6 +84,6 @@ def _evaluation(rule: RuleReport, found: list[RuleReport], keys: Keys, covers: s
             "action": rule.action,
         },
         severity=dg.AssetCheckSeverity.ERROR if rule.action == "fail" else dg.AssetCheckSeverity.WARN,
-        description=f"{violated:,} of {rows:,} rows violate: {rule.sql} ({rule.action}); counted: {covers}",
+        description=as_text(f"{violated:,} of {rows:,} rows violate: {rule.sql} ({rule.action}); counted: {covers}"),
         blocking=rule.action == "fail",
     )

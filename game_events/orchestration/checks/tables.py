@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import dagster as dg
 from dagster import DagsterInstance
 
+from game_events.orchestration.events.texts import as_text
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import COVERS, DEFAULT, FAILED_GAMES, Keys
 from game_events.orchestration.runs.alerts import history
@@ -90,7 +91,7 @@ def check_evaluation(found: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckE
         passed=found.passed,
         metadata=dict(found.counts) | {COVERS: found.covers} | ({FAILED_GAMES: list(found.games)} if found.games else {}),
         severity=dg.AssetCheckSeverity.ERROR if found.wrong_rows else dg.AssetCheckSeverity.WARN,
-        description=found.summary,
+        description=as_text(found.summary),
     )
 
 

@@ -8,6 +8,7 @@ import dagster as dg
 
 from game_events.decoding.core.wire_format import ordered
 from game_events.lakehouse.layers import REPORTED
+from game_events.orchestration.events.texts import as_text
 from game_events.orchestration.keys import DEFAULT, Keys
 from game_events.pipeline.reporting.latency import Histogram
 from game_events.pipeline.reporting.result import RunResult
@@ -32,7 +33,7 @@ def table_metadata(entry: TableReport, report: RunResult, keys: Keys = DEFAULT, 
         "delta_version": entry.version,
     }
     if whole or entry.new or entry.new_columns:
-        columns = [dg.TableColumn(name, type=kind, description=entry.comments.get(name)) for name, kind in entry.columns]
+        columns = [dg.TableColumn(name, type=kind, description=_comment(entry, name)) for name, kind in entry.columns]
         metadata["dagster/column_schema"] = dg.TableSchema(columns)
     if entry.batch is not None:
         metadata["bronze_batch"] = entry.batch
@@ -58,6 +59,11 @@ def table_metadata(entry: TableReport, report: RunResult, keys: Keys = DEFAULT, 
         metadata["layer_seconds"] = round(seconds, 3)
         metadata["layer_rows_per_second"] = round(report.rows(entry.layer) / seconds, 1) if seconds else None
     return {key: value for key, value in metadata.items() if value is not None}
+
+
+def _comment(entry: TableReport, column: str) -> str | None:
+    found = entry.comments.get(column)
+    return None if found is None else as_text(found)
 
 
 def _plotted(name: str, counts: Mapping[str, int]) -> Mapping[str, int]:

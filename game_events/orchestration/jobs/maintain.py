@@ -6,6 +6,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from game_events.orchestration.events.texts import table
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import REPORT
 from game_events.pipeline.maintenance.run import maintain as maintain_tables
@@ -37,7 +38,7 @@ def build_maintain(graph: Graph) -> dg.JobDefinition:
         failed = [entry for entry in tables if entry.error]
         metadata: dict[str, Any] = {
             REPORT: dg.MetadataValue.json(report.to_dict()),
-            "tables": dg.MetadataValue.md(_table(tables)),
+            "tables": _table(tables),
             "files_joined": sum(entry.joined for entry in tables),
             "files_deleted": sum(entry.replaced + entry.orphans for entry in tables),
         }
@@ -66,12 +67,12 @@ def build_hourly_maintenance(graph: Graph, maintain: dg.JobDefinition) -> dg.Sch
     )
 
 
-def _table(tables: Iterable[TableMaintenance]) -> str:
-    """Markdown: the tables that were changed."""
-    lines = ["| table | joined | into | deleted | orphans | waiting | |", "|---|---|---|---|---|---|---|"]
-    lines += [
-        f"| {e.table} | {e.joined} | {e.into} | {e.replaced} | {e.orphans} | {e.waiting} | {e.error or e.skipped or ''} |"
-        for e in tables
-        if e.anything
+def _table(tables: Iterable[TableMaintenance]) -> dg.TableMetadataValue:
+    """The tables that were changed."""
+    numbers = ("joined", "into", "replaced", "orphans", "waiting")
+    rows = [
+        {"table": entry.table, **{name: getattr(entry, name) for name in numbers}, "note": entry.error or entry.skipped or ""}
+        for entry in tables
+        if entry.anything
     ]
-    return "\n".join(lines)
+    return table(("table", *numbers, "note"), rows)

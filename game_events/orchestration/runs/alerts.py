@@ -14,6 +14,7 @@ from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.orchestration.dagster_private import AssetCheckExecutionRecordStatus, DagsterAssetCheckFailedError
+from game_events.orchestration.events.texts import plain
 from game_events.orchestration.keys import FAILED_GAMES, JOB, Keys, report_in
 from game_events.orchestration.runs.tags import OWN_ALERTS
 from game_events.pipeline.checks.source import LOST, Loss, gaps_in_words, losses
@@ -163,7 +164,7 @@ def alert_of_check(settings: Settings, found: Evaluation, job: str | None, befor
         url=run_url(settings, found.run_id) if found.run_id else None,
         games=found.games,
         check=name,
-        error=(found.result.description or "")[:LONGEST_ERROR] or None,
+        error=plain(found.result.description or "")[:LONGEST_ERROR] or None,
         counts={k: v for k, v in counts.items() if v is not None},
     )
     if found.failure(settings) is not None:

@@ -13,12 +13,13 @@ from game_events.config.settings import Settings
 from game_events.decoding.core.kept_columns import kept_columns
 from game_events.errors import DataError, GameEventsError, TransientError
 from game_events.lakehouse.tables import Lakehouse
+from game_events.orchestration.events.texts import as_text, one_line, table
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import schema_key
 from game_events.orchestration.runs.tags import REASON, unused_run_key
 from game_events.orchestration.sensors.ticks import SHOWN, Jobs, sensor, some
 from game_events.pipeline.observability.lag import digest
-from game_events.pipeline.schemas.history import SchemaHistory, as_line, as_markdown
+from game_events.pipeline.schemas.history import CHANGE_COLUMNS, SchemaHistory, as_line, as_rows
 from game_events.schema_registry import SchemaLimits, SchemaRegistry, SubjectVersion
 from game_events.sources.factory import subjects
 
@@ -49,10 +50,19 @@ def read_cursor(cursor: str | None, subjects: Sequence[str]) -> Cursor:
 
 
 class Difference(NamedTuple):
-    """What a version changed against the one before it: in one line, and as a Markdown table."""
+    """What a version changed against the one before it: in one line, as rows of a table, and what these leave out."""
 
     line: str
-    table: str
+    rows: Sequence[Mapping[str, str]] = ()
+    left_out: str = ""
+
+    def metadata(self, number: int) -> dict[str, dg.MetadataValue[Any]]:
+        """Metadata of the version with that number."""
+        name = f"changes_in_version_{number}"
+        if not self.rows:
+            return {name: dg.MetadataValue.text(one_line(self.line))}
+        found: dict[str, dg.MetadataValue[Any]] = {name: table(CHANGE_COLUMNS, self.rows)}
+        return found | ({f"left_out_of_version_{number}": dg.MetadataValue.text(self.left_out)} if self.left_out else {})
 
 
 def changes_by_version(
@@ -66,10 +76,9 @@ def changes_by_version(
             try:
                 compared = before[version.version], version
                 changes = history.changes(*compared)
-                said = (as_markdown(changes), history.left_out(*compared))
-                texts[version.version] = Difference(as_line(changes), "\n\n".join(filter(None, said)))
+                texts[version.version] = Difference(as_line(changes), as_rows(changes), history.left_out(*compared))
             except DataError as error:
-                texts[version.version] = Difference(f"not comparable: {error}", f"not comparable: {error}")
+                texts[version.version] = Difference(f"not comparable: {error}")
     return texts
 
 
@@ -157,8 +166,9 @@ def _event(
         "schema_ids": [v.schema_id for v in new],
         "registry": registry,
     }
-    metadata |= {f"changes_in_version_{number}": dg.MetadataValue.md(found.table) for number, found in changes.items()}
-    said = "; ".join(f"version {number}: {found.line}" for number, found in changes.items())
+    for number, found in changes.items():
+        metadata |= found.metadata(number)
+    said = as_text("; ".join(f"version {number}: {found.line}" for number, found in changes.items()))
     return dg.AssetMaterialization(
         key, description=said or None, metadata=metadata, tags={"dagster/data_version": f"{newest.version}-{newest.schema_id}"}
     )

@@ -12,6 +12,7 @@ from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
 from game_events.orchestration.checks.tables import check_result
 from game_events.orchestration.dagster_private import AssetCheckExecutionRecordStatus
+from game_events.orchestration.events.texts import as_text, plain
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import OWNERS, Keys
 from game_events.orchestration.runs.own_runs import OwnRuns
@@ -53,13 +54,13 @@ def read_status(
         runs = own.runs(instance, 1, job_name=keys.named(job))
         if runs and runs[0].status == DagsterRunStatus.FAILURE:
             troubles.append(f"the newest run of {job} failed ({runs[0].run_id[:8]})")
-    text = "\n".join(f"- {trouble}" for trouble in troubles) or "Everything is well."
+    text = "\n".join(f"- {as_text(trouble)}" for trouble in troubles) or "Everything is well."
     return dg.AssetCheckEvaluation(
         asset_key=_key(keys),
         check_name=CHECK,
         passed=not troubles,
         severity=dg.AssetCheckSeverity.WARN,
-        description="; ".join(troubles) or "everything is well",
+        description=as_text("; ".join(troubles) or "everything is well"),
         metadata={"status": dg.MetadataValue.md(text), **numbers, "checks_that_fail": len(failed)},
     )
 
@@ -106,7 +107,7 @@ def build_status_sensor(graph: Graph) -> dg.SensorDefinition:
         settings, seen, now = graph.source.read(), Seen.read(context.cursor), time.time()
         known = context.repository_def.asset_graph.asset_check_keys if context.repository_def else ()
         found = read_status(settings, graph.keys, context.instance, own_runs(context, settings), known)
-        summary = str(found.description)
+        summary = plain(found.description or "")
         if summary == seen.summary and now - seen.at < AGAIN_S:
             return dg.SkipReason(summary)
         cursor = Seen(summary=summary, at=now).model_dump_json()

@@ -15,6 +15,7 @@ from game_events.config.masking import mask, masked_traceback, settings_to_mask
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
 from game_events.orchestration.dagster_private import UnresolvedAssetJobDefinition
+from game_events.orchestration.events.texts import one_line
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.runs.own_runs import OwnRuns
 
@@ -73,7 +74,7 @@ def masked(evaluate: Evaluate[Result], given: Settings | None = None) -> Evaluat
                 raise
             raise GameEventsError(text) from None
         if isinstance(said, dg.SkipReason) and said.skip_message is not None:
-            return cast(Result, dg.SkipReason(mask(said.skip_message, given or settings_to_mask())))
+            return cast(Result, dg.SkipReason(one_line(mask(said.skip_message, given or settings_to_mask()))))
         return said
 
     return without_secrets

@@ -90,7 +90,7 @@ def _note_records(result: StageResult, rows: pa.Table, at: Rows) -> None:
     result.suppressed_records += zip(*(taken.column(name).to_pylist() for name in RECORD), strict=True)
 
 
-def _undecodable(batch: pa.RecordBatch, suppressor: Suppressor) -> Mask:
+def _undecodable(batch: pa.RecordBatch, suppressor: Suppressor, rows: Rows) -> Mask:
     """Mask of the rows of erased data subjects that are recognised without decoding."""
-    record = {name: batch.column(f"_kafka_{name}") for name in ("key", "partition", "offset")}
-    return suppressor.undecodable(pa.RecordBatch.from_pydict(record), pc.fill_null(batch.column("_kafka_topic_id"), ""))
+    record = {name: batch.column(f"_kafka_{name}") for name in ("key", "headers", "partition", "offset")}
+    return suppressor.undecodable(pa.RecordBatch.from_pydict(record), pc.fill_null(batch.column("_kafka_topic_id"), ""), rows)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from game_events.errors import DataError
 from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.event_columns import HEADERS
 from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.system_tables.suppressed import read_suppressed
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, SUPPRESSED, Table, has_persons, is_person, paths
@@ -92,12 +93,13 @@ class RecoverTask(WorkerJob[FoundIds]):
             file = pq.ParquetFile(source)
             column = self.suppression.column
             by_key = name in (BRONZE, QUARANTINE)  # for records that are not decoded
-            names = [n for n in file.schema_arrow.names if is_person(n, column) or (by_key and n == "_kafka_key")]
+            names = [n for n in file.schema_arrow.names if is_person(n, column) or (by_key and n in ("_kafka_key", HEADERS))]
             suppressor = Suppressor(self.suppression)
             for group in range(file.num_row_groups):
                 rows = file.read_row_group(group, names)
                 for one in names:
-                    found |= _texts(rows.column(one), suppressor)
+                    find = _texts if is_person(one, column) else _written_texts
+                    found |= find(rows.column(one), suppressor)
         return found
 
 
@@ -105,6 +107,16 @@ def _texts(values: pa.ChunkedArray, suppressor: Suppressor) -> set[str]:
     texts = as_texts(values)
     if texts is None:
         return set()
-    ids = pc.unique(texts.filter(pa.array(suppressor.values(texts)))).to_pylist()
+    return _as_ids(pc.unique(texts.filter(pa.array(suppressor.values(texts)))).to_pylist())
+
+
+def _written_texts(values: pa.ChunkedArray, suppressor: Suppressor) -> set[str]:
+    """Ids in Kafka keys, or in headers."""
+    if pa.types.is_list(values.type):
+        values = pc.struct_field(pc.list_flatten(values), "value")
+    return _as_ids(text for raw in pc.unique(values).to_pylist() for text in suppressor.erased_texts(raw))
+
+
+def _as_ids(ids: Iterable[str | bytes]) -> set[str]:
     # Bytes that are not UTF-8 cannot be an id on a command line.
     return {t if isinstance(t, str) else t.decode("utf-8", "replace") for t in ids}

@@ -13,15 +13,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.lakehouse.event_columns import COORDINATES
+from game_events.lakehouse.event_columns import COORDINATES, HEADERS
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_FAILED_CHUNKS, is_person
+from game_events.pipeline.suppression.record_texts import MIN_SEARCHED_BYTES, header_values, texts_of
 from game_events.pipeline.suppression.worker import as_texts
 
-#: Shorter ids are not searched in undecodable bytes: they would match other subjects' records by chance.
-MIN_SEARCHED_BYTES = 4
 #: Undecoded columns that may hold an id.
-BYTES = ("_kafka_key", "_raw_value")
+BYTES = ("_kafka_key", HEADERS, "_raw_value")
 #: Records that are Python objects at the same time.
 _ROWS_AT_ONCE = 10_000
 #: Column of failed chunks: the receiver's answer.
@@ -83,8 +82,7 @@ class DataSubjects:
 
     @cached_property
     def _searched(self) -> list[bytes]:
-        raws = [text.encode(errors="surrogatepass") for text in self.ids]
-        return [raw for raw in raws if len(raw) >= MIN_SEARCHED_BYTES]
+        return [raw for raw in self._encoded if len(raw) >= MIN_SEARCHED_BYTES]
 
     def columns(self, table: str, names: Sequence[str]) -> list[str]:
         """The columns of a file that are needed to find rows."""
@@ -125,13 +123,27 @@ class DataSubjects:
         """Mask of the rows `among` the given ones with an id in their undecoded columns (`BYTES`)."""
         found = np.zeros(rows.num_rows, dtype=bool)
         places = np.flatnonzero(among)
-        searched, done = rows.select(list(BYTES)).filter(pa.array(among)), 0
-        keys = {text.encode() for text in self.ids}
+        present = [name for name in BYTES if name in rows.column_names]
+        searched, done = rows.select(present).filter(pa.array(among)), 0
         for part in searched.to_batches(max_chunksize=_ROWS_AT_ONCE):
-            for key, value in zip(*(part.column(name).to_pylist() for name in BYTES), strict=True):
-                found[places[done]] = key in keys or (value is not None and _in_either_form(self.traces, value))
+            keys, values = (part.column(name).to_pylist() for name in ("_kafka_key", "_raw_value"))
+            headers = header_values(part.column(HEADERS)) if HEADERS in present else iter([[]] * len(part))
+            for key, value, more in zip(keys, values, headers, strict=True):
+                written = [text for text in (key, *more) if text is not None]
+                found[places[done]] = any(map(self._is_written, written)) or self._is_traced(value)
                 done += 1
         return found
+
+    def _is_written(self, text: bytes) -> bool:
+        """Whether a key or header is an id or has one, as serializers write it."""
+        return not self._encoded.isdisjoint(texts_of(text)) or self._is_traced(text)
+
+    def _is_traced(self, value: bytes | None) -> bool:
+        return value is not None and _in_either_form(self.traces, value)
+
+    @cached_property
+    def _encoded(self) -> frozenset[bytes]:
+        return frozenset(text.encode(errors="surrogatepass") for text in self.ids)
 
     def answered(self, failed: pa.Table, erased: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Mask of the remaining rows of failed chunks with an answer that has an id, or is to a call with erased rows."""

@@ -4,14 +4,15 @@ Guarantee: sending never raises, and takes no longer than it may. Lost events ar
 """
 
 import logging
-import threading
 import time
+from http import HTTPStatus
 
 import requests
 from openlineage.client.client import OpenLineageClient
 from openlineage.client.event_v2 import RunEvent
 from openlineage.client.transport import http
 
+from game_events.config.background import within
 from game_events.config.settings import Settings
 from game_events.config.tls import UNTRUSTED
 from game_events.pipeline.reporting.steps import LineageResult
@@ -31,11 +32,12 @@ _RETRY = {
 def send(settings: Settings, events: list[RunEvent], within_s: float) -> LineageResult:
     """Send events in order, until the time is over or the receiver is unavailable."""
     sent, causes = list[RunEvent](), list[str]()
-    # In a thread: a receiver that answers byte by byte never reaches a time-out of the client.
-    arguments = (settings, events, sent, causes, time.monotonic() + within_s)
-    worker = threading.Thread(target=_work, args=arguments, name="openlineage", daemon=True)
-    worker.start()
-    worker.join(within_s)
+    # A receiver that answers byte by byte never reaches a time-out of the client.
+    until = time.monotonic() + within_s
+    try:
+        within(within_s, lambda: _work(settings, events, sent, causes, until), "openlineage")
+    except TimeoutError as error:
+        causes += filter(None, [str(error)])
     taken = len(sent)  # once: the thread may still be at work
     why = causes[0] if causes else "it took too long" if taken < len(events) else ""
     found = LineageResult(taken, len(events) - taken, why)
@@ -65,12 +67,21 @@ def _work(settings: Settings, events: list[RunEvent], sent: list[RunEvent], caus
             client.close()
 
 
+def _require_taken(answer: requests.Response, **_: object) -> None:
+    """Raise for an answer that takes no event although it is no error: one that leads to another address is not followed."""
+    if not HTTPStatus.OK <= answer.status_code < HTTPStatus.MULTIPLE_CHOICES:
+        raise requests.HTTPError(response=answer)
+
+
 def _client(settings: Settings) -> OpenLineageClient:
+    session = requests.Session()
+    session.hooks["response"].append(_require_taken)
     key = settings.openlineage_api_key
     ca = settings.tls_ca_file
     transport = http.HttpTransport(
         http.HttpConfig(
             url=f"{settings.openlineage_url}/",
+            session=session,
             endpoint=settings.openlineage_endpoint.lstrip("/"),
             timeout=min(REQUEST_S, settings.openlineage_timeout_s),
             auth=http.ApiKeyTokenProvider({"api_key": key.get_secret_value()}) if key is not None else http.TokenProvider({}),

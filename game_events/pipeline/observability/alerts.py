@@ -6,6 +6,7 @@ tables, games and checks, counts, and texts of this project's own errors.
 
 import logging
 import ssl
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -15,6 +16,7 @@ import httpx2
 import tenacity
 from pydantic import BaseModel, Field
 
+from game_events.config.http_bounds import bounded
 from game_events.config.settings import Settings
 from game_events.config.tls import UNTRUSTED
 from game_events.pipeline.checks.history import VOLUME
@@ -86,8 +88,9 @@ def send(settings: Settings, alert: Alert, timeout_s: float = TIMEOUT_S) -> bool
     if settings.alert_webhook_url is None:
         return True
     url = settings.alert_webhook_url.get_secret_value()
+    until = time.monotonic() + TOTAL_S
     attempts = tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(ATTEMPTS) | tenacity.stop_after_delay(TOTAL_S),
+        stop=tenacity.stop_after_attempt(ATTEMPTS) | tenacity.stop_before_delay(TOTAL_S),
         wait=tenacity.wait_random_exponential(multiplier=0.2, max=2.0),
         retry=tenacity.retry_if_exception_type(httpx2.TransportError) | tenacity.retry_if_result(_is_busy),
         retry_error_callback=lambda last: last.outcome.result() if last.outcome is not None else None,
@@ -95,7 +98,7 @@ def send(settings: Settings, alert: Alert, timeout_s: float = TIMEOUT_S) -> bool
     try:
         # Certificates are always verified.
         trust = True if settings.tls_ca_file is None else ssl.create_default_context(cafile=str(settings.tls_ca_file))
-        answer = attempts(_post, url, alert, trust, timeout_s)
+        answer = attempts(lambda: _post(url, alert, trust, min(timeout_s, until - time.monotonic())))
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         log.warning("alert=%s sent=false cause=%s", alert.id, _cause(error))
         return False
@@ -118,7 +121,10 @@ def _post(url: str, alert: Alert, trust: ssl.SSLContext | bool, timeout_s: float
     content = alert.model_dump_json(exclude_none=True)
     headers = {"Content-Type": "application/json", "Idempotency-Key": alert.id}
     # Only the status is read, however large the answer is.
-    with httpx2.stream("POST", url, content=content, headers=headers, timeout=timeout_s, verify=trust) as answer:
+    with (
+        bounded(httpx2.Client(timeout=timeout_s, verify=trust), timeout_s) as client,
+        client.stream("POST", url, content=content, headers=headers) as answer,
+    ):
         return answer
 
 

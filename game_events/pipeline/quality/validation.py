@@ -1,6 +1,5 @@
 """Validation of rules by Spark's analysis: before a job, for `doctor`, for a dry run. Reads no rows."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -10,12 +9,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructType
 
-from game_events.config.sql_text import reads_clock, without_texts_and_comments
+from game_events.config.sql_text import foreign_call, holds_query, reads_clock
 from game_events.errors import ConfigurationError, first_line, some_columns
 from game_events.rules import Rule
 from game_events.spark.config import null_on_error
-
-_SUBQUERY = re.compile(r"\bselect\b|\(\s*(?:from|table|with)\s+\w|\(\s*values\s*[(\w']", re.IGNORECASE)
 
 
 def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructType) -> None:
@@ -43,9 +40,11 @@ def refuse(found: dict[str, str], columns: Sequence[str]) -> None:
 
 
 def _refused(sql: str) -> str | None:
-    """The reason if a rule has a query or a clock, which Spark would evaluate; else None."""
-    if _SUBQUERY.search(without_texts_and_comments(sql)):
+    """The reason if a rule has a query, other code or a clock, which Spark would evaluate; else None."""
+    if holds_query(sql):
         return f"{sql!r} holds a query: a rule may read one row and nothing else"
+    if (called := foreign_call(sql)) is not None:
+        return f"{sql!r} runs other code by {called}: a rule may read one row and nothing else"
     if reads_clock(sql):
         return (
             f"{sql!r} reads the clock: a rule must always give the same result for a row. Compare with "

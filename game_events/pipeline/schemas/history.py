@@ -16,6 +16,7 @@ from game_events.schema_registry import SchemaRegistry, SubjectVersion
 NOTHING = "nothing changed in fields or enums"
 #: Changes that a line names.
 NAMED = 5
+CHANGE_COLUMNS = ("message", "field", "change", "before", "after", "column")
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,7 @@ def as_line(changes: Sequence[Change]) -> str:
     return ", ".join(named) + more if named else NOTHING
 
 
-def as_markdown(changes: Sequence[Change]) -> str:
-    """A table of changes, for Dagster's metadata."""
-    if not changes:
-        return NOTHING
-    lines = ["| message | field | change | before | after | column |", "|---|---|---|---|---|---|"]
-    for change in changes:
-        cells = (change.message, change.field, change.kind, change.before or "", change.after or "", change.effect)
-        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
+def as_rows(changes: Sequence[Change]) -> list[dict[str, str]]:
+    """The changes as rows of a table with the columns `CHANGE_COLUMNS`."""
+    cells = ((c.message, c.field, c.kind, c.before or "", c.after or "", c.effect) for c in changes)
+    return [dict(zip(CHANGE_COLUMNS, map(str, row), strict=True)) for row in cells]

@@ -12,6 +12,7 @@ from game_events.decoding.batch_decoder import DecodedBatch
 from game_events.decoding.core.wire_format import Rows
 from game_events.lakehouse.system_tables.suppressed import Record, entity_hash
 from game_events.lakehouse.tables import is_person
+from game_events.pipeline.suppression.record_texts import has_headers, header_values, texts_of
 
 Mask = npt.NDArray[np.bool_]
 #: Size of the cache of hashed ids: most ids occur many times.
@@ -26,7 +27,7 @@ class Suppression:
         column: the column with the id of a row's data subject.
         key: the key of the hashes.
         hashes: of the erased ids.
-        records: erased undecodable records with other Kafka keys: topic id, partition, offset of each.
+        records: erased undecodable records with other Kafka keys and headers: topic id, partition, offset of each.
     """
 
     column: str
@@ -51,11 +52,11 @@ class Suppressor:
         return found
 
     def without_erased(
-        self, found: DecodedBatch, undecodable: Callable[[], Mask], note: Callable[[Rows], None], *, rejected: bool
+        self, found: DecodedBatch, undecodable: Callable[[Rows], Mask], note: Callable[[Rows], None], *, rejected: bool
     ) -> DecodedBatch:
         """The rows of a decoded batch without those of erased data subjects, of which `note` gets the numbers.
 
-        `undecodable`: mask of the batch, for undecoded rows and, with `rejected`, for rejected ones.
+        `undecodable`: mask of the batch for some of its rows: undecoded ones and, with `rejected`, rejected ones.
         """
         kept = DecodedBatch(rejected=[] if rejected else found.rejected)
 
@@ -68,9 +69,10 @@ class Suppressor:
             erased = self.decoded(columns)
             if len(rest := left(rows, erased)):
                 kept.good.append((rest, schema_id, columns.filter(pa.array(~erased)) if erased.any() else columns))
-        if not (found.undecoded or (rejected and found.rejected)):
+        unknown = [rows for rows, _ in found.undecoded] + [item.rows for item in found.rejected if rejected]
+        if not unknown:
             return kept
-        mask = undecodable()
+        mask = undecodable(np.concatenate(unknown))
         if rejected and not mask.any():
             kept.rejected = found.rejected
         elif rejected:
@@ -80,34 +82,51 @@ class Suppressor:
         return kept
 
     def values(self, values: pa.Array | pa.ChunkedArray) -> Mask:
-        """Which of these ids (or Kafka keys) are erased; each distinct value is hashed once."""
+        """Which of these ids are erased; each distinct value is hashed once."""
         texts = as_texts(values)
         if texts is None:
             return np.zeros(len(values), dtype=bool)
         encoded = pc.dictionary_encode(texts)
-        if len(self._known) > REMEMBERED:
-            self._known.clear()
         forgotten = [self._is_forgotten(value) for value in encoded.dictionary.to_pylist()]
         if not any(forgotten):
             return np.zeros(len(values), dtype=bool)
         which = pc.fill_null(encoded.indices, len(forgotten)).to_numpy(zero_copy_only=False)
         return np.asarray(np.array([*forgotten, False])[which], dtype=bool)
 
-    def undecodable(self, batch: pa.RecordBatch, topic_ids: pa.Array) -> Mask:
-        """Which undecodable raw records belong to erased data subjects: by their Kafka key, or by `Suppression.records`."""
-        found = self.values(batch.column("key"))
+    def undecodable(self, batch: pa.RecordBatch, topic_ids: pa.Array, rows: Rows) -> Mask:
+        """Which of some rows of raw records belong to erased data subjects, as a mask of the batch.
+
+        By their Kafka key and headers (`texts_of`), or by `Suppression.records`.
+        """
+        found = np.zeros(len(batch), dtype=bool)
+        taken, topic_ids = batch.take(pa.array(rows)), topic_ids.take(pa.array(rows))
+        erased = self.written(taken.column("key"), taken.column("headers"))
         noted = self._suppression.records
         if noted:
-            partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
+            partitions, offsets = taken.column("partition").to_numpy(), taken.column("offset").to_numpy()
             for topic_id, partition in {(topic_id, partition) for topic_id, partition, _ in noted}:
                 there = pc.equal(topic_ids, topic_id).to_numpy(zero_copy_only=False) & (partitions == partition)
-                erased = [offset for topic, of, offset in noted if (topic, of) == (topic_id, partition)]
-                found |= there & np.isin(offsets, np.array(erased, dtype=np.int64))
+                theirs = [offset for topic, of, offset in noted if (topic, of) == (topic_id, partition)]
+                erased |= there & np.isin(offsets, np.array(theirs, dtype=np.int64))
+        found[rows] = erased
         return found
+
+    def written(self, keys: pa.Array, headers: pa.Array) -> Mask:
+        """Which records have the id of an erased data subject in their key or headers."""
+        found = np.array([self.erased_texts(key) != set() for key in keys.to_pylist()], dtype=bool)
+        if has_headers(headers):
+            found |= [any(self.erased_texts(value) for value in row) for row in header_values(headers)]
+        return found
+
+    def erased_texts(self, raw: bytes | None) -> set[bytes]:
+        """The ids of erased data subjects that a key or header may be."""
+        return set() if raw is None else {text for text in texts_of(raw) if self._is_forgotten(text)}
 
     def _is_forgotten(self, value: str | bytes) -> bool:
         found = self._known.get(value)
         if found is None:
+            if len(self._known) > REMEMBERED:
+                self._known.clear()
             raw = value.encode() if isinstance(value, str) else value
             found = entity_hash(self._suppression.key, raw) in self._suppression.hashes
             self._known[value] = found

@@ -56,9 +56,10 @@ def test_a_new_version_is_one_event_of_the_subject_and_one_run_and_then_nothing(
     assert "changes_in_version_1" not in event.metadata
     assert event.description == "version 2: col_custom_1 added; version 3: col_custom_2 added"
     for version in (2, 3):
-        table = event.metadata[f"changes_in_version_{version}"].value
-        assert f"| game_events.v1.GameEvent | col_custom_{version - 1} | added |" in table
-        assert f"column col_custom_{version - 1}; NULL in rows of older versions" in table
+        (record,) = event.metadata[f"changes_in_version_{version}"].records
+        assert (record.data["message"], record.data["field"]) == ("game_events.v1.GameEvent", f"col_custom_{version - 1}")
+        assert record.data["change"] == "added"
+        assert record.data["column"] == f"column col_custom_{version - 1}; NULL in rows of older versions"
     versions = {"1": ids[1], "2": more[2], "3": more[3]}
     assert json.loads(cursor) == {f"{environment.kafka_topic}-value": versions}
     assert isinstance(look(cursor)[0], dg.SkipReason)

@@ -21,10 +21,20 @@ class Receiver:
         self.headers: list[dict[str, str]] = []
         #: Answers of the next requests: a status, or seconds to hang; then 200.
         self.next: list[int | float] = []
+        #: Where its answers lead.
+        self.location: str | None = None
+        #: Requests there were, also those that were refused, with their methods.
+        self.asked: list[str] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.asked.append("GET")
+                self.send_response(200)
+                self.end_headers()
+
             def do_POST(self) -> None:
+                outer.asked.append("POST")
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 answer = outer.next.pop(0) if outer.next else 200
                 if isinstance(answer, float):
@@ -34,6 +44,8 @@ class Receiver:
                     outer.bodies.append(body)
                     outer.headers.append(dict(self.headers))
                 self.send_response(answer)
+                if outer.location is not None:
+                    self.send_header("Location", outer.location)
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:

@@ -6,6 +6,7 @@ import time
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -43,6 +44,7 @@ from game_events_tests.support.worlds.undecodable_rows import WHOM
 from game_events_tests.support.worlds.waves import PowerCut
 
 KEY = b"a key of the tests, long enough"
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 
 def scanned(task, table, path):
@@ -98,17 +100,20 @@ def test_an_undecodable_record_of_theirs_is_known_by_its_key_or_by_what_an_erasu
     batch = pa.record_batch(
         {
             "key": pa.array([None, None, None, None, WHOM.encode()], pa.binary()),
+            "headers": pa.nulls(5, HEADERS),
             "partition": pa.array([0, 0, 1, 2, 2], pa.int32()),
             "offset": pa.array([7, 8, 7, 7, 1], pa.int64()),
         }
     )
 
     def found(*topic_ids):
-        return known.undecodable(batch, pa.array(topic_ids)).tolist()
+        return known.undecodable(batch, pa.array(topic_ids), np.arange(5)).tolist()
 
     assert found(*["topic"] * 5) == [True, False, True, False, True]
     assert found(*["older"] * 5) == [False, True, False, False, True]
     assert found("older", "older", "older", "topic", "topic") == [False, True, False, False, True]
+    some = known.undecodable(batch, pa.array(["topic"] * 5), np.array([4, 1]))
+    assert some.tolist() == [False, False, False, False, True]
 
 
 def test_what_a_receiver_has_answered_of_them_goes_from_the_failed_chunks_of_others(tmp_path):
@@ -175,9 +180,19 @@ def test_what_stays_of_a_file_that_another_spark_has_written_has_the_tables_type
     assert held.to_pylist() == rows.slice(1).to_pylist()
 
 
-def test_an_id_that_only_keys_of_records_have_that_are_not_decoded_is_found_again_by_its_hash(tmp_path):
+@pytest.mark.parametrize(
+    ("key", "header"),
+    [(WHOM.encode(), None), (b'"' + WHOM.encode() + b'"', None), (None, b"\x00\x00\x00\x00\x07\x1e" + WHOM.encode())],
+)
+def test_an_id_that_only_keys_or_headers_of_records_have_that_are_not_decoded_is_found_again_by_its_hash(tmp_path, key, header):
     bronze = Lakehouse(str(tmp_path)).table("bronze_events")
-    rows = pa.table({"_kafka_key": pa.array([WHOM.encode(), b"ann"]), "gamer_id": pa.array([None, None], pa.string())})
+    rows = pa.table(
+        {
+            "_kafka_key": pa.array([key, b"ann"]),
+            "_kafka_headers": pa.array([[{"key": "by", "value": header}], None], HEADERS),
+            "gamer_id": pa.array([None, None], pa.string()),
+        }
+    )
     (file,) = staged(bronze, rows)
     suppression = Suppression("gamer_id", KEY, frozenset({entity_hash(KEY, WHOM.encode())}))
     assert RecoverTask({bronze.key: bronze}, suppression).find(bronze.key, file.path) == {WHOM}

@@ -188,6 +188,17 @@ def test_a_receiver_that_refuses_hangs_or_is_away_fails_no_run_and_takes_no_more
     assert again.lineage is None
 
 
+@pytest.mark.parametrize("status", [103, 301, 302, 303, 307, 308])
+def test_an_event_that_a_receiver_leads_elsewhere_is_lost_and_nobody_else_gets_it(make, receiver, status):
+    with Receiver().running() as other:
+        receiver.next, receiver.location = [status], other.url
+        report = RunReport()
+        with recorded(make(receiver), report, "refresh"):
+            pass
+    assert (report.lineage.lost, report.lineage.why) == (1, f"HTTP {status}")
+    assert other.asked == []
+
+
 def test_nobody_listening_is_told_and_an_error_of_the_run_stays_the_runs_own(make):
     with Receiver().running() as gone:
         pipeline = make(gone)
