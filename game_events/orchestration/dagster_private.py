@@ -5,27 +5,40 @@
 evaluation of a check. `SqliteEventLogStorage`: knows the files of runs, which Dagster empties and does not delete.
 `AssetCheckExecutionsTable`, of a `SqlEventLogStorage`: evaluations of checks, which Dagster keeps when it deletes their run.
 `UnresolvedAssetJobDefinition`: what `define_asset_job` returns, for annotations. `plan_process`: the names of the modules of
-Dagster's executors.
+Dagster's executors. `AssetPartitionStatus`: what the instance says of a partition. `log_planned`: the event by which Dagster
+knows what a run is to materialize; it logs it for runs of assets, and never for a job of ops. `execute_here`: as
+`JobDefinition.execute_in_process`, which replaces a job's executor.
 """
 
+import logging
 import multiprocessing
 import os
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import dagster as dg
+from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.errors import DagsterAssetCheckFailedError
+from dagster._core.events import AssetMaterializationPlannedData
+from dagster._core.execution.execute_in_process import core_execute_in_process
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 
 __all__ = [
     "AssetCheckExecutionRecordStatus",
     "AssetCheckExecutionsTable",
+    "AssetPartitionStatus",
     "DagsterAssetCheckFailedError",
     "SqlEventLogStorage",
     "SqliteEventLogStorage",
     "UnresolvedAssetJobDefinition",
+    "execute_here",
+    "log_planned",
     "plan_process",
 ]
 
@@ -47,3 +60,37 @@ def plan_process() -> int | None:
             return parent.pid if parent is not None else None
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def log_planned(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, key: dg.AssetKey, partition: str | None = None
+) -> None:
+    """Log at once that the run of a step is to materialize an asset, or a partition of it.
+
+    Until an event of a materialization follows, Dagster shows it as materializing while the run is at work, and as failed if
+    the run failed. Without a partition that is about the asset as a whole, and no state of one of its partitions.
+    """
+    inner = context.op_execution_context if isinstance(context, dg.AssetExecutionContext) else context
+    step = inner.get_step_execution_context().step.key
+    planned = AssetMaterializationPlannedData(key, partition=partition)
+    event = dg.DagsterEvent.build_asset_materialization_planned_event(inner.job_name, step, planned)
+    inner.instance.report_dagster_event(event, inner.run_id, logging.DEBUG)
+
+
+def execute_here(
+    job: dg.JobDefinition,
+    instance: dg.DagsterInstance,
+    run_config: Mapping[str, Any],
+    tags: Mapping[str, str] | None = None,
+    op_selection: Sequence[str] | None = None,
+) -> dg.ExecuteInProcessResult:
+    """Execute a job in this process with its own executor, one that starts no processes; errors are in the result."""
+    chosen = job.get_subset(op_selection=op_selection) if op_selection else job
+    return core_execute_in_process(
+        run_config=run_config,
+        job=InMemoryJob(chosen),
+        instance=instance,
+        output_capturing_enabled=False,
+        raise_on_error=False,
+        run_tags=tags,
+    )

@@ -86,16 +86,19 @@ class Graph:
         )
 
     def job(
-        self, name: str, description: str, *ops: dg.OpDefinition, tags: Mapping[str, str] | None = None
+        self,
+        name: str,
+        description: str,
+        *ops: dg.OpDefinition,
+        tags: Mapping[str, str] | None = None,
+        executor: dg.ExecutorDefinition = dg.in_process_executor,
     ) -> dg.JobDefinition:
         """A job of ops one after the other, in one process: the default executor would start a JVM for each of them."""
         after = {later.name: {START: dg.DependencyDefinition(earlier.name)} for earlier, later in pairwise(ops)}
         graph = dg.GraphDefinition(name=self.keys.named(name), node_defs=list(ops), dependencies=after)
         tags = self.tags | dict(tags or {})
         # With its resources: a sensor of a job that gets them later is copied, with a warning of Dagster's about the copy.
-        return graph.to_job(
-            description=description, executor_def=dg.in_process_executor, tags=tags, resource_defs=self.resources
-        )
+        return graph.to_job(description=description, executor_def=executor, tags=tags, resource_defs=self.resources)
 
     @property
     def sensor_status(self) -> dg.DefaultSensorStatus:

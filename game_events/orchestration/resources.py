@@ -65,7 +65,7 @@ class SharedRun:
     def __init__(self, pipeline: Pipeline, name: str, attempt: int, begin: Begin) -> None:
         """Begin the entry, then the work; an error of that is in the entry."""
         self.closed = False
-        self._done: set[str] = set()
+        self.done: set[str] = set()
         self._entry, report = ExitStack(), RunReport()
         self._entry.enter_context(recorded(pipeline, report, name, attempt))
         try:
@@ -76,9 +76,9 @@ class SharedRun:
 
     def execute(self, name: str) -> None:
         """Execute a step, unless this run has."""
-        if name not in self._done:
+        if name not in self.done:
             self.work.steps[name]()
-            self._done.add(name)
+            self.done.add(name)
 
     def close(self, error: BaseException | None = None) -> None:
         """Write the entry."""

@@ -11,6 +11,7 @@ from game_events.cli.common.summary import JobResult
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
 from game_events.definitions import build_defs
+from game_events.orchestration.dagster_private import execute_here
 from game_events.orchestration.jobs.places import allow_here
 from game_events.orchestration.keys import Keys, report_in
 from game_events.orchestration.runs.alerts import send_own_alerts
@@ -35,13 +36,10 @@ def execute(settings: Settings, home: Path, name: str, config: Mapping[str, obje
         # Where no daemon runs the command line alone keeps the history short.
         drop_old_runs(instance, own, settings.run_history_h, definitions.resolve_asset_graph().asset_check_keys)
         _log_running_runs(instance, own)
-        result = job.execute_in_process(
-            instance=instance,
-            raise_on_error=False,
-            run_config={
-                "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
-                "ops": {op.name: {"config": dict(config)}},
-            },
+        result = execute_here(
+            job,
+            instance,
+            {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}, "ops": {op.name: {"config": dict(config)}}},
             tags={**lakehouse_tag(settings), REASON: "command line", PROCESS_TAG: this_process(), OWN_ALERTS: "true"},
         )
         send_own_alerts(instance, settings, result.run_id)

@@ -145,12 +145,14 @@ def _unified(graph: Graph) -> dg.AssetsDefinition:
 def _carry_condition(keys: Keys) -> dg.AutomationCondition[Any]:
     """True when a layer above was updated by a run that did not itself carry on, until a run that does is requested.
 
-    Held back while a layer is being written, and while a blocking check of one fails.
+    Held back while a layer is being written, as runs plan it (`PlannedLayers`), and while a blocking check of one fails.
     """
     condition = dg.AutomationCondition
-    # Of the newest run that updated it: whatever came before that one, it has carried on too. (`all_new_updates_have_run_tags`
-    # is never true on the first tick after an empty event log: a fresh `make up` would start a run too many.)
-    by_carrier = condition.executed_with_tags(tag_values=CARRIES_ALL)
+    # Of the newest run that updated it: whatever came before that one, it has carried on too. Dagster 1.13 knows that of one
+    # partition of an asset alone, so of the others all updates since the last tick count. (That is never true on the first tick
+    # after an empty event log.)
+    newest, all_new = condition.executed_with_tags, condition.all_new_updates_have_run_tags
+    by_carrier = newest(tag_values=CARRIES_ALL) | all_new(tag_values=CARRIES_ALL)
     by_hand = condition.newly_updated() & ~by_carrier
 
     def any_of(wanted: dg.AutomationCondition[Any]) -> dg.AutomationCondition[Any]:
@@ -160,7 +162,7 @@ def _carry_condition(keys: Keys) -> dg.AutomationCondition[Any]:
 
     blocked = condition.any_checks_match(condition.check_failed(), blocking_only=True)
     # Of a carrier and bronze by hand between two looks, it is not known which came first: rather a run too many than none. (Not
-    # of silver and gold: of a run of several partitions Dagster 1.13 knows the tags of some only.)
+    # of silver and gold: after an empty event log the tags of some partitions are not known.)
     done = condition.newly_requested() | (condition.newly_updated() & by_carrier)
     carried = done & ~condition.asset_matches(keys.bronze, by_hand)
     return any_of(by_hand).since(carried) & ~any_of(condition.in_progress()) & ~condition.in_progress() & ~any_of(blocked)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 import dagster as dg
 from pydantic import Field
 
-from game_events.extending import PLAYER_AGG, GoldAggregate
-from game_events.lakehouse.tables import Lakehouse, Table, gold_name, is_game, silver_name
+from game_events.extending import GoldAggregate
+from game_events.lakehouse.tables import gold_name, is_game, silver_name
 from game_events.orchestration.assets.specs import declared_in, made_by, table_spec
 from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.events.materializations import AssetEvent, partition_events
+from game_events.orchestration.events.planned import game_table, partitions_of
 from game_events.orchestration.graph import Graph
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import DEFAULT_DEFINITION, player_agg
@@ -78,9 +79,8 @@ def _own_gold(graph: Graph, aggregate: GoldAggregate) -> dg.AssetsDefinition:
         keys.layer(aggregate.layer),
         gold_name(f"{{{graph.settings.names.entity}}}", aggregate.name),
         f"{aggregate.description}\n\nDeclared in {aggregate.where}; {aggregate.mode}.{often}",
-        # Of games in the declaration each has a partition, and no other game: the counts of partitions are those of its tables.
         deps=[dg.AssetDep(keys.silver, partition_mapping=dg.SpecificPartitionsPartitionMapping(games) if games else None)],
-        partitions_def=dg.StaticPartitionsDefinition(games) if games else keys.partitions,
+        partitions_def=partitions_of(keys, aggregate),
         code_version=aggregate.definition[:VERSION_CHARS],
         metadata={"definition": aggregate.definition, **declared_in(aggregate.where)},
     )
@@ -115,13 +115,8 @@ def _asset(graph: Graph, spec: dg.AssetSpec, layer: str, refresh: Refresh) -> dg
                 if games:  # none would be every game
                     refresh(pipeline, report, games, config.full_refresh)
                 idle = games - {t.game for t in report.of(layer)}
-                unchanged = [present(layer, _table(pipeline.lakehouse, layer, game), game) for game in sorted(idle)]
+                unchanged = [present(layer, game_table(pipeline.lakehouse, layer, game), game) for game in sorted(idle)]
             yield from rule_evaluations(report, keys)
             yield from partition_events(context, report, unchanged, spec.key, layer, keys)
 
     return tables_of_games
-
-
-def _table(lakehouse: Lakehouse, layer: str, game: str) -> Table:
-    """A game's table; the layer of an aggregate of one's own is `gold:{name}`."""
-    return lakehouse.silver(game) if layer == "silver" else lakehouse.gold(game, layer.partition(":")[2] or PLAYER_AGG)

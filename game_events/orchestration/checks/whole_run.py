@@ -7,6 +7,7 @@ import dagster as dg
 from game_events.orchestration.checks.rules import rule_evaluations
 from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.events.materializations import report_events
+from game_events.orchestration.events.planned import PlannedLayers
 from game_events.orchestration.keys import REPORT, Keys, OpEvent
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
@@ -21,14 +22,21 @@ def changes(
 
 
 def whole_run(
-    context: dg.OpExecutionContext, report: RunReport, keys: Keys, more: Mapping[str, object] | None = None
+    context: dg.OpExecutionContext, report: RunReport, planned: PlannedLayers, more: Mapping[str, object] | None = None
 ) -> Iterator[OpEvent]:
     """All events of a run that came to its end, and its output; `more`: further parts of the report.
+
+    `planned`: what it had planned at its beginning.
 
     Raises:
         Failure: tables failed, each alone.
     """
+    keys = planned.keys
+    yield from planned.recovered(context.instance, report)
+    # The unified table's event is after those of the layers above: until it is there automation takes the run to be at work.
     yield from changes(context, report, keys)
+    if report.errors:
+        yield from planned.unchanged(report, planned.layers)
     yield from outcome(report, {REPORT: dg.MetadataValue.json(report.to_dict() | dict(more or {}))}, keys)
 
 

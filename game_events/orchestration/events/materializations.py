@@ -11,6 +11,7 @@ import dagster as dg
 from dagster import DagsterEventType, DagsterInstance
 
 from game_events.orchestration.events.metadata import table_metadata
+from game_events.orchestration.events.planned import plan_failed, without_result
 from game_events.orchestration.keys import DEFAULT, REPORT, Keys
 from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.reporting.tables import TableReport
@@ -40,6 +41,8 @@ def report_events(
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
     """What a whole run did, for the assets and partitions that changed and no others (`every`: all, however many games).
 
+    Tables that failed have no event here: their failure is planned, by which Dagster shows them as failed (`plan_failed`).
+
     An op has to yield these: what it logs instead (`log_event`) is kept back until it ends, and lost if it fails.
     """
     new = add_games(context.instance, report, keys)
@@ -55,6 +58,7 @@ def report_events(
         metadata = table_metadata(entry, report, keys, whole=entry is newest[entry.layer])
         yield dg.AssetMaterialization(keys.layer(entry.layer), partition=entry.game, metadata=metadata)
     yield from summaries(changed, chosen, keys)
+    plan_failed(context, report, keys)
     if report.replayed:
         # The table holds the same rows as before, and says of these that they are in bronze now.
         yield dg.AssetObservation(keys.quarantine, metadata={"replayed_rows": report.replayed})
@@ -112,17 +116,22 @@ def fail_for(failed: list[TableReport]) -> None:
 def with_event(instance: DagsterInstance, entries: Sequence[TableReport], keys: Keys, most: int = EVENTS) -> list[TableReport]:
     """The tables that get an event: all of them, or of very many games' those that have waited longest for one.
 
-    `most`: events of games' tables; past these, only tables that never had one.
+    `most`: events of games' tables; past these, only tables that never had one, or that may be shown as failed until now.
 
-    Guarantee: bronze, quarantine and unified always have one, and so have tables that never had one.
+    Guarantee: bronze, quarantine and unified always have one, and so have the tables that count past `most`.
     """
     of_games = [entry for entry in entries if entry.game is not None]
     if len(of_games) <= most:
         return list(entries)
     newest, kind = instance.event_log_storage.get_latest_storage_id_by_partition, DagsterEventType.ASSET_MATERIALIZATION
     last = {layer: newest(keys.layer(layer), kind) for layer in {entry.layer for entry in of_games}}
+    failed = {layer: without_result(instance, keys.layer(layer)) for layer in last}
     by_age = sorted(of_games, key=lambda entry: last[entry.layer].get(str(entry.game), 0))
-    chosen = {id(entry) for n, entry in enumerate(by_age) if n < most or str(entry.game) not in last[entry.layer]}
+
+    def waits(entry: TableReport) -> bool:
+        return str(entry.game) not in last[entry.layer] or entry.game in failed[entry.layer]
+
+    chosen = {id(entry) for n, entry in enumerate(by_age) if n < most or waits(entry)}
     return [entry for entry in entries if entry.game is None or id(entry) in chosen]
 
 

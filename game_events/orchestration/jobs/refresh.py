@@ -12,8 +12,11 @@ from pydantic import Field
 
 from game_events.errors import ConfigurationError
 from game_events.extending import GoldAggregate
+from game_events.lakehouse.layers import Layer, is_gold
 from game_events.orchestration.checks.whole_run import changes, whole_run
 from game_events.orchestration.dagster_private import UnresolvedAssetJobDefinition
+from game_events.orchestration.events.materializations import fail_for
+from game_events.orchestration.events.planned import PlannedLayers
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import OpEvent
 from game_events.orchestration.resources import SharedRun
@@ -24,7 +27,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.preflight import PreflightResult, run_plan_checks
 from game_events.pipeline.runs.refresh import OWN_GOLD, TriggeredRun
-from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.runs.selection import EVERYTHING, selection_of
 from game_events.pipeline.runs.state_checks import validation
 
 JOB, PLAN, REPORTING = "refresh", "plan", "report"
@@ -39,6 +42,9 @@ STEPS = {
     "unified": ("refresh_unified", "Brings the table over all games up to their gold tables; no Spark."),
     OWN_GOLD: ("refresh_own_aggregates", "Brings the tables of user-defined aggregates up to silver."),
 }
+#: A step begins as soon as the step before has said that it has done its part: then that one may fail for single games, in
+#: red, and the layers after it are still brought up to date for the others.
+GOES_ON = dg.in_process_executor.configured({"step_dependency_config": {"require_upstream_step_success": False}}, "in_process")
 
 
 class RunConfig(dg.Config):
@@ -68,11 +74,13 @@ def build_refresh(graph: Graph) -> dg.JobDefinition:
     return graph.job(
         JOB,
         "Triggered mode: all layers, all games, one Spark job for each layer. Sensors, schedules and the command line "
-        "start this job; it logs a materialization for each table that changed.",
+        "start this job; it logs a materialization for each table that changed. The step of a layer fails if one of its "
+        "tables failed; the next layers are brought up to date for the others all the same.",
         _plan(graph),
         *steps,
         _end(graph),
         tags=CARRIES_ALL,
+        executor=GOES_ON,
     )
 
 
@@ -109,9 +117,20 @@ def _step(graph: Graph, name: str) -> dg.OpDefinition:
     @graph.op(*STEPS[name], POOL, after=True)
     def step(context: dg.OpExecutionContext) -> Iterator[OpEvent]:
         yield from _execute(context, graph, lambda run: run.execute(name))
+        # First, as the next steps wait for it.
         yield dg.Output(None)
+        if context.job_def.executor_def is GOES_ON:
+            report = graph.lakehouse(context).last.work.report
+            fail_for([table for table in report.errors if step_of(table.layer) == name])
 
     return step
+
+
+def step_of(layer: str) -> str:
+    """The step that writes a layer's tables."""
+    if is_gold(layer) and layer != Layer.GOLD:
+        return OWN_GOLD
+    return Layer.BRONZE if layer == Layer.QUARANTINE else layer
 
 
 def _end(graph: Graph) -> dg.OpDefinition:
@@ -126,7 +145,8 @@ def _end(graph: Graph) -> dg.OpDefinition:
 
         yield from _execute(context, graph, finish)
         # All at once: automation must not find half of a run's events.
-        yield from whole_run(context, graph.lakehouse(context).last.work.report, graph.keys)
+        last = graph.lakehouse(context).last
+        yield from whole_run(context, last.work.report, _planned(graph, last.work))
 
     return report
 
@@ -148,7 +168,13 @@ def _execute(context: dg.OpExecutionContext, graph: Graph, work: Callable[[Share
             # The options of the first step, also where a run is executed again from a later one.
             run_config: dict[str, Any] = dict(context.run.run_config)
             options = RunConfig(**run_config.get("ops", {}).get(named(PLAN), {}).get("config", {}))
-            run = graph.lakehouse(context).shared(context.run_id, JOB, options.begin)
+
+            def begin(pipeline: Pipeline, report: RunReport) -> TriggeredRun:
+                found = options.begin(pipeline, report)
+                _planned(graph, found).log(context)
+                return found
+
+            run = graph.lakehouse(context).shared(context.run_id, JOB, begin)
             try:
                 work(run)
             except BaseException as error:
@@ -161,7 +187,16 @@ def _execute(context: dg.OpExecutionContext, graph: Graph, work: Callable[[Share
             run.close(cause or error)
         if run is not None and isinstance(error, Exception):
             yield from changes(context, run.work.report, graph.keys)
+            yield from _planned(graph, run.work).unchanged(run.work.report, run.done)
         raise
+
+
+def _planned(graph: Graph, work: TriggeredRun) -> PlannedLayers:
+    """The layers of a run's selection."""
+    if work.selection == EVERYTHING:
+        return PlannedLayers.all_games(work.pipeline, graph.keys)
+    chosen = {**work.selection.full, **work.selection.update}
+    return PlannedLayers(work.pipeline, graph.keys, {layer: games is None for layer, games in chosen.items()})
 
 
 def dry_run(pipeline: Pipeline, load: Callable[[], dg.Definitions], **asked: Collection[str]) -> list[PreflightResult]:

@@ -1,11 +1,13 @@
 """The jobs `replay` and `redecode` repair; each logs the tables that changed."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import dagster as dg
 from pydantic import Field
 
+from game_events.lakehouse.layers import REFRESHED, Layer
 from game_events.orchestration.checks.whole_run import changes, whole_run
+from game_events.orchestration.events.planned import PlannedLayers
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import OpEvent
 from game_events.orchestration.runs.errors import errors_decide
@@ -45,7 +47,7 @@ def build_replay(graph: Graph) -> dg.JobDefinition:
             done = replay_and_refresh(pipeline, report, replay_selection(config.reasons, config.schema_ids))
             return {"replayed_rows": done.rows, "left_by_reason": dict(done.left)}
 
-        yield from _run(context, graph, "replay", work)
+        yield from _run(context, graph, "replay", REFRESHED, work)
 
     return graph.job(
         "replay",
@@ -76,7 +78,8 @@ def build_redecode(graph: Graph) -> dg.JobDefinition:
                 "undecoded_by_type": dict(done.other_types),
             }
 
-        yield from _run(context, graph, "redecode", work)
+        layers = REFRESHED if config.refresh_silver_and_gold else (Layer.BRONZE,)
+        yield from _run(context, graph, "redecode", layers, work)
 
     return graph.job(
         "redecode",
@@ -89,10 +92,16 @@ def _run(
     context: dg.OpExecutionContext,
     graph: Graph,
     name: str,
+    layers: Collection[str],
     work: Callable[[Pipeline, RunReport], Mapping[str, object]],
 ) -> Iterator[OpEvent]:
-    """Do the work, make the checks, and report both as events; then fail, if the work stopped or a table failed."""
+    """Do the work, make the checks, and report both as events; then fail, if the work stopped or a table failed.
+
+    `layers`: those that it may write.
+    """
     pipeline, report = graph.lakehouse(context).pipeline(context.run_id), RunReport()
+    planned = PlannedLayers.all_games(pipeline, graph.keys, layers)
+    planned.log(context)
     with errors_decide(context, pipeline.settings):
         try:
             with recorded(pipeline, report, name, context.retry_number):
@@ -102,4 +111,4 @@ def _run(
             # What was committed before the error stays, so it is reported; a retry reports only what it adds.
             yield from changes(context, report, graph.keys)
             raise
-    yield from whole_run(context, report, graph.keys, more)
+    yield from whole_run(context, report, planned, more)

@@ -12,6 +12,7 @@ from game_events.orchestration.keys import GAMES
 from game_events.orchestration.runs.tags import CARRIES_ALL
 from game_events.pipeline.checks.registry import CONSERVED
 from game_events_tests.support.keys import BRONZE_KEY, GOLD_KEY, SILVER_KEY, UNIFIED_KEY
+from game_events_tests.support.worlds import refresh_job
 
 KEYS = {key.path[-1]: key for key in (BRONZE_KEY, SILVER_KEY, GOLD_KEY, UNIFIED_KEY)}
 
@@ -182,3 +183,36 @@ def test_the_runs_that_automation_starts_are_marked_so_that_they_start_no_others
     assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
     for job in ("refresh", "replay"):
         assert build_defs().resolve_job_def(job).tags.items() >= CARRIES_ALL.items()
+
+
+@pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("between_events", [True, False])
+def test_wherever_automation_looks_during_a_refresh_it_asks_for_no_run(tmp_path, monkeypatch, between_events):
+    """Before, between and after the steps, and between any two of the events that the run logs at its end, or not there."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        world, run = World(instance), refresh_job.World(instance, tmp_path)
+        games = ["chess", "rummy", "spades", "uno"]
+        asked = []
+
+        def look(*_):
+            asked.append(world.tick())
+
+        def metadata(*_, **__):
+            if between_events:
+                look()
+            return {}
+
+        monkeypatch.setattr("game_events.orchestration.jobs.refresh.check_after_run", look)
+        monkeypatch.setattr("game_events.orchestration.events.materializations.table_metadata", metadata)
+        of_games = [refresh_job.landed(game, layer) for layer in ("silver", "gold") for game in games]
+        everything = [refresh_job.landed(None, "bronze"), *of_games, refresh_job.landed(None, "unified")]
+        # At last a run that had nothing to add to the unified table.
+        for tables in (everything, everything, of_games):
+            run.work = dict.fromkeys(refresh_job.LAYERS, look) | {"unified": refresh_job.both(*tables, look)}
+            assert run.run().success
+            asked += [world.tick(), world.tick()]
+        assert len(asked) > (30 if between_events else 20)
+        assert set(asked) == {0}
+        # And it is not blind: what is done by hand is carried on.
+        world.by_hand(silver_events=["rummy"])
+        assert [world.tick(), world.tick()] == [1, 0]

@@ -3,6 +3,7 @@
 import dagster as dg
 import pytest
 
+from game_events.orchestration.dagster_private import log_planned
 from game_events.orchestration.events.materializations import summaries, with_event
 from game_events.orchestration.keys import DEFAULT
 from game_events.pipeline.reporting.tables import TableReport
@@ -42,6 +43,23 @@ def test_a_game_that_never_had_an_event_gets_one_whatever_the_number(instance, l
     many = entries("a", "b", "c")
     assert logged(with_event(instance, many, DEFAULT, most=2)) == many
     assert len([e for e in with_event(instance, many, DEFAULT, most=2) if e.game]) == 2
+
+
+def test_a_game_that_had_failed_gets_one_whatever_the_number_too(instance, logged):
+    """Else it would stay failed in Dagster, though its table is right by now."""
+    many = entries("a", "b", "c", "d", "e")
+    logged(many)
+
+    @dg.op
+    def plans(context):
+        log_planned(context, DEFAULT.silver, "a")
+
+    dg.GraphDefinition("some", node_defs=[plans]).to_job().execute_in_process(instance=instance)
+    logged(entries("b", "c", "d", "e"))
+    logged([e for e in entries("a") if e.layer == "gold"])
+    chosen = [(e.layer, e.game) for e in with_event(instance, many, DEFAULT, most=1) if e.game]
+    assert ("silver", "a") in chosen
+    assert len(chosen) <= 2
 
 
 def test_what_has_no_event_of_its_own_is_counted_in_one(instance, logged):
