@@ -156,6 +156,21 @@ def test_a_run_that_ends_right_after_it_has_listed_the_games_loses_none(world: W
     assert rows(world, UNO) == (1, 1)
 
 
+def test_a_run_that_began_before_the_games_were_listed_and_ends_after_it_forgets_none(world: World) -> None:
+    """And the run that has listed them is gone before it has added their rows."""
+    come(world, RUMMY, UNO)
+    world.work(games=(RUMMY,))
+    come(world, RUMMY)
+
+    def cut() -> None:
+        raise PowerCut
+
+    world.disturbed("silver_committed", lambda: world.disturbed("progress_moved", cut), games=(RUMMY,))
+    assert state(world).failed_in(Layer.SILVER) == {UNO}
+    world.work()
+    assert rows(world, UNO) == (1, 1)
+
+
 def test_a_rival_with_a_shorter_list_between_the_search_and_the_commits_loses_nothing(world: World) -> None:
     come(world, RUMMY, UNO)
     world.work(games=(RUMMY,))
