@@ -56,10 +56,10 @@ def first_line(error: BaseException) -> str:
     return next(iter(causes or lines), type(error).__name__)
 
 
-def first_few(items: Sequence[object], number: int) -> str:
+def first_few(items: Sequence[object], number: int, between: str = "; ") -> str:
     """The first items as text, and how many there are besides."""
     more = [f"and {len(items) - number} more"] if len(items) > number else []
-    return "; ".join([*map(str, items[:number]), *more])
+    return between.join([*map(str, items[:number]), *more])
 
 
 #: Precedes text from a user-defined function or Spark, which may quote rows.

@@ -5,9 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.lakehouse.data.staging import discard
+from game_events.lakehouse.event_columns import COORDINATES
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.old_files import replaced_files
@@ -65,7 +67,10 @@ class ErasureState:
         return sum(rows for (name, _), rows in self.unsearchable.items() if name == table)
 
     def held_now(self) -> pa.Table:
-        """Erased rows of quarantine, and the data subjects' rows that were added since its scan.
+        """Erased rows of quarantine, and the data subjects' rows that were added since its scan, with the batches of bronze.
+
+        A row that stays rejected keeps its batch, while a full refresh of bronze gives the record a later one. Rows that bronze
+        did not have are in no counter, and not in the result.
 
         A run commits rejections to quarantine before silver: opened after a silver table, quarantine has every row that the
         table's counters count.
@@ -73,7 +78,10 @@ class ErasureState:
         handle = self.pipeline.open_quarantine()
         task = EraseTask({QUARANTINE: self.pipeline.quarantine}, self.subjects, rewrite=False)
         new = [path for path in paths(handle) if path not in self.clean[QUARANTINE]] if handle is not None else []
-        return pa.concat_tables([self.held, *(task.scan(QUARANTINE, path).records for path in new)])
+        held = pa.concat_tables([self.held, *(task.scan(QUARANTINE, path).records for path in new)])
+        places, of_bronze = list(COORDINATES), self.subjects.records.drop_columns(["game"])
+        games = held.select([*places, "game"]).filter(pc.is_valid(held.column("game")))
+        return of_bronze.join(games, places, join_type="inner").select(RECORDS.names)
 
     def erased(self, table: str, hits: Iterable[ScannedFile]) -> None:
         """Count rows that are committed (or, in a dry run, would be)."""

@@ -1,12 +1,12 @@
 """Pending work of the next run, from Delta logs, one column of bronze and the source's offsets; without Spark."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deltalake.exceptions import DeltaError
 
 from game_events.config.gold_columns import measures
-from game_events.errors import GameEventsError
+from game_events.errors import GameEventsError, first_few
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.data.snapshot import row_count
 from game_events.lakehouse.layers import DOWNSTREAM, Layer
@@ -80,13 +80,7 @@ def backlog(pipeline: Pipeline) -> Backlog:
 
 def left_out_until_now(games: Mapping[str, int]) -> str:
     """Words for rows of these games that wait because the settings left them out before."""
-    return f"{sum(games.values()):,} of them left out by the settings until now ({some(games)})"
-
-
-def some(games: Collection[str]) -> str:
-    """The first names, and how many there are besides."""
-    more = f" and {len(games) - NAMED} more" if len(games) > NAMED else ""
-    return ", ".join(sorted(games)[:NAMED]) + more
+    return f"{sum(games.values()):,} of them left out by the settings until now ({first_few(sorted(games), NAMED, ', ')})"
 
 
 def is_small_run(pipeline: Pipeline) -> bool | None:

@@ -146,7 +146,7 @@ def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> di
         found = backlog(pipeline)
         records = {str(p): n for p, n in sorted(found.records.items())}
         data = {"records": records, "games": found.games, "rows_waiting": found.rows}
-        return str(found), data | {"rows_left_out_until_now": dict(found.readmitted)}
+        return str(found), data | {"left_out_until_now": dict(found.readmitted)}
 
     return {"selection": selection, "plan": plan}
 

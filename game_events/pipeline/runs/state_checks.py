@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from game_events.config.gold_columns import measures
 from game_events.decoding.core.reasons import Reason
-from game_events.errors import DataError
+from game_events.errors import DataError, first_few
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.data.snapshot import read_arrow, row_count
 from game_events.lakehouse.event_columns import has_decoded_columns
@@ -22,7 +22,7 @@ from game_events.pipeline.gold.aggregates import player_agg_columns
 from game_events.pipeline.gold.null_values import of_another_kind
 from game_events.pipeline.observability.event_log import SUCCEEDED
 from game_events.pipeline.quality.validation import problems, refuse
-from game_events.pipeline.runs.backlog import left_out_until_now, some
+from game_events.pipeline.runs.backlog import left_out_until_now
 from game_events.pipeline.runs.preflight import Check, Hint, PreflightResult, environment_checks, many, run_checks
 from game_events.pipeline.silver.due import Due, due
 from game_events.pipeline.silver.source import SilverInput
@@ -87,7 +87,7 @@ def waiting(pipeline: Pipeline) -> str:
     failed = {(layer, game): why for (layer, game), why in state.failed.items() if game not in owed.held}
     if failed:
         games = sorted(owed.failed) or sorted({game for _, game in failed})
-        text += f"; tables of {some(games)} failed, or are to be rebuilt: {next(iter(failed.values()))}"
+        text += f"; tables of {first_few(games, NAMED, ', ')} failed, or are to be rebuilt: {next(iter(failed.values()))}"
     if owed.held or owed.left_out.last:
         text += f"; {_left_out(pipeline, owed)}"
     return Hint(f"{text}: `game-events run`") if rows or failed else text
@@ -98,7 +98,7 @@ def _left_out(pipeline: Pipeline, owed: Due) -> str:
     by = "GAME_EVENTS_GAMES leaves" if pipeline.settings.games else "the limits of games leave"
     parts = [f"{by} out names in batches {owed.left_out.first} to {owed.left_out.last} of {pipeline.bronze.name}"]
     parts = parts if owed.left_out.last else []
-    parts += [f"GAME_EVENTS_GAMES lacks games to be retried: {some(owed.held)}"] if owed.held else []
+    parts += [f"GAME_EVENTS_GAMES lacks games to be retried: {first_few(sorted(owed.held), NAMED, ', ')}"] if owed.held else []
     return "; ".join(parts)
 
 

@@ -90,7 +90,7 @@ def _new_names(work: Staging, known: set[str]) -> tuple[dict[str, int], Counter[
 
 
 def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
-    """Names in bronze above a batch (None: the low watermark) that may become games, as many as there is room for."""
+    """Names in bronze above a batch (None: the low watermark) that are no games yet and would be admitted, by name."""
     handle = pipeline.open_bronze()
     if handle is None or not row_count(handle) or not has_decoded_columns(handle):
         return []
@@ -101,8 +101,11 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
         return []
     # Read first: PySpark's columns need a session, and this may be its first use.
     rows = read_files(pipeline.spark, uris, spark_schema(handle.schema()))
-    rows = rows.select(F.col(pipeline.settings.entity_column).alias("game")).where(is_valid(F.col("game")))
-    room = max(0, pipeline.settings.max_games - len(state.games))
-    counted = rows.groupBy("game").count().orderBy(F.desc("count"), "game").limit(room + len(state.games)).collect()
-    names = [r["game"] for r in counted if is_allowed(pipeline, r["game"]) and r["game"] not in state.games]
-    return names[:room]
+    settings, known = pipeline.settings, set(state.games)
+    rows = rows.select(F.col(settings.entity_column).alias("game")).where(is_valid(F.col("game")))
+    if settings.games:
+        rows = rows.where(F.col("game").isin(*settings.games))
+    most = len(known) + (len(settings.games) or most_games(settings))
+    counted = rows.groupBy("game").agg(F.count(F.lit(1)).alias("rows")).orderBy(F.desc("rows"), "game").limit(most).collect()
+    admitted, _ = admit(settings, known, {r["game"]: int(r["rows"]) for r in counted if r["game"] not in known})
+    return sorted(admitted)

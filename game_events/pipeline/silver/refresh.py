@@ -158,8 +158,8 @@ def _with_readmitted(run: SilverRun) -> Progress:
 
     pipeline.progress.update(run.source.bronze.key, noted)
     if found:
-        names = first_few(sorted(found), SHOWN).replace(";", ",")
-        run.report.warn(f"{found.total():,} rows that the settings left out until now are added: of {names}")
+        names = first_few(sorted(found), SHOWN, ", ")
+        run.report.warn(f"{found.total():,} rows that the settings left out until now are added, of {names}")
     return noted(state)
 
 
@@ -208,11 +208,13 @@ def _note_replaced(run: SilverRun, games: Collection[str]) -> None:
 def _progress(run: SilverRun, result: PassResult, owed: dict[str, str], redecided: int, now: Progress) -> Progress:
     """The progress `now`, after the run."""
     floor = now.floor(Layer.SILVER)
+    seen: Progress | None = run.state
     if not run.whole:  # failures of the other games stay
         owed = {g: why for (at, g), why in now.failed.items() if at == Layer.SILVER and result.done.get(g, -1) < floor}
+        seen = None
     elif floor >= run.state.floor(Layer.SILVER):  # else it was lost, and the failures with it: the next run reads all rows
         floor = run.source.batch
-    after = now.done(Layer.SILVER, floor, result.done, owed | result.failed)
+    after = now.done(Layer.SILVER, floor, result.done, owed | result.failed, seen)
     after = replace(after, redecided=max(redecided, after.redecided))
     if run.games is None:
         after = _with_column(run, after, result.failed, moved=floor > now.floor(Layer.SILVER))

@@ -42,7 +42,18 @@ SLICE = ("bronze_staged", "quarantine_announced", "quarantine_committed")
 FULL = st.sampled_from(("", SILVER, BRONZE))
 KNOWS = st.sampled_from(((1,), (2,), SCHEMAS))
 ALLOWED = st.sampled_from(((), ("rummy",), ("spades", "uno")))
-HOW = st.fixed_dictionaries({"full": FULL, "knows": KNOWS, "games": ALLOWED})
+#: Of games: settings of a run that have room for all, and for one or two.
+ROOM, ROOM_EVER = st.sampled_from((2_000, 1)), st.sampled_from((10_000, 2))
+HOW = st.fixed_dictionaries(
+    {
+        "full": FULL,
+        "knows": KNOWS,
+        "games": ALLOWED,
+        "max_games": ROOM,
+        "max_games_ever": ROOM_EVER,
+        "new_game_min_rows": st.just(3),
+    }
+)
 
 
 def cut() -> None:

@@ -6,9 +6,10 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.runs.backlog import backlog, games_waiting
+from game_events.pipeline.runs.backlog import backlog
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.silver.due import due
 from game_events_tests.support.reconciliation import assert_books_balance, rows
 from game_events_tests.support.worlds.waves import power_cut_at, send, versions
 
@@ -41,11 +42,11 @@ def test_only_what_is_selected_is_written_and_the_next_run_catches_up_with_the_r
     sent = send(settings, poison=0.0)
     assert run("bronze") == {"bronze_events"}
     # Games that have no table yet can be named: bronze has rows of them.
-    assert games_waiting(make_pipeline(settings)) == dict.fromkeys(("rummy", "spades", "uno"), 6)
+    assert due(make_pipeline(settings)).rows == dict.fromkeys(("rummy", "spades", "uno"), 6)
     assert run("silver_uno_events") == of("uno", layers=["silver"])
     assert run("gold", "silver", games=["uno", "rummy"]) == of("rummy", layers=["silver"]) | of("uno", "rummy", layers=["gold"])
     waiting = backlog(make_pipeline(settings))
-    assert (waiting.records, waiting.games["silver"]) == ({}, ["rummy", "spades", "uno"])
+    assert (waiting.records, waiting.games["silver"], waiting.rows) == ({}, ["spades"], 6)
     assert run("unified") == {"gold_unified_player_agg"}
     assert run() == of("spades") | {"gold_unified_player_agg"}
     assert_books_balance(settings, sent)

@@ -181,3 +181,42 @@ def test_counted_rows_are_kept_with_the_rest(lakehouse):
     table.update("b", lambda now: now.done(Layer.SILVER, 8, games={"uno": 8}))
     assert table.read("b").counted == counted
     assert table.read("c").counted == CountedRows()
+
+
+A, AB, BC = (Admission(frozenset(names)) for names in ("a", "ab", "bc"))
+FEW, MORE = Admission(max_games=2, most_games=3, min_rows=10), Admission(max_games=2, most_games=3, min_rows=9)
+
+
+@pytest.mark.parametrize(
+    ("left_out_by", "now", "covered"),
+    [
+        (AB, A, True),
+        (A, AB, False),
+        (AB, BC, False),
+        (FEW, FEW, True),
+        (FEW, MORE, False),
+        (MORE, FEW, True),
+        (AB, FEW, False),  # without a list others come in
+        (FEW, AB, False),  # names of the list may have had no room
+        (None, A, False),  # an earlier version did not note it
+    ],
+)
+def test_names_that_were_left_out_are_searched_if_the_settings_let_in_more(left_out_by, now, covered):
+    assert LeftOut(1, 4, left_out_by).covers(now) is covered
+    assert LeftOut().covers(now)
+
+
+def test_what_two_runs_have_left_out_is_in_the_batches_of_both_by_what_neither_has_left_out():
+    assert LeftOut().and_also(3, 5, AB) == LeftOut(3, 5, AB)
+    assert LeftOut(3, 5, AB).and_also(6, 7, BC) == LeftOut(3, 7, Admission(frozenset("b")))
+    assert LeftOut(3, 5, AB).and_also(2, 4, A) == LeftOut(2, 5, A)
+    assert LeftOut(3, 5, MORE).and_also(6, 6, FEW) == LeftOut(3, 6, FEW)
+    for one, other in ((AB, FEW), (A, BC)):
+        assert LeftOut(3, 5, one).and_also(6, 6, other) == LeftOut(3, 6, None)
+    assert LeftOut(3, 5, None).and_also(6, 6, A) == LeftOut(3, 6, None)
+
+
+def test_the_row_of_an_earlier_version_says_only_the_last_batch():
+    assert LeftOut.of(4, None) == LeftOut(1, 4, None)
+    for by in (A, FEW, None):
+        assert LeftOut.of(4, LeftOut(2, 4, by).detail()) == LeftOut(2, 4, by)

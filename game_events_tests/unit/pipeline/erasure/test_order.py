@@ -177,3 +177,22 @@ def test_rows_that_a_run_rejects_while_they_are_erased_are_taken_off_the_count_o
     counters = [handle.transaction_version(app) for app in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)]
     assert (counters, read_arrow(silver, handle).num_rows) == ([0, 0], 0)
     assert read_arrow(pipeline.quarantine, pipeline.quarantine.open()).num_rows == 0
+
+
+def test_a_rejected_row_is_taken_off_the_count_of_rejected_rows_also_if_bronze_was_replaced_since(pipeline):
+    """Bronze's rows have the numbers of new batches then, and a row that stays rejected is still that of the old batch."""
+    schema = pa.schema([*OWN_COLUMNS, pa.field("game_name", pa.string()), pa.field("gamer_id", pa.string())])
+    places = [{"_kafka_topic_id": ID, "_kafka_partition": 0, "_kafka_offset": offset, "_batch": 5} for offset in range(3)]
+
+    def add(table, schema, rows, **txns):
+        return put(table, pa.Table.from_pylist(rows, schema=schema), txns)
+
+    rows = [{**place, "game_name": "chess", "gamer_id": "ann"} for place in places]
+    identity = BronzeIdentity.of(add(pipeline.bronze, schema, rows, **{Txn.BATCH: 5, Txn.INCARNATION: 5}))
+    add(pipeline.quarantine, QUARANTINE_COLUMNS, [{**places[1], "_batch": 2, "layer": "silver", "game": "chess"}])
+    silver = pipeline.lakehouse.silver("chess")
+    add(silver, schema, rows[:1], **{identity.app: 5, Txn.ROWS_DROPPED: 3, Txn.ROWS_QUARANTINED: 4})
+    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    handle = silver.open()
+    counters = [handle.transaction_version(app) for app in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)]
+    assert (counters, read_arrow(silver, handle).num_rows) == ([2, 3], 0)

@@ -13,11 +13,13 @@ from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Admission, LeftOut, Progress
 from game_events.pipeline.observability.lag import read_lag
+from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.backlog import backlog
 from game_events.pipeline.runs.preflight import Hint
 from game_events.pipeline.runs.state_checks import waiting
 from game_events.pipeline.silver import due as module
 from game_events.pipeline.silver.due import due
+from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.support.model.world import World
 from game_events_tests.support.worlds.waves import PowerCut
 
@@ -154,6 +156,21 @@ def test_a_run_that_ends_right_after_it_has_listed_the_games_loses_none(world: W
     assert rows(world, UNO) == (1, 1)
 
 
+def test_a_run_that_began_before_the_games_were_listed_and_ends_after_it_forgets_none(world: World) -> None:
+    """And the run that has listed them is gone before it has added their rows."""
+    come(world, RUMMY, UNO)
+    world.work(games=(RUMMY,))
+    come(world, RUMMY)
+
+    def cut() -> None:
+        raise PowerCut
+
+    world.disturbed("silver_committed", lambda: world.disturbed("progress_moved", cut), games=(RUMMY,))
+    assert state(world).failed_in(Layer.SILVER) == {UNO}
+    world.work()
+    assert rows(world, UNO) == (1, 1)
+
+
 def test_a_rival_with_a_shorter_list_between_the_search_and_the_commits_loses_nothing(world: World) -> None:
     come(world, RUMMY, UNO)
     world.work(games=(RUMMY,))
@@ -166,6 +183,18 @@ def test_a_rival_with_a_shorter_list_between_the_search_and_the_commits_loses_no
         world.disturbed(step, rival)
     world.work()
     world.assert_settled()
+
+
+def test_gold_follows_also_if_a_run_over_silver_of_that_game_alone_has_added_the_rows(world: World) -> None:
+    """They are of batches that gold has left behind."""
+    come(world, RUMMY, UNO)
+    world.work(games=(RUMMY,))
+    assert refresh_silver(world.pipeline(), RunReport(), frozenset({UNO})) == {}
+    assert rows(world, UNO) == (1, 0)
+    assert due(world.pipeline()).rows == {}
+    world.work()
+    assert rows(world, UNO) == (1, 1)
+    world.assert_unified_shows_gold()
 
 
 def test_what_an_earlier_version_has_left_out_is_searched_once(
