@@ -32,7 +32,7 @@ def test_every_row_is_in_its_place_after_any_steps_over_kafka(spark: SparkSessio
 def test_a_table_that_is_wrong_is_found_and_the_steps_that_lead_to_it_are_told(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here a step writes a row that nobody has sent."""
+    """Here a step writes a row that was never sent."""
 
     def smuggle(world: World, draw: Random) -> None:
         STEPS["produce"][1](world, draw)
