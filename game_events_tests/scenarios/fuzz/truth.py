@@ -114,7 +114,10 @@ class Truth:
         if not surely:
             self.decided_again(GAMES, config, surely=False)
             return
-        out = {game for game in GAMES if any(f.settled and self._is_out(f) for f in self._of([game]) if not self.is_gone(f))}
+        live = {game: [fate for fate in self._of([game]) if not self.is_gone(fate)] for game in GAMES}
+        out = {game for game, fates in live.items() if any(fate.settled and self._is_out(fate) for fate in fates)}
+        perhaps = {game for game, fates in live.items() if any(self._may_be_out(fate) for fate in fates)}
+        self.decided_again(perhaps - out, config, surely=False)
         for fate in self._of(out):
             if fate.settled:
                 fate.decided_again(config)
@@ -122,6 +125,10 @@ class Truth:
     @staticmethod
     def _is_out(fate: Fate) -> bool:
         return all(place in (HELD, DROPPED) for place, _ in fate.outcomes)
+
+    @staticmethod
+    def _may_be_out(fate: Fate) -> bool:
+        return any(place in (HELD, DROPPED) for place, _ in fate.outcomes)
 
     def forgotten(self, gamer: str) -> None:
         """A data subject was erased; of records that do not decode those that were read before."""
