@@ -51,12 +51,14 @@ class Feed(Protocol):
     Attributes:
         kinds: how an event can be written; the first of them may be damaged.
         grows: kinds whose schema gets the columns that come.
+        tombstones: records without a value that were written besides.
         decoded_again: of these, those whose earlier records have a new column after a redecode.
     """
 
     kinds: tuple[str, ...]
     grows: tuple[str, ...]
     decoded_again: tuple[str, ...]
+    tombstones: int
 
     def settings(self) -> dict[str, Any]:
         """Where a pipeline finds them."""
@@ -96,6 +98,7 @@ class Files:
     kinds: tuple[str, ...] = ("jsonl", "parquet", "avro")
     grows: tuple[str, ...] = ("jsonl",)
     decoded_again: tuple[str, ...] = ("jsonl",)
+    tombstones = 0
 
     def __init__(self, folder: Path) -> None:
         self._landing, self._schema = folder / "landing", folder / "event.json"
@@ -159,6 +162,7 @@ class Topic:
     kinds: tuple[str, ...] = ("played", "paid", "json")
     grows: tuple[str, ...] = ("played", "json")
     decoded_again: tuple[str, ...] = ()  # each record has the schema that it was written with
+    tombstones = 0
 
     def __init__(self, stack: StackState, name: str) -> None:
         self._servers = {
@@ -183,6 +187,7 @@ class Topic:
     def write(self, events: Sequence[Event], draw: Random) -> None:
         for event in events:
             if draw.random() < TOMBSTONES:
+                self.tombstones += 1
                 self._producer.produce(self._settings.kafka_topic, None, b"key", partition=draw.randrange(PARTITIONS))
             self._producer.produce(self._settings.kafka_topic, self._value(event), partition=draw.randrange(PARTITIONS))
         assert self._producer.flush(60) == 0

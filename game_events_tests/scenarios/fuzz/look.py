@@ -82,7 +82,11 @@ class Look:
         found = self._damaged()
         sure = {rid for rid, fate in live.items() if fate.event.damaged and fate.gone == NO}
         maybe = {rid for rid, fate in live.items() if fate.event.damaged and fate.gone == MAYBE}
-        self._differ("quarantine of what does not decode", found, sure | (maybe & set(found)))
+        self._differ(
+            "quarantine of what does not decode",
+            found,
+            [*sure, *(maybe & set(found)), *["? TOMBSTONE"] * self._world.feed.tombstones],
+        )
 
     def _damaged(self) -> list[str]:
         here = [row for row in self._quarantine if row["layer"] == "bronze"]

@@ -275,7 +275,7 @@ def foreign(world: World, draw: Random, ways: tuple[str, ...]) -> None:
 
 
 def restore(world: World, draw: Random) -> None:
-    """Somebody restores a table of silver or gold to an older version."""
+    """A user restores a table of silver or gold to an older version."""
     table = _table(world, draw, _is_derived)
     handle = table.open() if table is not None else None
     if table is None or handle is None or not handle.version():
@@ -290,7 +290,7 @@ def restore(world: World, draw: Random) -> None:
 
 
 def restore_bronze(world: World, draw: Random) -> None:
-    """Somebody restores bronze or quarantine: a run stops, or what was restored has all rows; then it is undone."""
+    """A user restores bronze or quarantine: a run stops, or what was restored has all rows; then it is undone."""
     table = _table(world, draw, lambda key: key in ("bronze_events", "quarantine_events"))
     handle = table.open() if table is not None else None
     if table is None or handle is None or not handle.version():
@@ -309,7 +309,7 @@ def restore_bronze(world: World, draw: Random) -> None:
 
 
 def delete(world: World, draw: Random) -> None:
-    """Somebody deletes a table of silver or gold; or the notes about progress."""
+    """A user deletes a table of silver or gold; or the notes about progress."""
     table = _table(world, draw, lambda key: _is_derived(key) or key == "progress")
     if table is not None:
         world.say(f"   {table.name}")

@@ -59,7 +59,7 @@ class Fate:
         self.outcomes |= {(place, config.extension) for place in found if place is not None}
 
     def decided_again(self, config: Config) -> None:
-        """It was surely decided about anew; a row that is held stays where it is if it would only be dropped now."""
+        """It was surely decided about again; a row that is held stays held if it would only be dropped now."""
         found = verdict(config.rules, self.event)
         held = {place for place, _ in self.outcomes} & {HELD} if found == DROPPED else set()
         self.outcomes = {(place, config.extension) for place in {found, *held} if place is not None}
@@ -105,22 +105,30 @@ class Truth:
             self.broken |= set(games)
             self.run(config)
             return
+        self.broken -= set(games)
         for fate in self._of(games):
             fate.decided_again(config)
 
     def replayed(self, config: Config, *, surely: bool) -> None:
         """Games with rows that rules kept out were decided about again; the others as in any run."""
-        self.run(config)
-        out = {game for game in GAMES if any(f.settled and self._is_out(f) for f in self._of([game]) if not self.is_gone(f))}
-        self.decided_again(out if surely else GAMES, config, surely=False)
-        if surely:
-            for fate in self._of(out):
-                if fate.settled:
-                    fate.decided_again(config)
+        if not surely:
+            self.decided_again(GAMES, config, surely=False)
+            return
+        live = {game: [fate for fate in self._of([game]) if not self.is_gone(fate)] for game in GAMES}
+        out = {game for game, fates in live.items() if any(fate.settled and self._is_out(fate) for fate in fates)}
+        perhaps = {game for game, fates in live.items() if any(self._may_be_out(fate) for fate in fates)}
+        self.decided_again(perhaps - out, config, surely=False)
+        for fate in self._of(out):
+            if fate.settled:
+                fate.decided_again(config)
 
     @staticmethod
     def _is_out(fate: Fate) -> bool:
         return all(place in (HELD, DROPPED) for place, _ in fate.outcomes)
+
+    @staticmethod
+    def _may_be_out(fate: Fate) -> bool:
+        return any(place in (HELD, DROPPED) for place, _ in fate.outcomes)
 
     def forgotten(self, gamer: str) -> None:
         """A data subject was erased; of records that do not decode those that were read before."""

@@ -122,7 +122,7 @@ class World:
         return Config(self.rules, self.extension)
 
     def declare(self, **values: Any) -> None:
-        """Change it: loops begin anew, as a user restarts them."""
+        """Change it: loops are started again, as a user would."""
         for name, value in values.items():
             setattr(self, name, value)
         self.loops.clear()
