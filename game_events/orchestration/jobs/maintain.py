@@ -68,9 +68,10 @@ def build_hourly_maintenance(graph: Graph, maintain: dg.JobDefinition) -> dg.Sch
 
 def _table(tables: Iterable[TableMaintenance]) -> str:
     """Markdown: the tables that were changed."""
-    lines = ["| table | joined | into | deleted | orphans | waiting | |", "|---|---|---|---|---|---|---|"]
+    lines = ["| table | joined | into | renewed | deleted | orphans | waiting | |", "|---|---|---|---|---|---|---|---|"]
+    counts = ("joined", "into", "renewed", "replaced", "orphans", "waiting")
     lines += [
-        f"| {e.table} | {e.joined} | {e.into} | {e.replaced} | {e.orphans} | {e.waiting} | {e.error or e.skipped or ''} |"
+        f"| {e.table} | {' | '.join(str(getattr(e, name)) for name in counts)} | {e.error or e.skipped or ''} |"
         for e in tables
         if e.anything
     ]
