@@ -17,7 +17,7 @@ COLUMNS = ("table", "joined", "into", "renewed", "replaced", "orphans", "waiting
 
 
 def maintain(table: Tables = None, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Join small files, renew outdated ones, delete those no version needs, shorten logs; no row changes, whoever is at work."""
+    """Join small files, renew outdated ones, delete unneeded ones, shorten logs; no row changes, whoever is at work."""
     output = Output(as_json=as_json)
     with output.working("maintenance"):
         result = run_job(load_settings(), "maintain", {"tables": words(table), "dry_run": dry_run})
