@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -119,6 +119,33 @@ class Predicate:
         return getattr(column, operators[self.op])(value(self.value))
 
 
+@dataclass(frozen=True)
+class Literals:
+    """Literals of a dialect of SQL: `{}` is the value; of texts and bytes their hexadecimal digits in UTF-8."""
+
+    text: str
+    binary: str
+    time: str
+    local: str
+    between: str = " "
+
+    def __call__(self, value: Any) -> str:
+        """A value as SQL."""
+        writers: dict[type, Callable[[Any], str]] = {
+            str: lambda v: self.text.format(v.encode().hex()),
+            bytes: lambda v: self.binary.format(v.hex()),
+            float: "CAST('{}' AS DOUBLE)".format,
+            int: "CAST('{}' AS BIGINT)".format,
+            bool: lambda v: str(v).upper(),
+            datetime: lambda v: (self.time if v.tzinfo else self.local).format(
+                v.replace(tzinfo=None).isoformat(self.between, "microseconds")
+            ),
+            date: "DATE '{}'".format,
+            Decimal: lambda v: f"CAST('{v}' AS DECIMAL({'9, 2' if v.as_tuple().exponent else '20, 0'}))",
+        }
+        return writers[type(value)](value)
+
+
 def predicates() -> list[Predicate]:
     """Each comparison with each value, pairs of neighbours, and NULL."""
     found = [Predicate(column, op, value) for column, values in VALUES.items() for value in values for op in COMPARISONS]
@@ -128,7 +155,7 @@ def predicates() -> list[Predicate]:
 
 def rows() -> Iterator[list[dict[str, Any]]]:
     """The rows of each file; `_batch` is the number of the row."""
-    drawn, number = random.Random(7), itertools.count(1)
+    drawn, number = np.random.default_rng(7), itertools.count(1)
 
     def row(**given: Any) -> dict[str, Any]:
         found: dict[str, Any] = dict.fromkeys(SCHEMA.names) | {"_batch": next(number)}
@@ -143,8 +170,8 @@ def rows() -> Iterator[list[dict[str, Any]]]:
     for _ in range(12):
         # Some values, and NULL in every sixth place.
         yield [
-            row(**{c.replace(".", "__"): drawn.choice(values) for c, values in VALUES.items() if drawn.random() > 1 / 6})
-            for _ in range(drawn.choice([2, 3, 5]))
+            row(**{c.replace(".", "__"): v[drawn.integers(len(v))] for c, v in VALUES.items() if drawn.random() > 1 / 6})
+            for _ in range(drawn.integers(2, 6))
         ]
 
 

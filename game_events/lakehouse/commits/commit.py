@@ -195,10 +195,7 @@ def _write(plan: Commit, attempt: _Attempt) -> _Written | None:
     reshaped = plan.replace and plan.reshape and not same_columns(handle, plan.schema)
     handle = _with_columns(plan, handle, reshaped=reshaped)
     changes = _changes(plan, attempt, handle.note_after(plan.advance) if isinstance(handle, Handle) else {})
-    if reshaped:
-        changes = replace(changes, columns=_new_columns(plan))
-    else:
-        changes = replace(changes, removed=_removed(plan, handle))
+    changes = replace(changes, columns=_new_columns(plan)) if reshaped else replace(changes, removed=_removed(plan, handle))
     attempt.sent = True
     entry = write_version(plan.table, handle, changes)
     return None if reshaped else _Written(handle, changes, entry)

@@ -155,7 +155,7 @@ def make_table(
 def removals(files: Mapping[str, int | None], *, same_rows: bool = False) -> list[RemoveAction]:
     """delta-rs' actions that remove files: path below the table's folder -> bytes, which readers of a change feed need."""
     now = _now_ms()
-    return [RemoveAction(path, not same_rows, now, size, partition_of(path)) for path, size in files.items()]
+    return [RemoveAction(path, not same_rows, now, size, dict(partition_of(path))) for path, size in files.items()]
 
 
 def _is_plain(table: DeltaTable) -> bool:

@@ -1,6 +1,7 @@
 """Statistics of data files, by which readers leave out files and row groups: in Delta's log, and in each file's own footer.
 
-Guarantee: they never exclude a row that a predicate selects, in any reader. Two facts about other software decide their form:
+Guarantee: the bounds that there are exclude no row that a predicate selects, in any reader. Two faults of others decide their
+form:
 
 - Arrow leaves NaN out of a footer's bounds, and readers for which NaN is the greatest number (Spark, DuckDB, DataFusion) then
   skip rows that match. Spark also misses -0.0 in a column with a dictionary when it is compared with 0.0. So floating-point

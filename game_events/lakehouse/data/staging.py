@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -264,8 +263,8 @@ def staged(table: Table, rows: pa.Table) -> list[StagedFile]:
 def repeated_columns(rows: pa.Table) -> list[str]:
     """Parquet columns with repeated values, by the first rows: only for these a dictionary pays.
 
-    Floating-point columns have none (`file_statistics`). Rows of gold, of which no two have the same key or times, take three times as long to write with dictionaries, and the file
-    is a third larger.
+    Rows of gold, of which no two have the same key or times, take three times as long to write with dictionaries, and the file
+    is a third larger. Floating-point columns have none (`file_statistics`).
     """
     first = rows.slice(0, SAMPLE_ROWS)
     nested = [leaf for field in rows.schema if pa.types.is_nested(field.type) for leaf in leaves(field)]

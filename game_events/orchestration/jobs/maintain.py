@@ -69,7 +69,7 @@ def build_hourly_maintenance(graph: Graph, maintain: dg.JobDefinition) -> dg.Sch
 
 def _table(tables: Iterable[TableMaintenance]) -> dg.TableMetadataValue:
     """The tables that were changed."""
-    numbers = ("joined", "into", "replaced", "orphans", "waiting")
+    numbers = ("joined", "into", "renewed", "replaced", "orphans", "waiting")
     rows = [
         {"table": entry.table, **{name: getattr(entry, name) for name in numbers}, "note": entry.error or entry.skipped or ""}
         for entry in tables

@@ -194,8 +194,8 @@ def statistics(pipeline: Pipeline) -> str:
     names = ", ".join(f"{name} ({many(files, 'file')})" for name, files in list(found.items())[:NAMED])
     more = f" and {len(found) - NAMED} others" if len(found) > NAMED else ""
     return Hint(
-        f"{names}{more} of an earlier release: filters of other readers may miss rows with NaN, -0.0 or characters from "
-        f"U+20000 on{left}; `game-events maintain` renews them (docs/reading.md)"
+        f"{names}{more} of an earlier release or another engine: filters of other readers may miss rows with NaN, -0.0 or "
+        f"characters from U+20000 on{left}; `game-events maintain` renews them (docs/reading.md)"
     )
 
 

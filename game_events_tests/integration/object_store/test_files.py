@@ -12,10 +12,13 @@ from game_events.config.settings import Settings
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.data.staging import StagedFile, discard, file_system, staged
+from game_events.lakehouse.maintenance.renewal import first_groups, outdated_files, renew
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.quarantine.full_refresh import ResetList, forget, keep, read_list
 from game_events.sources.core.source import Split
+from game_events_tests.support.edge_values import earlier_release, handle_of
 from game_events_tests.support.servers.object_store import ObjectStore
+from game_events_tests.support.tables import put
 
 SCHEMA = pa.schema([("n", pa.int64()), ("body", pa.binary())])
 
@@ -53,3 +56,18 @@ def test_files_of_a_failed_commit_are_gone_and_deleting_them_again_is_no_error(t
     discard(table, files)
     system, prefix = file_system(table)
     assert system.get_file_info(prefix + files[0].path).type.name == "NotFound"
+
+
+def test_files_of_an_earlier_release_are_renewed_by_copies_and_new_files(tables_only: Settings) -> None:
+    lakehouse = Lakehouse.of(tables_only)
+    table = lakehouse.silver("uno")
+    with earlier_release():
+        for number in (1.0, float("nan")):
+            put(table, {"f": [number]})
+    handle = handle_of(table)
+    (group,) = first_groups(outdated_files(handle))
+    assert len(group) == 2
+    renew(lakehouse, table, handle, group)
+    renewed = handle_of(table)
+    assert outdated_files(renewed) == []
+    assert sorted(map(str, read_arrow(table, renewed).column("f").to_pylist())) == ["1.0", "nan"]

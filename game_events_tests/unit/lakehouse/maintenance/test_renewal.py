@@ -65,7 +65,7 @@ def test_texts_that_no_reader_found_are_found_and_other_files_stay(lakehouse, ta
             put(table, {"s": [text]})
     if checkpoint:
         DeltaTable(table.uri).create_checkpoint()
-    before, others = rows(table), {path for path in paths(table.open())}
+    before, others = rows(table), set(paths(table.open()))
     assert count(table, f"s = '{NAME}'") == 0
     (renewed,) = renew_all(lakehouse, table)
     assert count(table, f"s = '{NAME}'") == 1
