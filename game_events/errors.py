@@ -47,7 +47,7 @@ class ReadOnlyError(Exception):
 
 
 #: Classes of what a signal raises, by their names: Dagster's is not imported here.
-_STOPS = frozenset({"KeyboardInterrupt", "SystemExit", "DagsterExecutionInterruptedError"})
+STOPS = frozenset({"KeyboardInterrupt", "SystemExit", "DagsterExecutionInterruptedError"})
 
 
 def stop_of(error: BaseException) -> BaseException | None:
@@ -58,7 +58,7 @@ def stop_of(error: BaseException) -> BaseException | None:
     """
     seen: BaseException | None = error
     while seen is not None:
-        if type(seen).__name__ in _STOPS:
+        if type(seen).__name__ in STOPS:
             return seen
         seen = seen.__cause__ or seen.__context__
     return None if isinstance(error, Exception) else error
