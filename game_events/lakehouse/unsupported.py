@@ -127,7 +127,8 @@ def _features(handle: DeltaTable) -> Iterator[Unsupported]:
     listed = protocol.writer_features or ([] if protocol.min_writer_version <= _LAST_PLAIN else [_IDENTITY])
     if protocol.min_writer_version > _LISTED:
         yield Unsupported(f"version {protocol.min_writer_version} of Delta's protocol for writers")
-    for name in listed:
+    # Others depend on this one: it can only be dropped after them.
+    for name in sorted(listed, key=lambda name: name == "domainMetadata"):
         if name not in WRITABLE_FEATURES:
             first = f"CLUSTER BY NONE, then DROP FEATURE {name}" if name == "clustering" else f"DROP FEATURE {name}"
             yield Unsupported(f"the table feature {name}", first)

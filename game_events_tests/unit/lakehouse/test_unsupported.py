@@ -127,6 +127,12 @@ def test_an_alter_between_plan_and_commit_is_found_by_the_comparison_and_the_fil
     assert_nothing_left_over(table)
 
 
+def test_what_others_depend_on_is_dropped_last(table):
+    altered(table, features=["domainMetadata", "rowTracking"])
+    with pytest.raises(DataError, match="DROP FEATURE rowTracking; ALTER TABLE .* DROP FEATURE domainMetadata"):
+        table.open()
+
+
 @pytest.mark.parametrize("asked", sorted(WRITABLE_FEATURES))
 def test_a_feature_that_asks_nothing_of_these_commits_is_written_on(table, asked):
     features = _WITH.get(asked, (asked,))
