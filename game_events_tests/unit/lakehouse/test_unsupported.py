@@ -129,7 +129,7 @@ def test_an_alter_between_plan_and_commit_is_found_by_the_comparison_and_the_fil
 
 def test_what_others_depend_on_is_dropped_last(table):
     altered(table, features=["domainMetadata", "rowTracking"])
-    with pytest.raises(DataError, match="DROP FEATURE rowTracking; ALTER TABLE .* DROP FEATURE domainMetadata"):
+    with pytest.raises(DataError, match=r"DROP FEATURE rowTracking; ALTER TABLE .* DROP FEATURE domainMetadata"):
         table.open()
 
 
