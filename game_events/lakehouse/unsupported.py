@@ -38,7 +38,7 @@ WRITABLE_FEATURES = frozenset(
         "variantType-preview",
     }
 )
-#: Versions of the protocol for writers: the last one whose demands are among these features, and the one that lists features.
+#: Versions of the protocol for writers: the last one that asks for these features alone, and the one that lists features.
 _LAST_PLAIN, _LISTED = 5, 7
 #: Name of what an unlisted version asks for.
 _IDENTITY = "identityColumns"
@@ -142,7 +142,7 @@ def _constraints(configuration: Mapping[str, str | None]) -> Iterator[Unsupporte
 
 
 def _columns(schema: str) -> Iterator[Unsupported]:
-    """Columns, nested ones too, whose values a writer would have to check or to make."""
+    """Columns, nested ones too, with values that a writer would have to check or to make."""
     if any(text in schema for text in (*_NOT_NULL, *(f'"{mark}' for mark in _MARKS))):
         yield from _of_type(json.loads(schema), "")
 
