@@ -51,6 +51,24 @@ class ReadOnlyError(Exception):
     """
 
 
+#: Classes of what a signal raises, by their names: Dagster's is not imported here.
+STOPS = frozenset({"KeyboardInterrupt", "SystemExit", "DagsterExecutionInterruptedError"})
+
+
+def stop_of(error: BaseException) -> BaseException | None:
+    """The stop by a signal that an error is, or that it came of; None: it is no stop.
+
+    A signal in the middle of a call into Spark's JVM leaves an answer there, which the next call takes for its own. Its error
+    may be of any class: the stop is in the chain of those before it.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if type(seen).__name__ in STOPS:
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None if isinstance(error, Exception) else error
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message (Spark's continue with the JVM's stack), else the name of its class.
 

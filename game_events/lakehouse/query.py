@@ -11,8 +11,9 @@ time is run is only for the message: a statement inside of a SELECT may change w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import PurePosixPath
 from typing import Any
 
 import duckdb
@@ -21,7 +22,7 @@ import pyarrow.dataset as pads
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from game_events.errors import ConfigurationError
+from game_events.errors import ConfigurationError, GameEventsError, LostFileError
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.duckdb_connection import connect, identifier, interruptible, text
 from game_events.lakehouse.duckdb_files import ConnectionFiles
@@ -32,6 +33,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Rows that are fetched at once.
 FETCH_ROWS = 10_000
 _MISSING = re.compile(r"Table with name \"?(.+?)\"? does not exist")
+#: After the name of a lost file.
+REPAIR = "put it back from a copy, or refresh the table fully (docs/operations.md)"
 #: What lists tables instead of naming one.
 _LISTS = re.compile(r"\b(show|information_schema|duckdb_(tables|views|columns)|pg_\w+|sqlite_master)\b", re.IGNORECASE)
 _GONE = re.compile(r"No such file|does not exist|cannot open file|No files found|NoSuchKey|not found", re.IGNORECASE)
@@ -74,6 +77,7 @@ class TablesSql:
 
         Raises:
             ConfigurationError: it is no single SELECT, it names what there is not, or it cannot be computed.
+            LostFileError: a file that the newest version of a table lists is gone.
         """
         self._refuse_others(sql)
         self._files.failed = None
@@ -120,7 +124,7 @@ class TablesSql:
             return ConfigurationError(f"there is no table {name!r} {when}")
         return no_table(self._lakehouse, name, self._tables)
 
-    def _failed(self, error: Exception) -> ConfigurationError:
+    def _failed(self, error: Exception) -> GameEventsError:
         """What to raise for an error of DuckDB."""
         error = self._files.failed or error
         first = str(error).strip()
@@ -130,6 +134,9 @@ class TablesSql:
                 "Select less, or set GAME_EVENTS_SQL_MEMORY_BYTES or GAME_EVENTS_SQL_DISK_BYTES higher"
             )
         if isinstance(error, duckdb.IOException | OSError) and _GONE.search(first):
+            lost = _lost_file([self._tables[name] for name in sorted(self._opened)], first)
+            if lost is not None:
+                return LostFileError(f"{lost} is gone, though the table's log lists it: {REPAIR}")
             when = f" of {self._as_of.isoformat()}" if self._as_of is not None else ""
             return ConfigurationError(
                 f"files of the tables{when} are gone: maintenance deletes replaced ones after GAME_EVENTS_RETENTION_H hours "
@@ -169,6 +176,17 @@ class TablesSql:
                 self._connection.register(name, _dataset(table, files, schema, partition))
         except (duckdb.Error, OSError) as error:
             raise self._failed(error) from None
+
+
+def _lost_file(tables: Iterable[Table], said: str) -> str | None:
+    """Of the files that an error names, one that the newest version of a table lists; None: versions before it have them."""
+    for table in tables:
+        handle = table.open_to_read()
+        found = paths(handle) if handle is not None else []
+        lost = next((path for path in found if PurePosixPath(path).name in said), None)
+        if lost is not None:
+            return f"{table.uri}/{lost}"
+    return None
 
 
 def _travel(table: Table, handle: DeltaTable, then: datetime) -> bool:

@@ -38,7 +38,7 @@ WRITABLE_FEATURES = frozenset(
         "variantType-preview",
     }
 )
-#: Versions of the protocol for writers: the last one whose demands are among these features, and the one that lists features.
+#: Versions of the protocol for writers: the last one that asks for these features alone, and the one that lists features.
 _LAST_PLAIN, _LISTED = 5, 7
 #: Name of what an unlisted version asks for.
 _IDENTITY = "identityColumns"
@@ -127,7 +127,8 @@ def _features(handle: DeltaTable) -> Iterator[Unsupported]:
     listed = protocol.writer_features or ([] if protocol.min_writer_version <= _LAST_PLAIN else [_IDENTITY])
     if protocol.min_writer_version > _LISTED:
         yield Unsupported(f"version {protocol.min_writer_version} of Delta's protocol for writers")
-    for name in listed:
+    # Others depend on this one: it can only be dropped after them.
+    for name in sorted(listed, key=lambda name: name == "domainMetadata"):
         if name not in WRITABLE_FEATURES:
             first = f"CLUSTER BY NONE, then DROP FEATURE {name}" if name == "clustering" else f"DROP FEATURE {name}"
             yield Unsupported(f"the table feature {name}", first)
@@ -141,7 +142,7 @@ def _constraints(configuration: Mapping[str, str | None]) -> Iterator[Unsupporte
 
 
 def _columns(schema: str) -> Iterator[Unsupported]:
-    """Columns, nested ones too, whose values a writer would have to check or to make."""
+    """Columns, nested ones too, with values that a writer would have to check or to make."""
     if any(text in schema for text in (*_NOT_NULL, *(f'"{mark}' for mark in _MARKS))):
         yield from _of_type(json.loads(schema), "")
 

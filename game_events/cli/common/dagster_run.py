@@ -11,6 +11,7 @@ from game_events.cli.common.summary import JobResult
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
 from game_events.definitions import build_defs
+from game_events.errors import STOPS
 from game_events.orchestration.dagster_private import execute_here
 from game_events.orchestration.jobs.places import allow_here
 from game_events.orchestration.keys import Keys, report_in
@@ -20,6 +21,8 @@ from game_events.orchestration.runs.own_runs import OwnRuns, lakehouse_tag
 from game_events.orchestration.runs.retention import drop_old_runs
 from game_events.orchestration.runs.tags import OWN_ALERTS, REASON
 
+#: Said of a run that a signal has ended.
+STOPPED = "it was stopped by a signal (Ctrl-C, SIGTERM). What was committed stays, and the next run goes on from there"
 _progress = logging.getLogger(PROGRESS_LOGGER)
 
 
@@ -60,7 +63,7 @@ def _result(result: ExecuteInProcessResult) -> JobResult:
                 error = data.user_failure_data.description
             elif data.error is not None:
                 cause = data.error.cause or data.error
-                error = cause.message.strip()
+                error = STOPPED if cause.cls_name in STOPS else cause.message.strip()
     return JobResult(result.run_id, result.success, report, error)
 
 

@@ -98,7 +98,7 @@ def row_count(handle: DeltaTable | None) -> int:
     """Rows of a version, from its log, or (of files without statistics) from the files' footers; 0 without a table.
 
     Raises:
-        LostFileError: a file of which the log does not say it is gone or damaged.
+        LostFileError: a file is gone or damaged, and the log does not say how many rows it has.
     """
     if handle is None:
         return 0

@@ -96,7 +96,7 @@ def read_events(
         columns: only these, `time` and `kind` among them.
     """
     log = event_log_table(lakehouse)
-    handle = log.table.open()
+    handle = log.table.open_to_read()
     actions = add_actions(handle) if handle is not None else None
     if actions is None or not actions.num_rows:
         return log.read(None, columns)

@@ -78,7 +78,7 @@ class Listed:
 def read_suppressed(lakehouse: Lakehouse) -> Listed:
     """The newest version; an empty one if there is no such table."""
     table = _table(lakehouse)
-    return _listed(table.read(table.table.open()))
+    return _listed(table.read(table.table.open_to_read()))
 
 
 def add_suppressed(lakehouse: Lakehouse, key: bytes, hashes: Collection[str], run_id: str) -> Listed:

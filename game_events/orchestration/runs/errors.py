@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.masking import mask, masked_traceback
 from game_events.config.settings import Settings
-from game_events.errors import GameEventsError, TransientError
+from game_events.errors import GameEventsError, TransientError, stop_of
 from game_events.spark.connect import is_session_lost, lost
 from game_events.spark.crashed_workers import crash, is_crash
 from game_events.spark.storage_errors import storage_named
@@ -57,7 +57,7 @@ def errors_decide(context: StepContext, settings: Settings) -> Iterator[None]:
         DagsterExecutionInterruptedError: the run was canceled in the middle of a call into Spark.
     """
     try:
-        with _by_class(context, settings):
+        with _by_class(context, settings), _stops_named():
             yield
     except (dg.Failure, dg.RetryRequested):
         raise
@@ -67,6 +67,17 @@ def errors_decide(context: StepContext, settings: Settings) -> Iterator[None]:
             raise
         masked = mask(f"{type(error).__name__}: {error}", settings)
         raise dg.Failure(masked, metadata={"traceback": dg.MetadataValue.text(said)}) from None
+
+
+@contextmanager
+def _stops_named() -> Iterator[None]:
+    """Whatever came of a stop is raised as the stop."""
+    try:
+        yield
+    except Exception as error:
+        if stop_of(error) is not None:
+            raise dg.DagsterExecutionInterruptedError from None
+        raise
 
 
 @contextmanager
@@ -88,7 +99,7 @@ def _by_class(context: StepContext, settings: Settings) -> Iterator[None]:
             raise dg.DagsterExecutionInterruptedError from None
         raise dg.Failure(JVM_ENDED, allow_retries=False) from None
     except Py4JError as error:
-        if _interrupted(error) or _is_being_canceled(context):
+        if _is_broken_off(error) or _is_being_canceled(context):
             raise dg.DagsterExecutionInterruptedError from None
         if isinstance(error, Py4JNetworkError):
             raise dg.Failure(JVM_ENDED, allow_retries=False) from None
@@ -126,17 +137,10 @@ def _is_being_canceled(context: StepContext) -> bool:
     return now is not None and now.status == DagsterRunStatus.CANCELING
 
 
-def _interrupted(error: Py4JError) -> bool:
+def _is_broken_off(error: Py4JError) -> bool:
     """Whether an error only says that a call into the JVM was broken off by the signal that cancels a run.
 
     Spark's own handler of Ctrl-C cancels its jobs in the middle of the call that waits for them. What is left of that call is a
     bare `Py4JError` with nothing that Java said (tried).
     """
-    if type(error) is Py4JError and str(error).startswith(BROKEN_OFF) and "\n" not in str(error):
-        return True
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, KeyboardInterrupt | dg.DagsterExecutionInterruptedError):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    return type(error) is Py4JError and str(error).startswith(BROKEN_OFF) and "\n" not in str(error)

@@ -62,6 +62,8 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     if bronze is None:
         return  # the first run reads the whole topic anyway
     pipeline.bronze.writable(bronze, replaced=True)
+    if quarantine is not None:
+        pipeline.quarantine.writable(quarantine, replaced=True)
     if quarantine is not None and not (is_noted(bronze, quarantine) and is_finished(bronze, quarantine)):
         raise ConflictError(f"{pipeline.bronze.name}: a concurrent run is at work on it. Nothing was changed: run again")
     work = _FullRefresh(pipeline, bronze, source_to_read(pipeline), column_map(bronze))

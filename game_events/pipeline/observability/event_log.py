@@ -17,7 +17,7 @@ from game_events.config.masking import without_secrets
 from game_events.config.naming import Names
 from game_events.config.settings import Settings
 from game_events.decoding.core.wire_format import ordered
-from game_events.errors import without_quotes
+from game_events.errors import stop_of, without_quotes
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.layers import is_gold
 from game_events.lakehouse.system_tables.event_log import EventRow, append_events
@@ -50,7 +50,7 @@ class RunFacts:
     @property
     def stopped(self) -> bool:
         """Whether it was cancelled (Ctrl-C, the UI)."""
-        return self.error is not None and not isinstance(self.error, Exception)
+        return self.error is not None and stop_of(self.error) is not None
 
 
 @contextmanager
@@ -211,7 +211,8 @@ def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]
     if report.schema_ids:
         detail["schema_ids"] = sorted(report.schema_ids, key=ordered)
     if run.error is not None:
-        detail["error"] = {"class": type(run.error).__name__, "text": without_secrets(safe_error_text(run.error), settings)}
+        error = stop_of(run.error) or run.error
+        detail["error"] = {"class": type(error).__name__, "text": without_secrets(safe_error_text(error), settings)}
     elif report.errors:
         names = ", ".join(t.table for t in report.errors[:10])
         detail["error"] = {"class": "tables", "text": f"{len(report.errors)} tables failed: {names}"}

@@ -63,6 +63,7 @@ def replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) ->
 
     Raises:
         ConflictError: every attempt lost to concurrent runs.
+        DataError: quarantine was altered so that its rows cannot be replaced (`Table.writable`): nothing was done.
         TransientError: a schema is not archived, and the registry does not answer.
     """
     began = time.monotonic()
@@ -168,4 +169,5 @@ def _settled_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, 
     if not is_noted(bronze, quarantine):
         # The replayed rows are not marked yet: they would be in bronze twice.
         raise ConflictError(f"{pipeline.quarantine.name}: a concurrent replay is not noted yet")
-    return bronze, quarantine
+    # Its rows are marked after bronze's commit.
+    return bronze, pipeline.quarantine.writable(quarantine, replaced=True)

@@ -15,7 +15,7 @@ import pytest
 
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.query import TablesSql
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import Lakehouse, paths
 from game_events_tests.support.tables import put
 from game_events_tests.support.waiting import until
 
@@ -212,6 +212,16 @@ def test_time_travel_gives_the_table_as_it_was_or_says_why_not(cli, lakehouse):
     said = cli("sql", asked, "--as-of", first)
     assert said.code == 1
     assert "are gone: maintenance deletes replaced ones after GAME_EVENTS_RETENTION_H hours" in said.err
+
+
+def test_a_file_that_the_newest_version_lists_and_that_is_gone_is_called_lost(cli, lakehouse):
+    events = lakehouse.table("silver_a_events")
+    lost = next(iter(paths(events.open())))
+    (events.local_path / lost).unlink()
+    said = cli("sql", "SELECT count(DISTINCT game_name) FROM silver_a_events")
+    assert said.code == 1
+    assert f"{events.uri}/{lost} is gone, though the table's log lists it" in said.err
+    assert "maintenance" not in said.err
 
 
 def test_a_time_that_history_shows_is_that_version_however_late_its_log_entry_was_written(cli, lakehouse):

@@ -87,6 +87,17 @@ def test_pauses_are_doubled_spread_and_bounded():
         assert len(pauses) > 1
 
 
+def chain(signal):
+    """As py4j's `get_return_value` raises while a signal's exception is handled."""
+    try:
+        try:
+            raise signal
+        except BaseException:  # noqa: BLE001
+            raise Py4JError("An error occurred while calling o67.count")  # noqa: B904 - as py4j does
+    except Py4JError as error:
+        return error
+
+
 def decided(error, during=None, status=DagsterRunStatus.STARTED):
     """What comes out when an error goes in, raised while another one was handled."""
     run = SimpleNamespace(run_id="one", status=status)
@@ -102,6 +113,9 @@ def decided(error, during=None, status=DagsterRunStatus.STARTED):
 def test_a_cancel_in_the_middle_of_a_call_into_spark_is_a_cancel():
     for signal in (KeyboardInterrupt(), dg.DagsterExecutionInterruptedError()):
         assert isinstance(decided(Py4JError("answer from Java side is empty"), signal), dg.DagsterExecutionInterruptedError)
+        # The next call takes the rest of the broken one's answer for its own.
+        assert isinstance(decided(KeyError("p"), chain(signal)), dg.DagsterExecutionInterruptedError)
+        assert isinstance(decided(DataError("cannot be read"), chain(signal)), dg.DagsterExecutionInterruptedError)
     # As it comes from Spark after Ctrl-C, and while the UI's "Terminate" is under way.
     broken_off = Py4JError("An error occurred while calling o67.collectToPython")
     assert isinstance(decided(broken_off), dg.DagsterExecutionInterruptedError)

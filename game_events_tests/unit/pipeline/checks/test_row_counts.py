@@ -1,6 +1,7 @@
 """Rows that an earlier check has counted, and later ones, game by game. No Spark."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -73,7 +74,7 @@ class SparkIsAskedError(Exception):
     """A session was asked for."""
 
 
-def test_many_files_or_a_number_of_rows_that_the_log_does_not_say_take_a_spark_job(tmp_path):
+def test_many_files_or_a_number_of_rows_that_nothing_says_take_a_spark_job(tmp_path):
     def spark():
         raise SparkIsAskedError
 
@@ -87,5 +88,10 @@ def test_many_files_or_a_number_of_rows_that_the_log_does_not_say_take_a_spark_j
     rows = pa.table({"game_name": ["uno"], "_batch": [3]})
     files = [replace(file, stats="{}") for file in staged(pipeline.bronze, rows)]
     commit(Commit(pipeline.bronze, rows.schema, files, {}, {}, table_id(pipeline.bronze.open())))
-    with pytest.raises(SparkIsAskedError):
-        count_later(pipeline, pipeline.bronze.open(), 2)
+    assert count_later(pipeline, pipeline.bronze.open(), 2) == {("uno", 3): 1}, "the file says what the log does not"
+    rows = pa.table({"game_name": ["uno"], "_batch": [4]})
+    (lost,) = [replace(file, stats="{}") for file in staged(pipeline.bronze, rows)]
+    commit(Commit(pipeline.bronze, rows.schema, [lost], {}, {}, table_id(pipeline.bronze.open())))
+    Path(pipeline.bronze.uri, lost.path).unlink()
+    with pytest.raises(SparkIsAskedError):  # which names the lost file
+        count_later(pipeline, pipeline.bronze.open(), 3)

@@ -151,16 +151,23 @@ def test_no_word_that_may_quote_a_row_is_in_any_event(settings):
 
 
 def test_a_run_is_in_the_log_with_its_end_whether_it_succeeded_failed_or_was_stopped(make_pipeline):
-    ends = {"a": None, "b": TransientError("the broker is away"), "c": KeyboardInterrupt()}
+    ends = {"a": None, "b": TransientError("the broker is away"), "c": KeyboardInterrupt(), "d": KeyError("p")}
+    ends["d"].__context__ = KeyboardInterrupt()  # what the next call into Spark makes of a stop
     for run_id, error in ends.items():
         try:
             with recorded(make_pipeline(run_id), RunReport(), "refresh"):
                 if error is not None:
                     raise error
-        except (TransientError, KeyboardInterrupt) as raised:
+        except (TransientError, KeyboardInterrupt, KeyError) as raised:
             assert raised is error
     found = {r["run_id"]: r for r in events(make_pipeline(), kind="run")}
-    assert {run_id: r["status"] for run_id, r in found.items()} == {"a": "succeeded", "b": "failed", "c": "stopped"}
+    assert {run_id: r["status"] for run_id, r in found.items()} == {
+        "a": "succeeded",
+        "b": "failed",
+        "c": "stopped",
+        "d": "stopped",
+    }
+    assert json.loads(found["d"]["detail"])["error"]["class"] == "KeyboardInterrupt"
     assert json.loads(found["b"]["detail"])["error"] == {"class": "TransientError", "text": "the broker is away"}
     assert all(r["time"].tzinfo is not None and r["seconds"] >= 0 for r in found.values())
 
