@@ -7,7 +7,6 @@ import pytest
 from game_events.decoding.core.reasons import Reason
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
-from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing.replay import replay
 from game_events.pipeline.reprocessing.selection import ReplaySelection
