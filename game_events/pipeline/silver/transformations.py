@@ -72,7 +72,8 @@ def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa
                 + (f"; names that begin with an underscore are the pipeline's: {', '.join(added)}" if added else "")
                 + ". Add columns with withColumn, or keep the others with select('*', ...)"
             )
-        if _NAME_BEFORE in found and [folded(c) for c in after.columns].count(folded(entity)) == 1:
+        # A name that is there twice is refused by `arrow_schema`.
+        if _NAME_BEFORE in found and len(set(map(folded, after.columns))) == len(after.columns):
             # Other passes find the row by bronze's name: it would be lost in some, and twice in others.
             refusal = F.raise_error(f"{transformation} changed the value of {entity}, which names the game")
             same = F.col(_NAME_BEFORE).eqNullSafe(F.expr(name))
