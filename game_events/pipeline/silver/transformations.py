@@ -72,13 +72,17 @@ def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa
                 + (f"; names that begin with an underscore are the pipeline's: {', '.join(added)}" if added else "")
                 + ". Add columns with withColumn, or keep the others with select('*', ...)"
             )
-        # A name that is there twice is refused by `arrow_schema`.
-        if _NAME_BEFORE in found and len(set(map(folded, after.columns))) == len(after.columns):
+        names = list(map(folded, after.columns))
+        if _NAME_BEFORE in found and names.count(folded(entity)) == 1:
             # Other passes find the row by bronze's name: it would be lost in some, and twice in others.
             refusal = F.raise_error(f"{transformation} changed the value of {entity}, which names the game")
             same = F.col(_NAME_BEFORE).eqNullSafe(F.expr(name))
             guarded = F.when(same, F.col(quoted(entity))).otherwise(refusal).alias(entity)
-            after = after.select(*(guarded if folded(c) == folded(entity) else F.col(quoted(c)) for c in after.columns))
+            if len(set(names)) < len(names):  # refused below, unless another function removes it
+                after = after.withColumn(entity, guarded)
+            else:
+                # `withColumn` would also replace columns whose names only look alike (Spark's `equalsIgnoreCase`).
+                after = after.select(*(guarded if folded(c) == folded(entity) else F.col(quoted(c)) for c in after.columns))
         rows = after.drop(_NAME_BEFORE)
     return rows
 
