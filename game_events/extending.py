@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from game_events.column_names import folded
 from game_events.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ def _where(function: Callable[..., Any]) -> str:
 
 def _words(given: Iterable[str], what: str, where: str) -> tuple[str, ...]:
     words = (given,) if isinstance(given, str) else tuple(given)
-    if any(not isinstance(word, str) or not word for word in words) or len({w.casefold() for w in words}) != len(words):
+    if any(not isinstance(word, str) or not word for word in words) or len(set(map(folded, words))) != len(words):
         raise ConfigurationError(f"{where}: {what}={words!r}: must be distinct names")
     return words
 
@@ -277,9 +278,9 @@ def _measures(function: Callable[..., Any], name: str, keys: tuple[str, ...], wh
             f"{where}: columns {', '.join(map(repr, apart))} of gold aggregate {name} count or sum DISTINCT values, which "
             "cannot be merged: each refresh would count a value again. It needs mode='recompute'"
         )
-    taken = {k.casefold() for k in keys}
-    bad = [c for c in found if not isinstance(c, str) or not re.fullmatch(COLUMN_PATTERN[1:-1], c) or c.casefold() in taken]
-    if bad or len({c.casefold() for c in found}) != len(found):
+    taken = set(map(folded, keys))
+    bad = [c for c in found if not isinstance(c, str) or not re.fullmatch(COLUMN_PATTERN[1:-1], c) or folded(c) in taken]
+    if bad or len(set(map(folded, found))) != len(found):
         raise ConfigurationError(
             f"{where}: columns {', '.join(map(repr, bad or found))} of gold aggregate {name}: each must match "
             f"{COLUMN_PATTERN}, and be there once, keys included"

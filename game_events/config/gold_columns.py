@@ -7,6 +7,7 @@ If all columns are `count`, `sum`, `min` or `max` of one expression, new rows ar
 import re
 from collections.abc import Mapping
 
+from game_events.column_names import folded
 from game_events.config.sql_text import foreign_call, holds_query, reads_clock, without_texts
 from game_events.extending import COLUMN_PATTERN, Measure, count, max_of, min_of, sum_of
 
@@ -28,11 +29,11 @@ _PLACE = "_kafka_topic, _kafka_partition, _kafka_offset"
 
 def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:
     """The first error in some columns that can be found without Spark; `taken`: names of the key's and the entity's column."""
-    lower = [name.casefold() for name in (*columns, *taken)]
+    lower = [folded(name) for name in (*columns, *taken)]
     for name, sql in columns.items():
         if not re.fullmatch(COLUMN_PATTERN[1:-1], name):
             return f"{name!r} cannot name a column: it must match {COLUMN_PATTERN}"
-        if lower.count(name.casefold()) > 1:
+        if lower.count(folded(name)) > 1:
             return f"{name!r} is used twice, or is the key's or the entity's column"
         bare = without_texts(sql)
         if _outside(sql) is None or re.search(r"['\"`]", bare) or not re.search(r"\w\s*\(", bare):

@@ -150,7 +150,7 @@ class BatchDecoder:
 
     def _add_bad(self, bad: frames.BadFrames, result: DecodedBatch) -> None:
         """Add rows without a readable frame."""
-        refusal = bad.reason, bad.reason.explanation
+        refusal = bad.reason, bad.detail or bad.reason.explanation
         if bad.schema_id is not None:
             whole = (bad.schema_id, ())
             if not self._knows(bad.schema_id):

@@ -1,12 +1,16 @@
 """Arrow schemas of Spark plans, by Delta's types; merging of schemas."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import reduce
 
 import pyarrow as pa
 from deltalake import Schema
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructField, StructType
 
+from game_events.column_names import folded
 from game_events.errors import ExtensionError
 
 #: Characters that Delta refuses in column names; `mapInArrow` cannot handle dots and backticks, which decoding replaces, too.
@@ -23,8 +27,8 @@ def arrow_schema(rows: DataFrame, origin: object, known: pa.Schema | None = None
         ExtensionError: a column cannot be in a Delta table: its name, its type, or it is there twice.
     """
     fields = rows.schema.fields
-    names = [f.name.casefold() for f in fields]
-    bad = sorted({f.name for f in fields if names.count(f.name.casefold()) > 1})
+    names = Counter(folded(f.name) for f in fields)
+    bad = sorted({f.name for f in fields if names[folded(f.name)] > 1})
     if bad:
         raise ExtensionError(f"{origin} gives the column {', '.join(bad)} twice (capital letters do not count)")
     found = []
@@ -96,6 +100,26 @@ def _both(one: DataType, other: DataType) -> DataType | None:
         key, value = _both(one.keyType, other.keyType), _both(one.valueType, other.valueType)
         return None if key is None or value is None else MapType(key, value)
     return one if one == other else None
+
+
+def united(parts: Sequence[DataFrame]) -> DataFrame:
+    """The rows of several plans, with the columns of all; a column that one lacks is NULL there.
+
+    Spark's own `unionByName` takes names for one that are not (`equalsIgnoreCase`: `µ` and `μ`), and mixes up their values.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    types = {folded(f.name): f for part in reversed(parts) for f in reversed(part.schema.fields)}
+    names = dict.fromkeys(folded(name) for part in parts for name in part.columns)
+    aligned = []
+    for part in parts:
+        held = {folded(name) for name in part.columns}
+        columns = [
+            F.col(quoted(types[n].name)) if n in held else F.lit(None).cast(types[n].dataType).alias(types[n].name)
+            for n in names
+        ]
+        aligned.append(part.select(*columns))
+    return reduce(DataFrame.union, aligned)
 
 
 def quoted(name: str) -> str:

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from game_events.column_names import folded
 from game_events.decoding.core.column_types import kind_of, merge_types, struct_fields, width_of, with_inner
 from game_events.decoding.core.kept_columns import Kept
 
@@ -68,7 +69,7 @@ class ColumnMap:
         columns: column name -> type, in table order.
         names: field key (see `field_key`) -> name, at its own level.
         owners: field key -> the top-level column it belongs to.
-        kept: columns reserved for fields of one kind, by lower-case name.
+        kept: columns reserved for fields of one kind, by `folded` name.
     """
 
     columns: Mapping[str, pa.DataType] = field(default_factory=dict)
@@ -83,19 +84,19 @@ class ColumnMap:
         nested, kept = _Nested(message, names, owners), self._still_kept()
         level = _Level(columns, nested.owned.get("", ()), kept)
         keys = [field_key(message, (item.id,), item.kind) for item in fields]
-        taken = {names[key].lower() for key in keys if key in names}
+        taken = {folded(names[key]) for key in keys if key in names}
         for key, item in zip(keys, fields, strict=True):
             if key not in names:
                 # By name, not number; no two fields of one version share a column.
                 mine = next((k.column for k in kept.values() if k.takes(clean_name(item.name), item.kind)), None)
-                names[key] = level.free_name(item) if mine is None or mine.lower() in taken else level.spelled(mine)
-                taken.add(names[key].lower())
+                names[key] = level.free_name(item) if mine is None or folded(mine) in taken else level.spelled(mine)
+                taken.add(folded(names[key]))
                 level.bar(names[key])
             column = names[key]
             owners[key] = column
             known = columns.get(column)
             target = nested.named_type(item, (item.id,), known, column)
-            if known is None and column.lower() in kept and kept[column.lower()].kind != item.kind:
+            if known is None and folded(column) in kept and kept[folded(column)].kind != item.kind:
                 target = pa.string()  # whole numbers as strings
             columns[column] = target if known is None else merge_types(known, target)
             level.use(column, columns[column])
@@ -103,7 +104,7 @@ class ColumnMap:
 
     def _still_kept(self) -> dict[str, Kept]:
         """Reserved columns, except those that another kind has taken before they were reserved."""
-        kinds = {name.lower(): kind_of(kind) for name, kind in self.columns.items()}
+        kinds = {folded(name): kind_of(kind) for name, kind in self.columns.items()}
         return {name: kept for name, kept in self.kept.items() if kinds.get(name, kept.kind) == kept.kind}
 
     def metadata(self, column: str) -> dict[str, str]:
@@ -209,27 +210,27 @@ class _Level:
     """The names of a table's columns, or of the fields of one struct; case-insensitive, as in Spark."""
 
     def __init__(self, types: Mapping[str, pa.DataType], barred: Iterable[str], kept: Container[str] = ()) -> None:
-        """`types`: names in use; `barred`: names that cannot be shared; `kept`: reserved lower-case names."""
+        """`types`: names in use; `barred`: names that cannot be shared; `kept`: reserved names, `folded`."""
         self._kept = kept
-        self._in_use = {name.lower(): name for name in types}
+        self._in_use = {folded(name): name for name in types}
         self._kinds = {name: kind_of(kind) for name, kind in types.items()}
-        self._barred = {name.lower() for name in barred}
+        self._barred = {folded(name) for name in barred}
         #: Name -> last number appended to it.
         self._last_numbers: dict[str, int] = {}
 
     def use(self, name: str, kind: pa.DataType) -> None:
         """Mark a name as used."""
         if name not in self._kinds:
-            self._in_use[name.lower()] = name
+            self._in_use[folded(name)] = name
             self._kinds[name] = kind_of(kind)
 
     def spelled(self, name: str) -> str:
         """A name in the spelling that is in use."""
-        return self._in_use.get(name.lower(), name)
+        return self._in_use.get(folded(name), name)
 
     def bar(self, name: str) -> None:
         """Forbid sharing a name."""
-        self._barred.add(name.lower())
+        self._barred.add(folded(name))
 
     def free_name(self, item: Field) -> str:
         """A name for a new field."""
@@ -239,7 +240,7 @@ class _Level:
         if isinstance(item.id, int):
             candidates += [f"{wanted}__{item.id}", f"{wanted}__{simple}_{item.id}"]
         for candidate in candidates:
-            lower, spelled = candidate.lower(), self.spelled(candidate)
+            lower, spelled = folded(candidate), self.spelled(candidate)
             free = lower not in self._kept and lower not in self._barred
             if free and self._kinds.get(spelled, item.kind) == item.kind:
                 return spelled
@@ -247,8 +248,8 @@ class _Level:
 
     def _numbered(self, name: str) -> str:
         """The name with the first free number from 2 on."""
-        number = self._last_numbers.get(name.lower(), 1) + 1
-        while (found := f"{name}_{number}").lower() in self._in_use or found.lower() in self._barred:
+        number = self._last_numbers.get(folded(name), 1) + 1
+        while folded(found := f"{name}_{number}") in self._in_use or folded(found) in self._barred:
             number += 1
-        self._last_numbers[name.lower()] = number
+        self._last_numbers[folded(name)] = number
         return found

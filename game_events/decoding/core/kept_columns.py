@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from game_events.column_names import folded
+
 if TYPE_CHECKING:  # its libraries would be imported by the compiler's child and by workers
     from game_events.config.settings import Settings
 
@@ -37,7 +39,7 @@ class Kept:
     def takes(self, name: str, kind: str) -> bool:
         """Whether it holds fields of this clean name and kind."""
         wanted = kind == self.kind or (self.numbers and kind in WHOLE_NUMBERS)
-        return wanted and name.lower() == self.field.lower()
+        return wanted and folded(name) == folded(self.field)
 
 
 def kept_columns(settings: Settings) -> Mapping[str, Kept]:
@@ -47,7 +49,7 @@ def kept_columns(settings: Settings) -> Mapping[str, Kept]:
     """
     time, entity = _kept(settings.time_column, "timestamp"), _kept(settings.entity_column, "string")
     key = _kept(settings.key_column, "string", numbers=True)
-    return {kept.column.lower(): kept for kept in (time, entity, key)}
+    return {folded(kept.column): kept for kept in (time, entity, key)}
 
 
 def base_of(column: str) -> str:

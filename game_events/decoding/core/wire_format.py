@@ -24,6 +24,18 @@ from game_events.decoding.core.reasons import Reason
 PREFIXES = {0: 5, 1: 17}
 #: Name of the record header that holds the identity instead of the value.
 ID_HEADER = "__value_schema_id"
+#: First bytes of AWS Glue's frames: a version, then whether the payload is compressed; a UUID of 16 bytes follows.
+_GLUE, _GLUE_BYTES = (b"\3\0", b"\3\5"), 18
+_OF_GLUE = (
+    "the bytes of an AWS Glue Schema Registry frame (03, 00 or 05, a UUID), which is not decoded: let the producer use a "
+    "serializer for a Confluent-compatible registry"
+)
+#: Headers in which Apicurio's serializers write a schema's id.
+_APICURIO_HEADERS = tuple(f"apicurio.value.{name}" for name in ("globalId", "contentId", "contentHash", "encoding"))
+_OF_APICURIO = (
+    "the schema's id is in a header of Apicurio's serializers, which is not read: let the producer write it into the value "
+    "(apicurio.registry.headers.enabled=false, with ids of 4 bytes)"
+)
 #: Longer paths are malformed.
 MAX_INDEXES = 32
 _SINGLE_BYTE = 0x80
@@ -71,11 +83,12 @@ class FrameGroup:
 
 @dataclass(frozen=True)
 class BadFrames:
-    """Rows that have no readable frame, all for the same reason."""
+    """Rows that have no readable frame, all for the same reason; `detail`: more than its explanation."""
 
     reason: Reason
     rows: Rows
     schema_id: SchemaId | None = None
+    detail: str | None = None
 
 
 def split(
@@ -96,7 +109,27 @@ def split(
         in_value[rows] = False
         of_headers = _split_headers(rows, identities, indexless)
     groups, damaged = _Frames(values).split(np.flatnonzero(in_value), indexless)
+    damaged = [
+        part for item in damaged for part in (_foreign(item, values, headers) if item.reason == Reason.BAD_MAGIC else [item])
+    ]
     return groups + of_headers[0], bad + damaged + of_headers[1]
+
+
+def _foreign(bad: BadFrames, values: pa.BinaryArray, headers: pa.ListArray | None) -> list[BadFrames]:
+    """Rows without a frame, apart by the serializer that has written them."""
+    taken, parts = values.take(pa.array(bad.rows)), [bad]
+    heads = pc.binary_slice(taken, 0, stop=2)
+    is_glue = pc.and_(pc.is_in(heads, pa.array(_GLUE)), pc.greater_equal(pc.binary_length(taken), _GLUE_BYTES))
+    masks = [(_OF_GLUE, np.asarray(is_glue))]
+    if headers is not None and len(headers.flatten()):
+        parents, names = pc.list_parent_indices(headers).to_numpy(), headers.flatten().field("key")
+        has_id = np.asarray(pc.fill_null(pc.is_in(names, pa.array(_APICURIO_HEADERS)), False))
+        masks.append((_OF_APICURIO, np.isin(bad.rows, parents[has_id])))
+    for detail, mask in masks:
+        rest = parts.pop()
+        mine = np.isin(rest.rows, bad.rows[mask])
+        parts += [replace(rest, rows=rest.rows[mine], detail=detail), replace(rest, rows=rest.rows[~mine])]
+    return [part for part in parts if len(part.rows)]
 
 
 def payloads(values: pa.BinaryArray, groups: Sequence[FrameGroup]) -> list[pa.BinaryArray]:

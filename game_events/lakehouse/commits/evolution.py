@@ -10,6 +10,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema, TableFeatures
 from deltalake.exceptions import CommitFailedError
 
+from game_events.column_names import folded
 from game_events.decoding.core.column_map import METADATA_KEY, level_of
 from game_events.decoding.core.column_types import type_name
 from game_events.errors import ConflictError, DataError
@@ -159,8 +160,8 @@ def _refuse_other_case(table: str, held: Iterable[str], wanted: Iterable[str], *
         ConflictError: names differ by case alone.
         DataError: the same, where planning again changes nothing.
     """
-    names = {name.lower(): name for name in held}
-    other = ", ".join(f"{name} is {names[name.lower()]} there" for name in wanted if names.get(name.lower(), name) != name)
+    names = {folded(name): name for name in held}
+    other = ", ".join(f"{name} is {names[folded(name)]} there" for name in wanted if names.get(folded(name), name) != name)
     if other and concurrent:
         raise ConflictError(f"{table}: a concurrent run has added columns with names that differ by case alone: {other}")
     if other:

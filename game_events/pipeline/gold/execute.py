@@ -36,7 +36,7 @@ from game_events.pipeline.silver.transformations import run_time_failure
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.crashed_workers import crash, is_crash, named
-from game_events.spark.schemas import arrow_schema, merged_columns, quoted
+from game_events.spark.schemas import arrow_schema, merged_columns, quoted, united
 from game_events.spark.storage_errors import lost_file
 
 #: Old rows of gold for each task.
@@ -170,7 +170,7 @@ def _rows_of_changed_keys(run: GoldRun, plans: Mapping[str, GamePlan], columns: 
     # NULL is a key, too.
     same = reduce(and_, (F.col(quoted(column)).eqNullSafe(F.col(name)) for column, name in names.items()))
     rows = rows.join(F.broadcast(changed) if few else changed, same, "left_semi")
-    return rows.unionByName(new_rows(run.pipeline, every, columns, few=few)) if every else rows
+    return united([rows, new_rows(run.pipeline, every, columns, few=few)]) if every else rows
 
 
 def _by_game(rows: DataFrame, tasks: int) -> DataFrame:

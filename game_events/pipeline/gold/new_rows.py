@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
+from game_events.column_names import folded
 from game_events.extending import GoldAggregate
 from game_events.lakehouse.data.snapshot import FileSelection
 from game_events.lakehouse.data.spark_files import read_files
@@ -74,7 +75,7 @@ def _by_size_of_file(pipeline: Pipeline, files: Mapping[str, FileSelection], col
     schema, tasks = pa.schema(Schema.from_json(columns.json())), 1 if few else 1 + count // TASK_ROWS
     read = FileRows(pipeline.lakehouse, schema, dealt(small, tasks), few=True)
     rows = read.numbers(pipeline.spark).mapInArrow(read, columns)
-    return rows.unionByName(read_files(pipeline.spark, large, columns)) if large else rows
+    return rows.union(read_files(pipeline.spark, large, columns)) if large else rows
 
 
 def columns_of_measures(aggregate: GoldAggregate, columns: Iterable[str]) -> set[str] | None:
@@ -90,4 +91,4 @@ def columns_of_measures(aggregate: GoldAggregate, columns: Iterable[str]) -> set
 
 
 def _words(text: str) -> set[str]:
-    return set(re.findall(r"\w+", text.casefold()))
+    return set(re.findall(r"\w+", folded(text)))

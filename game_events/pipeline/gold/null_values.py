@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from game_events.column_names import folded
 from game_events.config.settings import Settings
 from game_events.decoding.core.column_types import kind_of
 from game_events.decoding.core.kept_columns import Kept, is_of_any_kind, kept_columns
@@ -89,4 +90,4 @@ def key_and_time_kept(settings: Settings) -> dict[str, Kept]:
     """Setting -> the reserved column that it names."""
     kept = kept_columns(settings)
     names = {"GAME_EVENTS_KEY_COLUMN": settings.key_column, "GAME_EVENTS_TIME_COLUMN": settings.time_column}
-    return {setting: kept[name.lower()] for setting, name in names.items()}
+    return {setting: kept[folded(name)] for setting, name in names.items()}

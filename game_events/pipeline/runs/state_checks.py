@@ -12,10 +12,11 @@ from pyspark.sql.types import StructType
 
 from game_events.config.gold_columns import measures
 from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.wire_format import SchemaId, ordered
 from game_events.errors import DataError, first_few, some_columns
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.data.snapshot import read_arrow, read_parts, row_count, selection
-from game_events.lakehouse.event_columns import has_decoded_columns
+from game_events.lakehouse.event_columns import SCHEMA_COLUMNS, has_decoded_columns
 from game_events.lakehouse.system_tables.event_log import read_events
 from game_events.lakehouse.tables import Lakehouse, is_game
 from game_events.pipeline.context import Pipeline
@@ -128,15 +129,16 @@ def quarantine(pipeline: Pipeline) -> str:
     found = Counter({entry["values"]: entry["counts"] for entry in pc.value_counts(open_ones.combine_chunks()).to_pylist()})
     by_reason = ", ".join(f"{why} {rows:,}" for why, rows in found.most_common())
     text = many(len(open_ones), "row") + (f": {by_reason}" if found else "")
-    needs_schema = found.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA}
+    needs_schema = found.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA, Reason.REGISTRY_CHANGED}
     return Hint(f"{text}; `game-events quarantine list` says why") if needs_schema else text
 
 
 def schemas(pipeline: Pipeline) -> str:
-    """Whether the newest versions of the subjects compile; if not, their records are quarantined."""
+    """Whether schemas can be used: the newest versions of the subjects, and those that quarantined records name."""
     bad, left_out = list[str](), 0
-    ids = {i for subject in subjects(pipeline.settings) for i in pipeline.catalog.ids_of(subject)[-VERSIONS:]}
-    for schema_id in sorted(ids):
+    ids: set[SchemaId] = {i for subject in subjects(pipeline.settings) for i in pipeline.catalog.ids_of(subject)[-VERSIONS:]}
+    ids |= _quarantined_ids(pipeline)
+    for schema_id in sorted(ids, key=ordered):
         try:
             pipeline.catalog.messages(schema_id)
             left_out += pipeline.catalog.left_out(schema_id)
@@ -146,6 +148,21 @@ def schemas(pipeline: Pipeline) -> str:
         text = f"{many(len(ids), 'schema')} {'compiles' if len(ids) == 1 else 'compile'}"
         return f"{text}; {many(left_out, 'message type')} of very large ones not looked at" if left_out else text
     return Hint(f"{len(bad)} of {len(ids)} cannot be used, their records are quarantined: {'; '.join(bad[:NAMED])}")
+
+
+def _quarantined_ids(pipeline: Pipeline) -> set[SchemaId]:
+    """Ids with most of the records that wait in quarantine for another schema: perhaps of no subject of the settings."""
+    handle = pipeline.open_quarantine()
+    if handle is None:
+        return set()
+    rows = read_arrow(pipeline.quarantine, handle, ["reason", "replayed_batch", *SCHEMA_COLUMNS])
+    reasons = pa.array([str(Reason.BAD_SCHEMA), str(Reason.REGISTRY_CHANGED)])
+    rows = rows.filter(pc.and_(pc.is_null(rows["replayed_batch"]), pc.is_in(rows["reason"], reasons)))
+    found: Counter[SchemaId] = Counter()
+    for name in set(SCHEMA_COLUMNS) & set(rows.column_names):
+        counted = pc.value_counts(rows[name].drop_null().combine_chunks())
+        found.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
+    return {schema_id for schema_id, _ in found.most_common(VERSIONS)}
 
 
 def columns(pipeline: Pipeline) -> str:

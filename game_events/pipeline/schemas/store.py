@@ -220,7 +220,13 @@ class SchemaStore:
 
     def no_such_id(self, schema_id: SchemaId) -> str:
         """The reason why records with an unknown id are not decoded."""
-        return f"the registry {self._registry.url} has no schema with id {schema_id}"
+        said = f"the registry {self._registry.url} has no schema with id {schema_id}"
+        if schema_id == 0:
+            said += (
+                ", which no registry issues: are these ids of 8 bytes, as Apicurio's serializers write them? That is another "
+                "wire format: let the producer write ids of 4 bytes (apicurio.registry.id-handler)"
+            )
+        return said
 
     def decoder(self, compiled: CompiledSchema, key: TypeKey) -> PayloadDecoder:
         """The decoder of a message type; DataError if there is none."""

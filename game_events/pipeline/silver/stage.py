@@ -30,7 +30,7 @@ from game_events.pipeline.silver.transformations import run_time_failure
 from game_events.spark.config import ARROW_BYTES, ARROW_RECORDS, SMALL_RECORD_BYTES, arrow_batches, null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.crashed_workers import WorkerCrashError, bisect, crash, is_crash, named
-from game_events.spark.schemas import quoted
+from game_events.spark.schemas import quoted, united
 
 #: Files of which a part is read to estimate the number of games.
 SAMPLED_FILES = 8
@@ -206,7 +206,7 @@ def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, spli
     own = [name for name in names if name.startswith("`_") or name == entity]
     apart = judged.selectExpr(*own, *more, f"true AS {APART}")
     written = source.transformed(kept.selectExpr(*names))[0].withColumn(APART, F.lit(False))
-    return written.unionByName(apart, allowMissingColumns=True)
+    return united([written, apart])
 
 
 def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, Start]) -> DataFrame:

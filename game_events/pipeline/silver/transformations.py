@@ -5,19 +5,19 @@ Games with the same transformations share a branch of the plan; Spark reads the 
 
 import re
 from collections.abc import Sequence
-from functools import reduce
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from game_events.column_names import folded
 from game_events.decoding.core.column_types import type_name
 from game_events.errors import QUOTED, ExtensionError, GameEventsError, UserCodeError, first_line
 from game_events.extending import SilverTransformation
 from game_events.lakehouse.storage.errors import explain
 from game_events.spark.connect import is_session_lost
-from game_events.spark.schemas import arrow_schema, quoted
+from game_events.spark.schemas import arrow_schema, quoted, united
 
 #: A row's name before a function, in an array: functions over all columns of texts leave it alone.
 _NAME_BEFORE = "_name_before"
@@ -44,7 +44,7 @@ def transformed(
     names = "; ".join(map(str, transformations))
     schemas = [arrow_schema(branch, names, source) for branch in branches]
     _check_same_types(schemas, names)
-    whole = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), branches)
+    whole = united(branches)
     schema = arrow_schema(whole, names, source)
     return whole.select(*(F.col(quoted(c)) for c in schema.names)), schema
 
@@ -72,11 +72,17 @@ def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa
                 + (f"; names that begin with an underscore are the pipeline's: {', '.join(added)}" if added else "")
                 + ". Add columns with withColumn, or keep the others with select('*', ...)"
             )
-        if _NAME_BEFORE in found and [c.casefold() for c in after.columns].count(entity.casefold()) == 1:
+        names = list(map(folded, after.columns))
+        if _NAME_BEFORE in found and names.count(folded(entity)) == 1:
             # Other passes find the row by bronze's name: it would be lost in some, and twice in others.
             refusal = F.raise_error(f"{transformation} changed the value of {entity}, which names the game")
             same = F.col(_NAME_BEFORE).eqNullSafe(F.expr(name))
-            after = after.withColumn(entity, F.when(same, F.col(quoted(entity))).otherwise(refusal))
+            guarded = F.when(same, F.col(quoted(entity))).otherwise(refusal).alias(entity)
+            if len(set(names)) < len(names):  # refused below, unless another function removes it
+                after = after.withColumn(entity, guarded)
+            else:
+                # `withColumn` would also replace columns whose names only look alike (Spark's `equalsIgnoreCase`).
+                after = after.select(*(guarded if folded(c) == folded(entity) else F.col(quoted(c)) for c in after.columns))
         rows = after.drop(_NAME_BEFORE)
     return rows
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from game_events.errors import ConfigurationError, DataError, TransientError
-from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline.bronze.load import load_bronze
+from game_events.decoding.core.reasons import Reason
+from game_events.errors import ConfigurationError, TransientError
+from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reprocessing.replay import replay
+from game_events.pipeline.reprocessing.selection import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.schemas import store
 from game_events_tests.support.reconciliation import assert_books_balance, count, rows
@@ -124,17 +126,27 @@ def test_each_id_is_asked_for_and_compiled_once_in_a_process(make_settings, make
     ]
 
 
-def test_a_registry_that_gives_an_old_id_a_new_meaning_stops_the_run(settings, make_settings, make_pipeline, proxy):
-    sent = send(make_settings(), version=1, games=GAMES)
+def test_a_registry_that_gives_an_old_id_a_new_meaning_quarantines_its_records_and_these_can_be_replayed(
+    settings, make_settings, make_pipeline, proxy
+):
+    old = send(make_settings(), version=1, games=GAMES, poison=0.0)
     refresh(make_pipeline(settings))
-    (schema_id,) = sent.schema_ids.values()
-    send(make_settings(), version=1, games=GAMES)
+    (schema_id,) = old.schema_ids.values()
+    again = send(make_settings(), version=1, games=GAMES, poison=0.0)
+    newer = send(make_settings(), version=2, games=GAMES, poison=0.0)
     other = b'{"schemaType":"PROTOBUF","schema":"syntax = \\"proto3\\"; message Other { int32 game_name = 1; }"}'
-    proxy.answer = lambda path: (200, "application/json", other) if path.startswith(f"/schemas/ids/{schema_id}") else None
+    proxy.answer = lambda path: (200, "application/json", other) if path.split("?")[0] == f"/schemas/ids/{schema_id}" else None
     before = count(settings, BRONZE)
-    with pytest.raises(DataError, match=rf"REGISTRY_CHANGED.*{schema_id}"):
-        load_bronze(make_pipeline(settings), RunReport())
-    assert count(settings, BRONZE) == before
+    report = refresh(make_pipeline(settings))
+    assert report.rejected == {Reason.REGISTRY_CHANGED: again.records}
+    assert count(settings, BRONZE) == before + newer.records
+    (detail,) = {row["detail"] for row in rows(settings, QUARANTINE)}
+    assert f"gives schema id {schema_id} another meaning" in detail
+    assert "message index [0] is Other instead of" in detail
+    proxy.answer = lambda _: None
+    replayed = replay(make_pipeline(settings), RunReport(), ReplaySelection(frozenset({Reason.REGISTRY_CHANGED})))
+    assert replayed.rows == again.records
+    assert_books_balance(settings, old.merge(again).merge(newer))
 
 
 @pytest.mark.scenario

@@ -246,3 +246,21 @@ def test_of_several_schema_headers_the_last_one_counts():
     groups, bad = split(pa.array([b"x", b"y", b"z"]), headers)
     assert bad == []
     assert sorted((g.schema_id, g.rows.tolist()) for g in groups) == [(1, [2]), (2, [0]), (3, [1])]
+
+
+def test_frames_of_other_registries_are_named_in_the_detail():
+    header = [{"key": "apicurio.value.globalId", "value": b"\0" * 8}]
+    guid = uuid.uuid4().bytes
+    values = [b"{}", b"\3\0" + guid + b"x", b"\x0a\1a", b"\3\5" + guid, b"\3\0short", b"\3\1" + guid, None, b"{}"]
+    headers = [[], [], header, [], [], None, header, [{"key": "other", "value": None}]]
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    _, bad = split(pa.array(values, pa.binary()), pa.array(headers, kind))
+    said = {int(row): (b.reason, (b.detail or "")[:25]) for b in bad for row in b.rows}
+    assert said == {
+        **dict.fromkeys((0, 4, 5, 7), (Reason.BAD_MAGIC, "")),
+        **dict.fromkeys((1, 3), (Reason.BAD_MAGIC, "the bytes of an AWS Glue ")),
+        2: (Reason.BAD_MAGIC, "the schema's id is in a h"),
+        6: (Reason.TOMBSTONE, ""),
+    }
+    _, bad = split(pa.array(values, pa.binary()))
+    assert sum(len(b.rows) for b in bad) == len(values)

@@ -15,7 +15,8 @@ CASES = {
     "plain": {"properties": {"a": {"type": "integer", **JUNK}, "b": {"enum": ["x", 1, None]}, "c": {"const": {"a": 1}}}},
     "names like keywords": {"properties": {"examples": {"type": "string"}, "description": {"type": "boolean"}, "enum": True}},
     "references": {
-        "properties": {"a": {"$ref": "#/$defs/A"}, "b": {"$ref": "#/$defs/l/2/x"}, "c": {"$ref": "#named"}, "d": {"$ref": "other"}},
+        "properties": {"a": {"$ref": "#/$defs/A"}, "b": {"$ref": "#/$defs/l/2/x"}, "c": {"$ref": "#named"},
+                       "d": {"$ref": "other"}},
         "$defs": {
             "unused": {"properties": {"z": {"$ref": "#/$defs/A"}}},
             "A": {"properties": {"again": {"$ref": "#/$defs/A"}, "n": {"type": "number"}}},

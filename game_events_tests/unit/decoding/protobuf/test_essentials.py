@@ -54,6 +54,9 @@ IRRELEVANT = {
     "proto2, two names that are one in JSON": """syntax = "proto2"; package t; import "google/protobuf/timestamp.proto";
         message Ev { optional string game = 1; optional google.protobuf.Timestamp at = 2;
             optional string a_b = 3; optional int32 aB = 4; }""",
+    "an import for options": """edition = "2024"; package t; import "google/protobuf/timestamp.proto";
+        import option "acme/x.proto";
+        export message Ev { string game = 1 [(acme.x) = 1]; google.protobuf.Timestamp at = 2; string a_b = 3; }""",
     "an edition, two names that are one in JSON": """edition = "2023"; package t; import "google/protobuf/timestamp.proto";
         message Ev { string game = 1; google.protobuf.Timestamp at = 2; string a_b = 3; int32 aB = 4; }""",
 }

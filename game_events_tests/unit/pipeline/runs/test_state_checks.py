@@ -111,15 +111,17 @@ def test_schemas_that_do_not_compile_are_named():
             raise DataError("schema id 6 does not compile:\n confluent/meta.proto: not found")
 
     catalog = SimpleNamespace(ids_of=lambda _: [5, 6, 7], messages=messages, left_out=lambda _: 0)
-    said = schemas(SimpleNamespace(settings=load_settings(kafka_topic="events"), catalog=catalog))
+    settings = load_settings(kafka_topic="events")
+    said = schemas(SimpleNamespace(settings=settings, catalog=catalog, open_quarantine=lambda: None))
     assert isinstance(said, state_checks.Hint)
     assert said == (
         "1 of 3 cannot be used, their records are quarantined: schema id 6 does not compile: confluent/meta.proto: not found"
     )
     catalog.ids_of = lambda _: [5]
-    assert schemas(SimpleNamespace(settings=load_settings(kafka_topic="events"), catalog=catalog)) == "1 schema compiles"
+    assert schemas(SimpleNamespace(settings=settings, catalog=catalog, open_quarantine=lambda: None)) == "1 schema compiles"
     catalog.left_out = lambda _: 19_000
-    said = schemas(SimpleNamespace(settings=load_settings(kafka_topic="events"), catalog=catalog))
+    settings = load_settings(kafka_topic="events")
+    said = schemas(SimpleNamespace(settings=settings, catalog=catalog, open_quarantine=lambda: None))
     assert said == "1 schema compiles; 19,000 message types of very large ones not looked at"
 
 
@@ -135,3 +137,25 @@ def test_names_that_are_no_games_are_shown_and_another_column_is_asked_for(tmp_p
     look, text = found(nested)["names"]
     assert look
     assert text.startswith("set GAME_EVENTS_ENTITY_COLUMN: bronze has no column 'meta.game'. It has game, ")
+
+
+def test_schemas_of_other_subjects_that_quarantined_records_name_are_looked_at_too(pipeline, monkeypatch):
+    """Subjects may be called by their records (RecordNameStrategy): none is called by the topic."""
+    columns = {
+        "reason": ["BAD_SCHEMA", "BAD_SCHEMA", "BAD_SCHEMA", "TOMBSTONE", "REGISTRY_CHANGED"],
+        "replayed_batch": pa.array([None, None, 7, None, None], pa.int64()),
+        "_schema_id": pa.array([41, 41, 42, 43, None], pa.int64()),
+        "_schema_guid": pa.array([None, None, None, None, "g"], pa.string()),
+    }
+    put(pipeline.quarantine, columns, {})
+
+    def messages(schema_id):
+        if schema_id != 5:
+            raise DataError(f"schema id {schema_id} does not compile")
+
+    catalog = SimpleNamespace(ids_of=lambda _: [5], messages=messages, left_out=lambda _: 0)
+    monkeypatch.setitem(pipeline.__dict__, "catalog", catalog)
+    said = schemas(pipeline)
+    assert said == (
+        "2 of 3 cannot be used, their records are quarantined: schema id 41 does not compile; schema id g does not compile"
+    )

@@ -10,6 +10,7 @@ from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.kept_columns import kept_columns
 from game_events.decoding.core.reasons import Reason
+from game_events.decoding.core.recently_used import RecentlyUsed
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
@@ -109,3 +110,59 @@ def test_a_version_whose_two_fields_have_one_column_each_by_itself_harms_only_it
     assert plan.types == {(1, ()), (2, ())}
     detail = "schema id 3: fields have one column in other versions: gamer_id and GAMER_ID (gamer_id)"
     assert plan.rejected == {(3, ()): (Reason.BAD_SCHEMA, detail)}
+
+
+def test_an_id_of_eight_bytes_is_named_as_such(make):
+    ((reason, detail),) = make(Registry()).plan(ColumnMap(), [(0, (0,))]).rejected.values()
+    assert reason is Reason.UNKNOWN_SCHEMA
+    assert "no schema with id 0, which no registry issues: are these ids of 8 bytes" in detail
+
+
+def test_schemas_that_were_not_used_for_long_are_dropped_and_made_again(make, monkeypatch):
+    registry = Registry(**{f"id{n}": record(f"r{n}", "a", "b") for n in range(1, 9)})
+    catalog = make(registry)
+    size = len(registry.texts[1]) + 100
+    monkeypatch.setattr(catalog, "_used", RecentlyUsed(5 * size))
+    wanted = [(n, ()) for n in range(1, 9)]
+    plan = catalog.plan(ColumnMap(), wanted)
+    assert plan.types == set(wanted)
+    kept = [n for n, known in catalog._known.items() if known.compiled is not None]
+    assert 1 <= len(kept) < 5
+    assert kept[-1] == 8
+    # Not archived yet: a text is kept until it is.
+    assert all(known.schema is not None for known in catalog._known.values())
+    assert catalog.archive(range(1, 9)) == list(range(1, 9))
+    assert catalog.plan(ColumnMap(), wanted) == plan
+    assert sum(known.schema is not None for known in catalog._known.values()) < 5
+    assert catalog.comments(1).of("Rr1") == ""
+    assert registry.asked == list(range(1, 9)), "the registry is asked once"
+
+
+def test_a_process_that_begins_keeps_no_text_of_the_archive(make):
+    registry = Registry(id1=record("r", "a"), id2=record("s", "a"))
+    first = make(registry)
+    first.plan(ColumnMap(), [(1, ()), (2, ())])
+    first.archive([1, 2])
+    catalog = make(registry)
+    assert [known.schema for known in catalog._known.values()] == [None, None]
+    registry.fetch = None  # the archive is not read either while the registry has the same text
+    monkey = Registry(id1=registry.texts[1])
+    catalog._registry, catalog._archive.read = monkey, None
+    assert catalog.plan(ColumnMap(), [(1, ())]).types == {(1, ())}
+
+
+def test_a_worker_drops_decoders_that_were_not_used_for_long(make, monkeypatch):
+    registry = Registry(**{f"id{n}": '"string"' for n in range(1, 9)})
+    plan = make(registry).plan(ColumnMap(), [(n, ()) for n in range(1, 9)])
+    decoder = BatchDecoder(plan)
+    monkeypatch.setattr(decoder, "_used", RecentlyUsed(20))
+    values = pa.array([framed(b"\x02a", n) for n in range(1, 9)] * 2, pa.binary())
+    for _ in range(2):
+        assert sum(len(rows) for rows, _, _ in decoder.decode(values).good) == 16
+        assert len(decoder._decoders) == 2
+
+
+def test_a_text_that_is_too_long_is_refused_and_says_so(make):
+    text = json.dumps({"type": "string", "doc": "x" * 2**22})
+    ((reason, detail),) = make(Registry(id1=text)).plan(ColumnMap(), [(1, ())]).rejected.values()
+    assert (reason, detail) == (Reason.BAD_SCHEMA, "schema id 1 does not compile: one text is longer than 4 MiB")
