@@ -7,7 +7,7 @@ another schema is detected.
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from game_events.decoding.batch_decoder import TypeKey
 from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
@@ -17,6 +17,7 @@ from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import IndexPath, SchemaId, ordered
 from game_events.decoding.formats import declared_names
+from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.errors import DataError, TransientError
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive, require_same
 from game_events.lakehouse.tables import Lakehouse
@@ -57,6 +58,9 @@ class _Subject:
 
 class SchemaStore:
     """Schema ids known in this process; entries are never removed, ids that are unknown expire after `unknown_s`."""
+
+    #: Whether messages of protobuf that are decimals become decimals.
+    decimals = False
 
     def __init__(self, registry: SchemaRegistry | FileSchemas, lakehouse: Lakehouse, unknown_s: float = UNKNOWN_S) -> None:
         """Read the archive; the registry is asked later, id by id."""
@@ -111,10 +115,14 @@ class SchemaStore:
         known = self._fetch(schema_id)
         if known is not None and known.compiled is None and known.schema is not None:
             try:
-                known.compiled = compile_schema(known.schema)
+                known.compiled = self._as_set(compile_schema(known.schema))
             except DataError as error:
                 known.compiled = error
         return known.compiled if known is not None else None
+
+    def _as_set(self, compiled: CompiledSchema) -> CompiledSchema:
+        """A compiled schema as the settings have it."""
+        return replace(compiled, decimals=True) if self.decimals and isinstance(compiled, ProtobufSchema) else compiled
 
     def _fetch(self, schema_id: SchemaId) -> _Known | None:
         """The entry of an id: from the registry, once per process; from the archive while the registry is down."""
