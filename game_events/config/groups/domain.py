@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
@@ -40,6 +40,9 @@ class DomainSettings(BaseSettings):
     """a value that its type does not take: `quarantine` of its record, `null`, or a mapping column -> choice (`*`: others)"""
     naive_times_zone: str | None = None
     """time zone (`Europe/Berlin`) of times in JSON that name none; unset: they are bad values"""
+
+    decimal_messages: Literal["struct", "decimal"] = "struct"
+    """`confluent.type.Decimal`, `google.type.Decimal` and `Money` of protobuf: structs of their fields, or decimals"""
 
     # --- checks on tables (docs/observability.md)
     freshness_s: int = Field(93_600, ge=0, le=315_360_000)

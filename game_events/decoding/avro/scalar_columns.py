@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from game_events.decoding.avro.encoding import INT_RANGE, LONG_RANGE, SIMPLE, read_bytes, read_long, read_text, take
 from game_events.decoding.avro.types import AvroType, Logical
-from game_events.decoding.core.column_types import TIMESTAMP_RANGE
+from game_events.decoding.core.column_types import TIMESTAMP_RANGE, decimal_array
 from game_events.decoding.core.reasons import DamageError, Reason
 
 #: Days of the years 1 to 9999, the range of Python and Spark.
@@ -173,9 +173,7 @@ class _DecimalLeaf(Leaf):
 
     def array(self, values: list[Any]) -> pa.Array:
         if pa.types.is_decimal(self.type):
-            raw = b"".join(b"\0" * 16 if v is None else v.to_bytes(16, "little", signed=True) for v in values)
-            valid = pa.array([v is not None for v in values], pa.bool_()).buffers()[1]
-            return pa.Array.from_buffers(self.type, len(values), [valid, pa.py_buffer(raw)])
+            return decimal_array(values, self.type)
         return pa.array([None if v is None else f"{Decimal(f'{v}E-{self._scale}'):f}" for v in values], pa.string())
 
 

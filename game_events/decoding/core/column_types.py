@@ -1,5 +1,7 @@
 """Arrow types of columns: stored types, Spark's names of types, and types inside lists and maps."""
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 #: uint64 as Spark and Delta can hold it.
@@ -36,6 +38,13 @@ def type_name(kind: pa.DataType, *, members: bool = True) -> str:
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
     return "timestamp" if pa.types.is_timestamp(kind) else str(kind)
+
+
+def decimal_array(values: Sequence[int | None], kind: pa.DataType) -> pa.Array:
+    """Unscaled values, which fit the type, as decimals of 128 bits."""
+    raw = b"".join(b"\0" * 16 if v is None else v.to_bytes(16, "little", signed=True) for v in values)
+    valid = pa.array([v is not None for v in values], pa.bool_()).buffers()[1]
+    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(raw)])
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:

@@ -24,23 +24,26 @@ class ValueRules:
         null: lower-case column, or `OTHERS` -> whether its bad values become NULL; columns without an entry: no.
         never: lower-case columns of which no value becomes NULL, whatever kind they have.
         zone: time zone of times in JSON that name none; None: they are bad values.
+        decimals: messages of protobuf that are decimals become decimals.
     """
 
     null: Mapping[str, bool] = field(default_factory=dict)
     never: frozenset[str] = frozenset()
     zone: str | None = None
+    decimals: bool = False
 
     @classmethod
     def of(cls, settings: Settings) -> ValueRules:
-        """As `on_bad_value` and `naive_times_zone` say; entity, key and time column stay as they are."""
+        """As `on_bad_value`, `naive_times_zone` and `decimal_messages` say; entity, key and time column stay as they are."""
         chosen = settings.on_bad_value
         choices = chosen if isinstance(chosen, Mapping) else {OTHERS: chosen}
         never = (settings.entity_column, settings.key_column, settings.time_column)
         null = {column.lower(): choice == "null" for column, choice in choices.items()}
-        return cls(null, frozenset(map(str.lower, never)), settings.naive_times_zone)
+        decimals = settings.decimal_messages == "decimal"
+        return cls(null, frozenset(map(str.lower, never)), settings.naive_times_zone, decimals)
 
     def __bool__(self) -> bool:
-        """Whether they differ from the default."""
+        """Whether bad values or times without a zone are not those of the default."""
         return self.zone is not None or any(self.null.values())
 
     def takes(self, column: str) -> bool:

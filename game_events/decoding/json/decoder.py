@@ -35,10 +35,10 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 #: RFC 3339, "date-time"; truncated to microseconds, without leap seconds. Also with ISO 8601's short offsets (`+0000`, `+02`,
 #: as Jackson and PostgreSQL write them), with a zone's name behind the offset (Java's ZonedDateTime), or without a zone.
 _TIME = re.compile(
-    r"(?P<day>\d{4}-\d\d-\d\d)[Tt ](?P<minutes>\d\d:\d\d)(?P<seconds>:\d\d(?:\.\d+)?)?"
-    r"(?:(?P<zone>[Zz]|[+-]\d\d(?::?\d\d)?)(?:\[[\w+/-]{1,64}\])?)?",
+    r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?(?:([Zz]|[+-]\d\d(?::?\d\d)?)(?:\[[\w+/-]{1,64}\])?)?",
     re.ASCII,
 )
+_A_TIME = "date-time with a zone (RFC 3339)"
 NAIVE = "GAME_EVENTS_NAIVE_TIMES_ZONE"
 _REAL = re.compile(r"-?\d+(?:\.\d+)?(?:[eE]([+-]?\d{1,9}))?", re.ASCII)
 
@@ -265,23 +265,28 @@ def _number(value: object) -> float:
 def _timestamp(naive: ZoneInfo | None, value: object) -> datetime:
     """A time in UTC; `naive`: the zone of one that names none."""
     found = _TIME.fullmatch(value) if type(value) is str else None
-    if found is None or (found["zone"] and not found["seconds"]):
-        raise _wrong(value, "date-time with a zone (RFC 3339)")
-    if not found["zone"] and naive is None:
-        raise DamageError(Reason.MALFORMED, f"a date-time without a zone (RFC 3339 wants one): {NAIVE} says which one it is in")
-    minutes, seconds = found["minutes"], found["seconds"] or ""
-    text = f"{found['day']}T{minutes}{seconds[:10]}{(found['zone'] or '').upper()}"
+    if found is None:
+        raise _wrong(value, _A_TIME)
+    day, minutes, seconds, zone = found.groups()
+    if zone is None:
+        if naive is None:
+            raise DamageError(
+                Reason.MALFORMED, f"a date-time without a zone (RFC 3339 wants one): {NAIVE} says which one it is in"
+            )
+        zone = ""
+    elif seconds is None:
+        raise _wrong(value, _A_TIME)
     try:
-        time = datetime.fromisoformat(text)
-        return (time if found["zone"] else time.replace(tzinfo=naive)).astimezone(UTC)
+        time = datetime.fromisoformat(f"{day}T{minutes}{(seconds or '')[:10]}{zone.upper()}")
+        return (time if zone else time.replace(tzinfo=naive)).astimezone(UTC)
     except (ValueError, OverflowError):
         raise DamageError(Reason.OUT_OF_RANGE, "a date-time that no calendar of the years 1 to 9999 has") from None
 
 
 def _date(value: object) -> date:
-    if type(value) is str and _TIME.fullmatch(value) is not None:
-        raise DamageError(Reason.MALFORMED, "a date-time instead of date")
     if type(value) is not str or _DATE.fullmatch(value) is None:
+        if type(value) is str and _TIME.fullmatch(value) is not None:
+            raise DamageError(Reason.MALFORMED, "a date-time instead of date")
         raise _wrong(value, "date")
     try:
         return date.fromisoformat(value)

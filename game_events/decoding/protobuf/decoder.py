@@ -47,7 +47,7 @@ class ProtobufDecoder:
         if descriptor is None:
             raise DataError(f"schema id {compiled.schema_id} has no message at index path {list(path)}")
         self.message: str = descriptor.full_name
-        self._nodes = tree_of(descriptor, compiled.pool)
+        self._nodes = tree_of(descriptor, compiled.pool, decimals=compiled.decimals)
         self._python: type[Message] = message_factory.GetMessageClass(descriptor)
         self._faults = FaultFinder(descriptor, compiled.pool)
         try:

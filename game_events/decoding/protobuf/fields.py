@@ -18,6 +18,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 
 from game_events.decoding.core.column_map import Field
 from game_events.decoding.core.column_types import UINT64
+from game_events.decoding.protobuf.decimals import DECIMAL, MONEY
 
 #: Depth to which nested messages become columns; deeper ones become bytes.
 MAX_DEPTH = 32
@@ -36,6 +37,8 @@ class Role(Enum):
     TIME = auto()  # google.protobuf.Timestamp
     DURATION = auto()  # google.protobuf.Duration
     WRAPPER = auto()  # google.protobuf.StringValue etc.
+    DECIMAL = auto()  # confluent.type.Decimal, google.type.Decimal, if they are to be decimals
+    MONEY = auto()  # google.type.Money, the same
     EMPTY = auto()  # a message without fields
     JSON = auto()  # google.protobuf.Struct, Value, ListValue
     OPAQUE = auto()  # a recursive message: serialized bytes
@@ -53,6 +56,15 @@ _SHAPES: dict[tuple[str, object], Role] = {
     ("Timestamp", ((1, INT64, False), (2, INT32, False))): Role.TIME,
     ("Duration", ((1, INT64, False), (2, INT32, False))): Role.DURATION,
     **{(f"{name}Value", ((1, kind, False),)): Role.WRAPPER for name, kind in _WRAPPED.items()},
+}
+#: The same for types that are decimals if the setting says so.
+_DECIMALS: dict[tuple[str, object], Role] = {
+    (
+        "confluent.type.Decimal",
+        ((1, FieldDescriptor.TYPE_BYTES, False), (2, FieldDescriptor.TYPE_UINT32, False), (3, INT32, False)),
+    ): Role.DECIMAL,
+    ("google.type.Decimal", ((1, FieldDescriptor.TYPE_STRING, False),)): Role.DECIMAL,
+    ("google.type.Money", ((1, FieldDescriptor.TYPE_STRING, False), (2, INT64, False), (3, INT32, False))): Role.MONEY,
 }
 _JSON = {
     "Struct": {"fields"}, "ListValue": {"values"},
@@ -78,7 +90,11 @@ class Label(Enum):
 
 
 #: Roles that the native decoder reads as a message.
-MESSAGES = frozenset({Role.STRUCT, Role.TIME, Role.DURATION, Role.WRAPPER})
+MESSAGES = frozenset({Role.STRUCT, Role.TIME, Role.DURATION, Role.WRAPPER, Role.DECIMAL, Role.MONEY})
+#: Of these, those that become one value, or a struct of their own.
+WHOLE = MESSAGES - {Role.STRUCT}
+#: Fields of a sum of money, as stored: the amount has the place of its units.
+MONEY_FIELDS = (Field(1, "currency_code", pa.string()), Field(2, "amount", MONEY))
 
 
 @dataclass
@@ -135,6 +151,7 @@ class Node:
     def as_field(self) -> Field:
         """The field for the column map."""
         inner = tuple(c.as_field() for c in self.children) if self.role is Role.STRUCT else ()
+        inner = MONEY_FIELDS if self.role is Role.MONEY else inner
         return Field(self.number, self.name, self.stored(), inner, self.declared())
 
     def declared(self) -> str:
@@ -154,7 +171,7 @@ class Node:
 
 _ROLES = {
     Role.TIME: pa.timestamp("us", tz="UTC"), Role.DURATION: pa.int64(), Role.EMPTY: pa.bool_(), Role.JSON: pa.string(),
-    Role.OPAQUE: pa.binary(),
+    Role.OPAQUE: pa.binary(), Role.DECIMAL: DECIMAL, Role.MONEY: pa.struct([pa.field(f.name, f.type) for f in MONEY_FIELDS]),
 }  # fmt: skip
 _SCALARS = {
     FieldDescriptor.TYPE_UINT64: UINT64, FieldDescriptor.TYPE_FIXED64: UINT64, FieldDescriptor.TYPE_DOUBLE: pa.float64(),
@@ -163,18 +180,21 @@ _SCALARS = {
 }  # fmt: skip
 
 
-def tree_of(message: Descriptor, pool: DescriptorPool) -> list[Node]:
-    """The fields of a message type, nested ones and extensions of the pool included, ordered by number."""
+def tree_of(message: Descriptor, pool: DescriptorPool, *, decimals: bool = False) -> list[Node]:
+    """The fields of a message type, nested ones and extensions of the pool included, ordered by number.
+
+    `decimals`: messages that are decimals become decimals.
+    """
     root: list[Node] = []
     waiting = deque([(message, frozenset({message.full_name}), root)])
     count = 0
     # Breadth first, so that in a tree that is too large the deepest messages become bytes.
     while waiting:
         parent, above, into = waiting.popleft()
-        for node in _nodes(parent, pool):
+        for node in _nodes(parent, pool, decimals):
             into.append(node)
             count += 1
-            if node.role in (Role.TIME, Role.DURATION, Role.WRAPPER):
+            if node.role in WHOLE:
                 node.children += [_node(f, f.name, f.number) for f in node.message.fields]
             if node.role is Role.STRUCT:
                 inner = node.message
@@ -199,34 +219,34 @@ def members(message: Descriptor, pool: DescriptorPool) -> Iterator[FieldDescript
         yield from pool.FindAllExtensions(message)
 
 
-def _nodes(message: Descriptor, pool: DescriptorPool) -> list[Node]:
+def _nodes(message: Descriptor, pool: DescriptorPool, decimals: bool) -> list[Node]:
     fields = sorted(members(message, pool), key=lambda f: int(f.number))
     used, names = {f.number for f in fields}, Counter(f.name for f in fields)
     free = (number for number in range(1, MAX_NATIVE_NUMBER) if number not in used)
     nodes = []
     for item in fields:
         name = item.full_name if item.is_extension and names[item.name] > 1 else item.name
-        nodes.append(_node(item, name, item.number if item.number <= MAX_NATIVE_NUMBER else next(free)))
+        nodes.append(_node(item, name, item.number if item.number <= MAX_NATIVE_NUMBER else next(free), decimals))
     return nodes
 
 
-def _node(item: FieldDescriptor, name: str, native: int) -> Node:
+def _node(item: FieldDescriptor, name: str, native: int, decimals: bool = False) -> Node:
     message: Descriptor | None = item.message_type
     if message is not None and message.GetOptions().map_entry:
         key, value = message.fields_by_number[1], message.fields_by_number[2]
-        return Node(value, item.number, native, name, Label.MAP, role_of(value), key=_node(key, "key", 1))
-    return Node(item, item.number, native, name, Label.LIST if item.is_repeated else Label.ONE, role_of(item))
+        return Node(value, item.number, native, name, Label.MAP, role_of(value, decimals), key=_node(key, "key", 1))
+    return Node(item, item.number, native, name, Label.LIST if item.is_repeated else Label.ONE, role_of(item, decimals))
 
 
-def role_of(item: FieldDescriptor) -> Role:
-    """The role of a field's value. Google's types are recognised only with their original fields."""
+def role_of(item: FieldDescriptor, decimals: bool = False) -> Role:
+    """The role of a field's value. Google's and Confluent's types are recognised only with their original fields."""
     message: Descriptor | None = item.message_type
     if message is None:
         return Role.SCALAR
     package, _, name = message.full_name.rpartition(".")
+    shape = tuple(sorted((int(f.number), int(f.type), bool(f.is_repeated)) for f in message.fields))
     if package != "google.protobuf":
-        return Role.STRUCT
+        return _DECIMALS.get((message.full_name, shape), Role.STRUCT) if decimals else Role.STRUCT
     if _JSON.get(name) == {f.name for f in message.fields}:
         return Role.JSON
-    shape = tuple(sorted((int(f.number), int(f.type), bool(f.is_repeated)) for f in message.fields))
     return _SHAPES.get((name, shape), Role.STRUCT)

@@ -32,11 +32,13 @@ class ProtobufSchema(CompiledSchema):
         files: a serialized ``FileDescriptorSet``, dependencies before dependents.
         counts_entries: whether indexes count map entries unless they prove otherwise: where the registry has a descriptor, or
             text with explicit entries.
+        decimals: whether messages that are decimals become decimals (setting `decimal_messages`).
     """
 
     main: str
     files: bytes
     counts_entries: bool = True
+    decimals: bool = False
     indexed: ClassVar[bool] = True
 
     @property

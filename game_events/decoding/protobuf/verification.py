@@ -7,6 +7,7 @@ otherwise, if several encodings have the same length, or if a value may be wrong
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import cast
 
 import numpy as np
@@ -34,6 +35,7 @@ from game_events.decoding.protobuf.arrays import (
     with_validity,
     zigzag,
 )
+from game_events.decoding.protobuf.decimals import DECIMAL, MONEY, amounts
 from game_events.decoding.protobuf.fields import FIXED_SIZES, MESSAGES, Label, Node, Role
 
 _F = FieldDescriptor
@@ -208,6 +210,16 @@ class _Reader:
             case Role.TIME | Role.DURATION:
                 stored, bad = microseconds(arrays[0], arrays[1], node.element())
                 stored = self._fitting(with_validity(stored, array), bad, lift)
+            case Role.DECIMAL | Role.MONEY:
+                kind = MONEY if node.role is Role.MONEY else DECIMAL
+                by_number = [
+                    held for _, held in sorted(zip((c.number for c in node.children), arrays, strict=True), key=itemgetter(0))
+                ]
+                stored, bad = amounts(node.message.full_name, by_number, kind, set_)
+                stored = self._fitting(stored, bad, lift)
+                if node.role is Role.MONEY:
+                    mask = array.is_null() if array.null_count else None
+                    stored = pa.StructArray.from_arrays([by_number[0], stored], fields=list(node.element()), mask=mask)
             case Role.WRAPPER:
                 stored = with_validity(arrays[0], array)
             case _:

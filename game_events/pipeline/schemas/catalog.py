@@ -43,12 +43,13 @@ class SchemaCatalog(SchemaStore):
         """Reads the archive.
 
         `selected`: full names of the message types that are decoded; empty: all. `kept`: the columns that settings name.
-        `values`: what becomes of single bad values. A type that would make more than `max_columns` is not decoded. After
+        `values`: what becomes of single values. A type that would make more than `max_columns` is not decoded. After
         `max_unknown_ids` unknown ids in one micro-batch, the registry is asked about no others.
         """
         super().__init__(registry, lakehouse)
         self._selected, self._kept = frozenset(selected), kept or {}
         self._values = values or ValueRules()
+        self.decimals = self._values.decimals
         self._max_columns, self.max_unknown_ids = max_columns, max_unknown_ids
         self._names: dict[TypeKey, str | None] = {}
         self._ambiguous: set[TypeKey] = set()

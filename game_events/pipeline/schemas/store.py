@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from game_events.decoding.batch_decoder import TypeKey
 from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
@@ -19,6 +19,7 @@ from game_events.decoding.core.recently_used import RecentlyUsed
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.core.wire_format import IndexPath, SchemaId, ordered
 from game_events.decoding.formats import declared_names
+from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.decoding.same_schema import difference
 from game_events.errors import DataError, TransientError
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive, registry_changed
@@ -85,6 +86,9 @@ class SchemaStore:
     not archived yet. Ids that are unknown expire after `unknown_s`, as do those with another meaning.
     """
 
+    #: Whether messages of protobuf that are decimals become decimals.
+    decimals = False
+
     def __init__(self, registry: SchemaRegistry | FileSchemas, lakehouse: Lakehouse, unknown_s: float = UNKNOWN_S) -> None:
         """Read the archive's ids; the registry is asked later, id by id."""
         self._unknown_s = unknown_s
@@ -144,7 +148,7 @@ class SchemaStore:
         if found is None:
             schema = self._text(schema_id, known)
             try:
-                found = compile_schema(schema)
+                found = self._as_set(compile_schema(schema))
             except DataError as error:
                 found = error
             known.compiled = found
@@ -163,6 +167,10 @@ class SchemaStore:
         if known.schema is None:
             raise DataError(f"{self._archive.uri} has lost schema id {schema_id}, which it had when this run began")
         return known.schema
+
+    def _as_set(self, compiled: CompiledSchema) -> CompiledSchema:
+        """A compiled schema as the settings have it."""
+        return replace(compiled, decimals=True) if self.decimals and isinstance(compiled, ProtobufSchema) else compiled
 
     def _fetch(self, schema_id: SchemaId) -> _Known | None:
         """The entry of an id: from the registry, once per process; from the archive while the registry is down."""

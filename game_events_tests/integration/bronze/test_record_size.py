@@ -76,7 +76,11 @@ def test_records_above_the_bound_are_rows_of_quarantine_and_no_run_ends_by_them(
     assert held(settings) == []
 
 
-@pytest.mark.parametrize("size", [40_000_000])
+#: Spark's Kafka source unpacks a batch in the JVM, which ends without memory for it, and with it that of all tests.
+ENDS_THE_JVM = pytest.mark.xfail(run=False, reason="ends the JVM that all tests share, until another client reads the topic")
+
+
+@pytest.mark.parametrize("size", [40_000_000, pytest.param(400_000_000, marks=ENDS_THE_JVM)])
 def test_a_batch_that_is_packed_ten_thousand_times_smaller_is_read_all_the_same(
     size: int, make_settings: MakeSettings, make_pipeline: MakePipeline
 ) -> None:
@@ -86,7 +90,7 @@ def test_a_batch_that_is_packed_ten_thousand_times_smaller_is_read_all_the_same(
     options = {
         "bootstrap.servers": settings.kafka_bootstrap_servers,
         "compression.type": "zstd",
-        "message.max.bytes": 64_000_000,
+        "message.max.bytes": size + 24_000_000,
     }
     producer = Producer(options)
     producer.produce(settings.kafka_topic, record(settings, size), partition=0)
@@ -96,7 +100,7 @@ def test_a_batch_that_is_packed_ten_thousand_times_smaller_is_read_all_the_same(
     assert (report.success, report.rows("silver"), dict(report.rejected)) == (True, 2, {"TOO_LARGE": 1})
     ((offset, detail, kept, _, _),) = held(settings)
     assert (offset, kept) == (1, KEPT_BYTES)
-    assert detail.startswith("a record of 40,000,0")
+    assert detail.startswith(f"a record of {size // 1_000_000},000,0")
     assert len(json.dumps(report.to_dict())) < 20_000
 
 

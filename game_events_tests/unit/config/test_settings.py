@@ -324,3 +324,35 @@ def test_a_column_of_games_that_can_be_no_folder_of_the_unified_table_is_refused
     with pytest.raises(ConfigurationError, match="neither / nor ="):
         load_settings(entity_column=column)
     assert load_settings(entity_column="größe a%20b").entity_column == "größe a%20b"
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("on_bad_value: null", "null"),
+        ("on_bad_value: 'null'", "null"),
+        ("on_bad_value: quarantine", "quarantine"),
+        ("on_bad_value: {a: null, b: 'null', '*': quarantine}", {"a": "null", "b": "null", "*": "quarantine"}),
+    ],
+)
+def test_yamls_null_is_the_choice_of_that_name(text, choice, folder):
+    (folder / "game_events.yaml").write_text(text + "\n")
+    assert load_settings().on_bad_value == choice
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ON_BAD_VALUE", "nothing"),
+        ("ON_BAD_VALUE", '{"a": "x"}'),
+        ("ON_BAD_VALUE", "{"),
+        ("NAIVE_TIMES_ZONE", "Europe/Nowhere"),
+        ("NAIVE_TIMES_ZONE", "../../etc/passwd"),
+        ("NAIVE_TIMES_ZONE", "+02:00"),
+        ("DECIMAL_MESSAGES", "money"),
+    ],
+)
+def test_other_choices_for_single_values_are_refused_by_the_settings_name(name, value, monkeypatch):
+    monkeypatch.setenv(f"GAME_EVENTS_{name}", value)
+    with pytest.raises(ConfigurationError, match=name):
+        load_settings()
