@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from game_events.errors import DataError
 from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.event_columns import HEADERS
 from game_events.lakehouse.data.worker_job import WorkerJob
+from game_events.lakehouse.event_columns import HEADERS
 from game_events.lakehouse.system_tables.suppressed import read_suppressed
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, SUPPRESSED, Table, has_persons, is_person, paths
 from game_events.pipeline.context import Pipeline

@@ -60,7 +60,7 @@ def send_lineage(address):
 
 
 def ask_ui(address):
-    with pytest.raises(httpx2.ReadTimeout, match="not at its end after 0.4 s"):
+    with pytest.raises(httpx2.ReadTimeout, match=r"not at its end after 0\.4 s"):
         _status(f"http://{address}/server_info", 0.4)
 
 
