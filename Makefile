@@ -94,7 +94,7 @@ lock:  ## Resolve requirements.lock (what it runs with) and requirements-dev.loc
 lock-jars: setup  ## Pin the Java parts by SHA-256, after a change of game_events/jvm/ivy.xml
 	@$(BIN)/python scripts/pin_jars.py
 
-audit: setup  ## Known holes in the Python packages of requirements-dev.lock, asked of osv.dev: needs the network
+audit: setup  ## Known holes in the Python packages of requirements-dev.lock and in the Java parts, asked of osv.dev: needs the network
 	@$(BIN)/python scripts/audit.py
 
 clean:  ## Remove what the targets made (.venv, local stack's data, site); ./lakehouse stays, as runs write there by default

@@ -1,4 +1,4 @@
-"""Calls in daemon threads: a process that is interrupted or ends does not wait for them, and a caller no longer than it will."""
+"""Calls in daemon threads: a process that is interrupted or ends does not wait for them; a caller may wait for some time."""
 
 import threading
 from collections.abc import Callable

@@ -35,18 +35,26 @@ def problem(columns: Mapping[str, str], taken: tuple[str, ...]) -> str | None:
             return f"{name!r} cannot name a column: it must match {COLUMN_PATTERN}"
         if lower.count(folded(name)) > 1:
             return f"{name!r} is used twice, or is the key's or the entity's column"
-        bare = without_texts(sql)
-        if _outside(sql) is None or re.search(r"['\"`]", bare) or not re.search(r"\w\s*\(", bare):
-            return f"{name}: {sql!r} is no aggregate: write it like max(temperature)"
-        if (called := foreign_call(sql)) is not None:
-            return f"{name}: {called} in {sql!r} runs other code: a column is computed from a key's rows and nothing else"
-        if holds_query(sql) or _REFUSED.search(bare):
-            return f"{name}: {sql!r} holds a query or a comment, a window (OVER) or explode: it must be one value of a key"
-        changing = _CHANGING.search(bare) or (None if _is_by_time(sql) else _UNORDERED.search(bare))
-        if changing or reads_clock(sql):
-            what = changing[1] if changing else "the clock"
-            only = "; first(x) and last(x) must be the whole expression" if changing and _UNORDERED.match(changing[0]) else ""
-            return f"{name}: {what} in {sql!r} is not deterministic{only}"
+        wrong = _wrong(sql)
+        if wrong is not None:
+            return f"{name}: {wrong}"
+    return None
+
+
+def _wrong(sql: str) -> str | None:
+    """The first error in a column's expression."""
+    bare = without_texts(sql)
+    if _outside(sql) is None or re.search(r"['\"`]", bare) or not re.search(r"\w\s*\(", bare):
+        return f"{sql!r} is no aggregate: write it like max(temperature)"
+    if (called := foreign_call(sql)) is not None:
+        return f"{called} in {sql!r} runs other code: a column is computed from a key's rows and nothing else"
+    if holds_query(sql) or _REFUSED.search(bare):
+        return f"{sql!r} holds a query or a comment, a window (OVER) or explode: it must be one value of a key"
+    changing = _CHANGING.search(bare) or (None if _is_by_time(sql) else _UNORDERED.search(bare))
+    if changing or reads_clock(sql):
+        what = changing[1] if changing else "the clock"
+        only = "; first(x) and last(x) must be the whole expression" if changing and _UNORDERED.match(changing[0]) else ""
+        return f"{what} in {sql!r} is not deterministic{only}"
     return None
 
 

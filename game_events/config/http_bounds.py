@@ -4,6 +4,7 @@ Clients bound each read of an answer, not all of them: a byte a second, or `100 
 """
 
 import socket
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,20 +23,26 @@ def bounded(client: httpx2.Client, seconds: float, most_bytes: int | None = None
     Requests raise httpx2.ReadTimeout after the seconds, and DataError for a longer answer. With `stream` the seconds are
     those until the body begins.
     """
-    streams = weakref.WeakSet[Any]()
+    streams: list[weakref.ref[Any]] = []  # of all connections: one may be used again
     send = client.send
 
-    def note(event: str, info: dict[str, Any]) -> None:
-        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            streams.add(info["return_value"])
-
     def send_within(request: httpx2.Request, **options: Any) -> httpx2.Response:  # noqa: ANN401 - those of httpx2
+        over = threading.Event()
+
+        def note(event: str, info: dict[str, Any]) -> None:
+            if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+                stream = info["return_value"]
+                streams[:] = [*(known for known in streams if known() is not None), weakref.ref(stream)]
+                if over.is_set():
+                    _shut(stream)
+
         request.extensions = {**request.extensions, "trace": note}
         try:
             return within(seconds, partial(send, request, **options), "http")
         except TimeoutError as error:
-            for stream in list(streams):
-                _shut(stream)
+            over.set()
+            for known in list(streams):
+                _shut(known())
             said = str(error) or f"the answer was not at its end after {seconds:g} s"
             raise httpx2.ReadTimeout(said, request=request) from None
 
@@ -47,6 +54,8 @@ def bounded(client: httpx2.Client, seconds: float, most_bytes: int | None = None
 
 def _shut(stream: Any) -> None:  # noqa: ANN401 - httpcore2's
     """End whatever waits for a connection; its own thread closes it."""
+    if stream is None:
+        return
     with suppress(OSError):
         # Not that of an encrypted socket, which would forget that it is one while it is read.
         socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)

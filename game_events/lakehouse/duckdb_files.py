@@ -143,7 +143,7 @@ class ConnectionFiles(AbstractFileSystem):  # type: ignore[misc]
 
     def room_for(self, more: int) -> None:
         """OSError if the temporary files would become too many bytes. DuckDB bounds those that it makes of itself."""
-        if self._bytes is None:
+        if self._bytes is None or more <= 0:
             return
         taken = 0
         with suppress(FileNotFoundError), os.scandir(self._folder.name) as files:
@@ -174,13 +174,16 @@ class _File(io.FileIO):
         return int(getattr(self._position, "at", 0))
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Exactly so many bytes, fewer only at the end of the file."""
+        """Exactly so many bytes; OSError if the file has fewer, which DuckDB would not notice."""
         wanted = size if size is not None and size >= 0 else max(0, os.fstat(self.fileno()).st_size - self.tell())
         parts = list[bytes]()
         while wanted > 0 and (part := os.pread(self.fileno(), wanted, self.tell())):
             parts.append(part)
             wanted -= len(part)
             self.seek(len(part), os.SEEK_CUR)
+        if wanted > 0:
+            with self._files.noted():
+                raise OSError(errno.EIO, f"the file ends {wanted:,} bytes too early", str(self.name))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def write(self, data: Any, /) -> int:  # noqa: ANN401 - any bytes
@@ -188,7 +191,7 @@ class _File(io.FileIO):
         rest = memoryview(data).cast("B")
         written = len(rest)
         with self._files.noted():
-            self._files.room_for(max(0, self.tell() + written - os.fstat(self.fileno()).st_size))
+            self._files.room_for(self.tell() + written - os.fstat(self.fileno()).st_size)
             while rest:
                 done = os.pwrite(self.fileno(), rest, self.tell())
                 self.seek(done, os.SEEK_CUR)

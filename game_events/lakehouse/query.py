@@ -86,7 +86,7 @@ class TablesSql:
                 self._open(name)
         while True:
             try:
-                interruptible(self._connection, lambda: self._connection.execute(sql))
+                self._execute(sql)
                 break
             except duckdb.CatalogException as error:
                 found = _MISSING.search(str(error))
@@ -100,6 +100,10 @@ class TablesSql:
                 raise self._failed(error) from None
         names = [column[0] for column in self._connection.description or []]
         return names, self._rows()
+
+    def _execute(self, sql: str) -> None:
+        """Run a statement that may read files, which Ctrl-C ends."""
+        interruptible(self._connection, lambda: self._connection.execute(sql))
 
     def _rows(self) -> Iterator[tuple[Any, ...]]:
         try:
@@ -171,7 +175,7 @@ class TablesSql:
                 folders = "hive_types_autocast = false, hive_partitioning = " + str(bool(partition)).lower()
                 read = f"read_parquet([{listed}], union_by_name = true, {folders})"
                 # The empty table brings columns that no file has, and every column's type.
-                self._connection.execute(f"CREATE VIEW {view} AS (FROM {empty}) UNION ALL BY NAME (FROM {read})")
+                self._execute(f"CREATE VIEW {view} AS (FROM {empty}) UNION ALL BY NAME (FROM {read})")
             else:
                 self._connection.register(name, _dataset(table, files, schema, partition))
         except (duckdb.Error, OSError) as error:

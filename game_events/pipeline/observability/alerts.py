@@ -98,7 +98,7 @@ def send(settings: Settings, alert: Alert, timeout_s: float = TIMEOUT_S) -> bool
     try:
         # Certificates are always verified.
         trust = True if settings.tls_ca_file is None else ssl.create_default_context(cafile=str(settings.tls_ca_file))
-        answer = attempts(lambda: _post(url, alert, trust, min(timeout_s, until - time.monotonic())))
+        answer = attempts(lambda: _post(url, alert, trust, max(0.1, min(timeout_s, until - time.monotonic()))))
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         log.warning("alert=%s sent=false cause=%s", alert.id, _cause(error))
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx2
@@ -60,7 +61,7 @@ def send_lineage(address):
 
 
 def ask_ui(address):
-    with pytest.raises(httpx2.ReadTimeout, match="not at its end after 0.4 s"):
+    with pytest.raises(httpx2.ReadTimeout, match=r"not at its end after 0\.4 s"):
         _status(f"http://{address}/server_info", 0.4)
 
 
@@ -98,6 +99,34 @@ def test_alerts_take_no_more_than_their_time_in_all(monkeypatch):
         alert = alerts.Alert(id="1", event="run_failed", summary="x")
         assert not alerts.send(Settings(alert_webhook_url=f"http://{served.address}/x"), alert, 0.7)
         assert time.monotonic() - began < 1.5
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_client_of_the_registry_or_the_webhook_goes_where_an_answer_leads(status):
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            self.send_response(status)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+
+        do_POST = do_GET  # noqa: N815 - http.server's
+
+        def log_message(self, *_):
+            """Quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(TransientError, match=f"with {status}"):
+            SchemaRegistry(Settings(schema_registry_url=url), retries=0).fetch(1)
+        assert alerts.send(Settings(alert_webhook_url=f"{url}/x"), alerts.Alert(id="1", event="run_failed", summary="x"))
+        server.shutdown()
+    assert len(asked) == 2
+    assert not [path for path in asked if "elsewhere" in path]
 
 
 def test_calls_that_do_not_end_are_not_more_than_a_few(monkeypatch):

@@ -218,6 +218,23 @@ def test_files_are_read_by_many_threads_at_once_and_where_names_have_characters_
             assert list(tables.query(asked)[1]) == [(600_000, 3 * sum(range(200_000)), 200_000)]
 
 
+def test_a_file_that_became_shorter_is_an_error_and_never_other_rows(tmp_path):
+    lakehouse = Lakehouse(str(tmp_path / "lake"))
+    table = lakehouse.table("silver_a_events")
+    put(table, pa.table({"n": range(100_000)}), {"batch": 1}, expected={"batch": None})
+    (path,) = table.local_path.glob("*.parquet")
+    whole = path.read_bytes()
+    with TablesSql(lakehouse) as tables:
+        assert list(tables.query("SELECT count(*) FROM silver_a_events")[1]) == [(100_000,)]
+        for left in (len(whole) // 2, 100, 1, 0):
+            path.write_bytes(whole[:left])
+            with pytest.raises(ConfigurationError, match="the query failed"):
+                list(tables.query(f"SELECT sum(n + {left}) FROM silver_a_events")[1])
+        path.unlink()
+        with pytest.raises(ConfigurationError, match="are gone: maintenance deletes"):
+            list(tables.query("SELECT sum(n) FROM silver_a_events")[1])
+
+
 def test_a_query_whose_rows_are_not_all_read_is_closed_at_once(tmp_path):
     lakehouse = Lakehouse(str(tmp_path / "lake"))
     rows = pa.table({"text": [f"{n:>200}" for n in range(300_000)]})
