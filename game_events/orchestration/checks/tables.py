@@ -13,11 +13,15 @@ from dagster import DagsterInstance
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import COVERS, DEFAULT, FAILED_GAMES, Keys
 from game_events.orchestration.runs.alerts import Evaluation, history
+from game_events.pipeline.checks.history import VOLUME
 from game_events.pipeline.checks.registry import CHECKS, TableCheck
+from game_events.pipeline.checks.source import FRESH
 from game_events.pipeline.reporting.steps import CheckResult
 
 #: Metadata of a result that was logged again: when it was made, and by which run.
 AS_OF, BY_RUN = "as_of", "made_by_run"
+#: Checks that the sensor `data_alarms` makes.
+HOURLY = (FRESH, VOLUME)
 #: Newest evaluations that are read for the last one: a record keeps the place of its run's plan.
 NEWEST = 5
 
@@ -50,7 +54,8 @@ def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
     keys = graph.keys
 
     asset = keys.by_layer[check.layer]
-    spec = dg.AssetCheckSpec(check.name, asset=asset, description=check.description, blocking=check.blocking)
+    description = f"{check.description} {_when(check, keys)}"
+    spec = dg.AssetCheckSpec(check.name, asset=asset, description=description, blocking=check.blocking)
 
     # A subset: its result may be left out.
     @dg.multi_asset_check(
@@ -78,6 +83,12 @@ def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
         yield check_result(check_evaluation(found, keys))
 
     return evaluate
+
+
+def _when(check: TableCheck, keys: Keys) -> str:
+    in_run = "in a cheap form at the end of each run that changes a table, " if check.in_run is not None else ""
+    hourly = f"each hour by the sensor `{keys.named('data_alarms')}`, " if check.name in HOURLY else ""
+    return f"Made {in_run}{hourly}once a day by the job `{keys.named('checks')}`, and by hand; other runs show its last result."
 
 
 def again(instance: DagsterInstance, run_id: str, checks: Iterable[dg.AssetCheckKey]) -> Iterator[dg.AssetCheckEvaluation]:

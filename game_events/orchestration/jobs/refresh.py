@@ -86,7 +86,7 @@ def build_refresh(graph: Graph) -> dg.JobDefinition:
 
 
 def build_layers(graph: Graph, own: Iterable[GoldAggregate]) -> UnresolvedAssetJobDefinition:
-    """The job of the layers' assets: for chosen games by hand; and Dagster shows with each asset what automates it.
+    """The job of the layers' assets, for chosen games by hand.
 
     Its runs make no checks of their own; `own`: aggregates that users defined. Those of some games only have other partitions,
     and a job has one kind of them.
