@@ -23,7 +23,6 @@ from game_events.orchestration.sensors.kafka_lag import build_kafka_lag
 from game_events.orchestration.sensors.new_games import build_new_games
 from game_events.orchestration.sensors.schema_versions import build_schema_versions
 from game_events.orchestration.sensors.status import build_status, build_status_sensor
-from game_events.orchestration.sensors.ticks import Jobs
 from game_events.orchestration.table_loader import TableLoader
 
 
@@ -43,12 +42,12 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     aggregates = extensions_of(graph.settings).aggregates
     every_check = [*checks, *build_rule_checks(graph)]
     status, all_is_well = build_status(graph, every_check)
-    refreshing: Jobs = [build_refresh(graph), build_layers(graph, aggregates)]
     own = dg.Definitions(
         assets=[*build_tables(graph, aggregates), status],
         asset_checks=[*every_check, all_is_well],
         jobs=[
-            *refreshing,
+            build_refresh(graph),
+            build_layers(graph, aggregates),
             build_replay(graph),
             build_redecode(graph),
             maintain,
@@ -57,7 +56,7 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
             build_validate(graph, lambda: build_defs(settings)),
         ],
         schedules=[build_check_schedule(graph, checks), build_hourly_maintenance(graph, maintain)],
-        sensors=_sensors(graph, refreshing),
+        sensors=_sensors(graph),
         resources={**graph.resources, graph.keys.named("tables"): TableLoader(spark=graph.spark, source=graph.source)},
         # The default executor would start a JVM for each step and each check.
         executor=dg.in_process_executor,
@@ -65,11 +64,10 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
     return dg.Definitions.merge(own, build_rest(graph))
 
 
-def _sensors(graph: Graph, jobs: Jobs) -> list[dg.SensorDefinition]:
-    """`jobs`: those that refresh all layers, which Dagster shows as automated by the first two sensors."""
+def _sensors(graph: Graph) -> list[dg.SensorDefinition]:
     return [
-        build_kafka_lag(graph, jobs),
-        build_schema_versions(graph, jobs),
+        build_kafka_lag(graph),
+        build_schema_versions(graph),
         build_new_games(graph),
         build_automation(graph),
         build_dead_runs(graph),

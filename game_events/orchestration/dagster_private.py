@@ -7,7 +7,8 @@ evaluation of a check. `SqliteEventLogStorage`: knows the files of runs, which D
 `UnresolvedAssetJobDefinition`: what `define_asset_job` returns, for annotations. `plan_process`: the names of the modules of
 Dagster's executors. `AssetPartitionStatus`: what the instance says of a partition. `log_planned`: the event by which Dagster
 knows what a run is to materialize; it logs it for runs of assets, and never for a job of ops. `execute_here`: as
-`JobDefinition.execute_in_process`, which replaces a job's executor.
+`JobDefinition.execute_in_process`, which replaces a job's executor. `DefinitionsLoadContext`: by it the
+definitions of a run's process know something of those from which the run was started.
 """
 
 import logging
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.errors import DagsterAssetCheckFailedError
@@ -37,6 +39,7 @@ __all__ = [
     "SqlEventLogStorage",
     "SqliteEventLogStorage",
     "UnresolvedAssetJobDefinition",
+    "as_when_loaded",
     "execute_here",
     "log_planned",
     "plan_process",
@@ -75,6 +78,18 @@ def log_planned(
     planned = AssetMaterializationPlannedData(key, partition=partition)
     event = dg.DagsterEvent.build_asset_materialization_planned_event(inner.job_name, step, planned)
     inner.instance.report_dagster_event(event, inner.run_id, logging.DEBUG)
+
+
+def as_when_loaded(name: str, value: str) -> str:
+    """What the definitions had under a name when the UI loaded them; the given value where these are those.
+
+    A run's process makes the definitions again, from what there is by then.
+    """
+    context = DefinitionsLoadContext.get()
+    if context.load_type == DefinitionsLoadType.RECONSTRUCTION:
+        return str(context.reconstruction_metadata.get(name, value))
+    context.add_to_pending_reconstruction_metadata(name, value)
+    return value
 
 
 def execute_here(

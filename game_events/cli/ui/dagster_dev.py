@@ -4,6 +4,7 @@ Dagster starts its webserver by the name of a module and has no setting for it. 
 name before it shows its address: a Dagster that starts it in another way is noticed at once.
 """
 
+import logging
 from collections.abc import Sequence
 from subprocess import Popen
 from typing import Any
@@ -20,6 +21,15 @@ def _start_guarded(parts: Sequence[str], **options: Any) -> Popen[Any]:  # noqa:
     return open_ipc_subprocess(guarded, **options)
 
 
+def is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of Dagster's says something: not that the `dagster.yaml` of this folder is not the instance's.
+
+    It is what a new instance is made from (docs/dagster.md).
+    """
+    return not record.getMessage().startswith("Found a dagster instance configuration value")
+
+
 if __name__ == "__main__":
     setattr(dev, STARTS, _start_guarded)
+    logging.getLogger("dagster").addFilter(is_news)
     dev.dev_command(prog_name="dagster dev")

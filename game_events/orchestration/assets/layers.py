@@ -13,6 +13,7 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED
 from game_events.orchestration.assets.external import operations, source_assets
 from game_events.orchestration.assets.per_game import RefreshConfig, game_assets
 from game_events.orchestration.assets.specs import SPARK_TABLE, made_by, table_spec
+from game_events.orchestration.checks.last_known import last_known
 from game_events.orchestration.checks.tables import check_evaluation
 from game_events.orchestration.checks.whole_run import changes
 from game_events.orchestration.events.materializations import AssetEvent, fail_for
@@ -136,6 +137,7 @@ def _unified(graph: Graph) -> dg.AssetsDefinition:
         others = replace(report, tables=[t for t in report.tables if t not in unified])
         yield from changes(context, others, keys)
         yield from (check_evaluation(found, keys) for found in report.checks)
+        yield from last_known(context, pipeline)
         yield dg.MaterializeResult(keys.unified, metadata=table_metadata(found, report, keys) if found is not None else None)
         fail_for(others.errors)
 

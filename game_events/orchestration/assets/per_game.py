@@ -46,13 +46,21 @@ def _silver(graph: Graph) -> dg.AssetsDefinition:
         graph,
         keys.silver,
         silver_name(f"{{{words.entity}}}"),
-        f"One append-only table for each {words.entity} with its rows of bronze; all requested {words.entities} in "
-        "one Spark job.",
+        f"One append-only table for each {words.entity} with its rows of bronze. {_one_run(graph)}",
         deps=[keys.bronze],
         partitions_def=keys.partitions,
         metadata=made_by(refresh_silver),
     )
     return _asset(graph, spec, "silver", lambda p, report, games, full: refresh_silver(p, report, games, full=full))
+
+
+def _one_run(graph: Graph) -> str:
+    """How many runs a choice of partitions is: Dagster makes one of each range without a gap (dagster-io/dagster#32335)."""
+    words, refresh = graph.settings.names, graph.keys.named("refresh")
+    return (
+        f"Chosen {words.entities} that follow each other in the list of partitions are one run and one Spark job; each further "
+        f"range is a run of its own. Any choice in one run: the job `{refresh}` with `games`."
+    )
 
 
 def _gold(graph: Graph) -> dg.AssetsDefinition:
@@ -61,7 +69,7 @@ def _gold(graph: Graph) -> dg.AssetsDefinition:
         graph,
         keys.gold,
         gold_name(f"{{{words.entity}}}"),
-        f"One table for each {words.entity}. {aggregate.description}. Equal to a full recompute, always.",
+        f"One table for each {words.entity}. {aggregate.description}. Equal to a full recompute, always. {_one_run(graph)}",
         deps=[keys.silver],
         partitions_def=keys.partitions,
         code_version=aggregate.definition[:VERSION_CHARS] or str(DEFAULT_DEFINITION),

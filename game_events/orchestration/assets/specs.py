@@ -45,6 +45,8 @@ def table_spec(
     if lakehouse is not None:
         metadata["dagster/uri"] = lakehouse.table(table).uri
     options = {"group_name": str(layer), "kinds": {*SPARK_TABLE, str(layer)}} | more
+    if "group_name" not in more:
+        description += f"\n\n{_kept_by(graph)}"
     return asset_spec(graph, key, f"{description}\n\n{_how_to_read(name)}", layer, metadata=metadata, **options)
 
 
@@ -80,6 +82,12 @@ def declared_in(place: str) -> dict[str, dg.CodeReferencesMetadataValue]:
         warnings.filterwarnings("ignore", "Class `(LocalFile|)CodeReference", dg.BetaWarning)
         source = dg.LocalFileCodeReference(file_path=path, line_number=int(line))
         return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[source])}
+
+
+def _kept_by(graph: Graph) -> str:
+    """What Dagster cannot show with an asset: a sensor is listed there only if its job is one of assets."""
+    refresh, kafka_lag, schema_versions = map(graph.keys.named, ("refresh", "kafka_lag", "schema_versions"))
+    return f"Kept up to date by the job `{refresh}`, which the sensors `{kafka_lag}` and `{schema_versions}` start."
 
 
 def _how_to_read(table: str) -> str:

@@ -19,6 +19,7 @@ from pydantic import Field
 from pyspark.errors import PySparkException
 
 from game_events.config.settings import Settings
+from game_events.orchestration.checks.last_known import last_known
 from game_events.orchestration.checks.whole_run import changes, outcome
 from game_events.orchestration.events.metadata import latency_metadata, latency_table
 from game_events.orchestration.graph import Graph
@@ -181,7 +182,7 @@ def _run(context: dg.OpExecutionContext, config: ContinuousConfig, graph: Graph)
     if interrupted is not None:
         yield _observation(loop.report, keys)
         raise interrupted
-    yield from _result(loop, worker, keys)
+    yield from _result(context, loop, worker)
 
 
 def _events_while(
@@ -192,6 +193,8 @@ def _events_while(
     while not worker.done.wait(POLL_S):
         events = list(_due_events(context, throttle, keys))
         yield from events
+        if events:
+            yield from last_known(context, worker.loop.pipeline)
         stuck = report.state in (PAUSED, WAITING) and time.monotonic() - reported_at >= STATE_S
         has_bronze = any(isinstance(event, dg.AssetMaterialization) and event.asset_key == keys.bronze for event in events)
         if stuck or has_bronze:
@@ -228,7 +231,7 @@ def _observation(report: LoopReport, keys: Keys) -> dg.AssetObservation:
     return dg.AssetObservation(keys.bronze, metadata=metadata)
 
 
-def _result(loop: Loop, worker: LoopThread, keys: Keys) -> Iterator[OpEvent]:
+def _result(context: dg.OpExecutionContext, loop: Loop, worker: LoopThread) -> Iterator[OpEvent]:
     """The check results and the whole report of a loop that ended by itself or by the command line's Ctrl-C."""
     report = loop.report
     whole: dict[str, Any] = {
@@ -238,4 +241,4 @@ def _result(loop: Loop, worker: LoopThread, keys: Keys) -> Iterator[OpEvent]:
     }
     if worker.error is not None:
         raise dg.Failure(f"{type(worker.error).__name__}: {loop.why(worker.error)}", metadata=whole) from worker.error
-    yield from outcome(report.total, whole, keys)
+    yield from outcome(context, report.total, whole, loop.pipeline)

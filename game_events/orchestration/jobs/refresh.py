@@ -13,6 +13,7 @@ from pydantic import Field
 from game_events.errors import ConfigurationError
 from game_events.extending import GoldAggregate
 from game_events.lakehouse.layers import Layer, is_gold
+from game_events.orchestration.checks.last_known import last_known
 from game_events.orchestration.checks.whole_run import changes, whole_run
 from game_events.orchestration.dagster_private import UnresolvedAssetJobDefinition
 from game_events.orchestration.events.materializations import fail_for
@@ -85,7 +86,7 @@ def build_refresh(graph: Graph) -> dg.JobDefinition:
 
 
 def build_layers(graph: Graph, own: Iterable[GoldAggregate]) -> UnresolvedAssetJobDefinition:
-    """The job of the layers' assets: for chosen games by hand; and Dagster shows with each asset what automates it.
+    """The job of the layers' assets, for chosen games by hand.
 
     Its runs make no checks of their own; `own`: aggregates that users defined. Those of some games only have other partitions,
     and a job has one kind of them.
@@ -188,6 +189,7 @@ def _execute(context: dg.OpExecutionContext, graph: Graph, work: Callable[[Share
         if run is not None and isinstance(error, Exception):
             yield from changes(context, run.work.report, graph.keys)
             yield from _planned(graph, run.work).unchanged(run.work.report, run.done)
+            yield from last_known(context, run.work.pipeline)
         raise
 
 

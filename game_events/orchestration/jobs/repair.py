@@ -6,6 +6,7 @@ import dagster as dg
 from pydantic import Field
 
 from game_events.lakehouse.layers import REFRESHED, Layer
+from game_events.orchestration.checks.last_known import last_known
 from game_events.orchestration.checks.whole_run import changes, whole_run
 from game_events.orchestration.events.planned import PlannedLayers
 from game_events.orchestration.graph import Graph
@@ -110,5 +111,6 @@ def _run(
         except Exception:
             # What was committed before the error stays, so it is reported; a retry reports only what it adds.
             yield from changes(context, report, graph.keys)
+            yield from last_known(context, pipeline)
             raise
     yield from whole_run(context, report, planned, more)

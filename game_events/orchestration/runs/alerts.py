@@ -53,14 +53,17 @@ def alert_of_run(instance: DagsterInstance, settings: Settings, run: DagsterRun)
 
 
 def _failure(instance: DagsterInstance, run: DagsterRun) -> tuple[str, dict[str, Any]] | None:
-    """Message and report of the first failed step, else of the run; None: a blocking check failed."""
+    """Message and report of the failed step with the whole report, else of the first one, else of the run.
+
+    None: a blocking check failed.
+    """
     entries = instance.all_logs(run.run_id, of_type={DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE})
-    error = NO_MESSAGE
-    for event in (entry.get_dagster_event() for entry in entries):
-        if event.event_type == DagsterEventType.STEP_FAILURE:
-            return _step_failure(event)
-        error = event.message or error
-    return error, {}
+    events = [entry.get_dagster_event() for entry in entries]
+    steps = [_step_failure(event) for event in events if event.event_type == DagsterEventType.STEP_FAILURE]
+    if steps:
+        # A layer's step that failed for single tables names these alone.
+        return next((found for found in steps if found is not None and found[1].get("rows")), steps[0])
+    return next((event.message for event in reversed(events) if event.message), NO_MESSAGE), {}
 
 
 def _step_failure(event: dg.DagsterEvent) -> tuple[str, dict[str, Any]] | None:
@@ -173,9 +176,9 @@ def alert_of_check(settings: Settings, found: Evaluation, job: str | None, befor
     return failed.model_copy(update=over | {"summary": f"check {name} passes again"})
 
 
-def history(instance: DagsterInstance, key: dg.AssetCheckKey) -> list[Evaluation]:
+def history(instance: DagsterInstance, key: dg.AssetCheckKey, most: int = HISTORY) -> list[Evaluation]:
     """The newest evaluations of a check, oldest first; the last one of each run."""
-    records = instance.event_log_storage.get_asset_check_execution_history(key, HISTORY, status=EVALUATED)
+    records = instance.event_log_storage.get_asset_check_execution_history(key, most, status=EVALUATED)
     # Not a record's own time, which is that of the run's plan.
     found = [Evaluation(key, r.run_id, r.event.timestamp, r.evaluation) for r in records if r.event and r.evaluation]
     return sorted(found, key=lambda evaluation: evaluation.at)

@@ -15,15 +15,17 @@ from game_events.orchestration.keys import DEFAULT, Keys, source_key
 from game_events.orchestration.runs.dead_runs import unfinished_runs
 from game_events.orchestration.runs.own_runs import OwnRuns
 from game_events.orchestration.runs.tags import REASON, unused_run_key
-from game_events.orchestration.sensors.ticks import Cursor, Jobs, own_runs, sensor, some
+from game_events.orchestration.sensors.ticks import Cursor, own_runs, sensor, some
 from game_events.pipeline.observability.alerts import Alert, send
 from game_events.pipeline.observability.lag import PipelineLag, digest, read_lag
 from game_events.sources.core.source import Split
 
 #: Longest wait for one answer of the broker; a tick asks three times, and Dagster ends it after 60 s.
 TIMEOUT_S = 5.0
+#: The job that it starts.
+REFRESH = "refresh"
 #: Jobs that write bronze: no second one is started beside them.
-WRITERS = ("refresh", "layers", "continuous", "replay", "redecode")
+WRITERS = (REFRESH, "layers", "continuous", "replay", "redecode")
 #: Seconds before a run without progress is retried, doubled each time, and the longest ones.
 FIRST_WAIT_S = 30.0
 LONGEST_WAIT_S = 900.0
@@ -139,15 +141,15 @@ def _event(lag: PipelineLag, key: dg.AssetKey, partitions: Sequence[Split]) -> d
     )
 
 
-def build_kafka_lag(graph: Graph, jobs: Jobs) -> dg.SensorDefinition:
-    """The sensor: it asks the broker and the tables' logs; `jobs`: the job that it starts first."""
+def build_kafka_lag(graph: Graph) -> dg.SensorDefinition:
+    """The sensor: it asks the broker and the tables' logs."""
 
     @sensor(
         graph,
         "Starts the job `refresh` when the topic has records that bronze has not, or a layer or game was left behind; waits "
         "while a run is under way, and longer after each run without progress.",
         15,
-        jobs=jobs,
+        job=REFRESH,
     )
     def kafka_lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         memory, now, settings = Memory.read(context.cursor), time.time(), graph.source.read()
@@ -164,8 +166,7 @@ def build_kafka_lag(graph: Graph, jobs: Jobs) -> dg.SensorDefinition:
         if decision.run_key is None:
             return dg.SensorResult(skip_reason=decision.why, asset_events=events, cursor=cursor)
         key = unused_run_key(context.instance, decision.run_key)
-        refresh = graph.keys.named("refresh")
-        request = dg.RunRequest(run_key=key, job_name=refresh, tags={REASON: decision.why[:200]})
+        request = dg.RunRequest(run_key=key, tags={REASON: decision.why[:200]})
         return dg.SensorResult(run_requests=[request], asset_events=events, cursor=cursor)
 
     return kafka_lag

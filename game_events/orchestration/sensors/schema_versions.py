@@ -17,7 +17,7 @@ from game_events.orchestration.events.texts import as_text, one_line, table
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.keys import schema_key
 from game_events.orchestration.runs.tags import REASON, unused_run_key
-from game_events.orchestration.sensors.ticks import SHOWN, Jobs, sensor, some
+from game_events.orchestration.sensors.ticks import SHOWN, sensor, some
 from game_events.pipeline.observability.lag import digest
 from game_events.pipeline.schemas.history import CHANGE_COLUMNS, SchemaHistory, as_line, as_rows
 from game_events.schema_registry import SchemaLimits, SchemaRegistry, SubjectVersion
@@ -131,11 +131,11 @@ class NewVersions:
         return {v.version: v.schema_id for v in versions}
 
 
-def build_schema_versions(graph: Graph, jobs: Jobs, clock: Callable[[], float] = time.monotonic) -> dg.SensorDefinition:
-    """The sensor: it asks the registry once for each subject; `jobs`: the job that it starts first. `clock`: seconds."""
+def build_schema_versions(graph: Graph, clock: Callable[[], float] = time.monotonic) -> dg.SensorDefinition:
+    """The sensor: it asks the registry once for each subject. `clock`: seconds."""
 
     @sensor(
-        graph, "A new version of a topic's subject becomes an event of its asset, and starts the job `refresh`.", 30, jobs=jobs
+        graph, "A new version of a topic's subject becomes an event of its asset, and starts the job `refresh`.", 30, "refresh"
     )
     def schema_versions(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         settings, found = graph.source.read(), NewVersions()
@@ -148,7 +148,6 @@ def build_schema_versions(graph: Graph, jobs: Jobs, clock: Callable[[], float] =
             return dg.SkipReason("; ".join([*found.errors[:SHOWN], f"no new version: {known}"]))
         request = dg.RunRequest(
             run_key=unused_run_key(context.instance, f"schemas-{digest(found.keys)}"),
-            job_name=graph.keys.named("refresh"),
             tags={REASON: f"schema: {', '.join(found.texts)}"[:200]},
         )
         return dg.SensorResult(asset_events=found.events, run_requests=[request], cursor=cursor)

@@ -3,7 +3,7 @@
 Dagster keeps the reason of each skipped tick, and the traceback of each that fails.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Self, TypeVar, cast
 
@@ -14,25 +14,22 @@ from pydantic import BaseModel, ValidationError
 from game_events.config.masking import mask, masked_traceback, settings_to_mask
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
-from game_events.orchestration.dagster_private import UnresolvedAssetJobDefinition
 from game_events.orchestration.events.texts import one_line
 from game_events.orchestration.graph import Graph
 from game_events.orchestration.runs.own_runs import OwnRuns
 
 Result = TypeVar("Result")
 Evaluate = Callable[[dg.SensorEvaluationContext], Result]
-#: Jobs that a sensor is the automation of.
-Jobs = Sequence[dg.JobDefinition | UnresolvedAssetJobDefinition]
 #: Names that a reason has.
 SHOWN = 10
 
 
 def sensor(
-    graph: Graph, description: str, interval_s: int, job: str | None = None, jobs: Jobs = ()
+    graph: Graph, description: str, interval_s: int, job: str | None = None
 ) -> Callable[[Evaluate[Result]], dg.SensorDefinition]:
     """Decorator that makes a sensor of a function, under its name; it runs unless the settings say that nothing does.
 
-    `masked` guards it. `jobs`: targets, in place of one `job`; its run requests name theirs.
+    `masked` guards it. `job`: the one that it starts.
     """
 
     def sensor_of(evaluate: Evaluate[Result]) -> dg.SensorDefinition:
@@ -40,7 +37,6 @@ def sensor(
             name=graph.keys.named(evaluate.__name__),
             description=description,
             job_name=None if job is None else graph.keys.named(job),
-            jobs=list(jobs) or None,
             minimum_interval_seconds=interval_s,
             default_status=graph.sensor_status,
         )

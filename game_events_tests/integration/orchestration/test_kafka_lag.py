@@ -49,7 +49,7 @@ def skipped(found):
 
 @pytest.fixture
 def tick(instance, environment):  # noqa: ARG001 - the sensor reads it
-    return Ticks(build_kafka_lag(Graph.of(), []), instance)
+    return Ticks(build_kafka_lag(Graph.of()), instance)
 
 
 def wave(*games, **options):

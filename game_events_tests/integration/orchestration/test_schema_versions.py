@@ -24,7 +24,7 @@ def register(environment):
 def look(instance, environment):  # noqa: ARG001 - the sensor reads it
     """One tick: (result, next cursor)."""
 
-    sensor = build_schema_versions(Graph.of(), [])
+    sensor = build_schema_versions(Graph.of())
 
     def tick(cursor=None):
         context = dg.build_sensor_context(instance=instance, cursor=cursor)

@@ -29,6 +29,7 @@ FLAGS = (
 )
 LOAD_MS = 300_000
 CARRIED_S = 900
+STEPS = """query($id: ID!) { runOrError(runId: $id) { ... on Run { stepStats { stepKey status } } } }"""
 GROUPS = ",".join(f"global@global:{group}" for group in ("sources", "bronze", "silver", "gold"))
 #: Some late events violate it; it only counts them.
 RULE = {
@@ -235,6 +236,54 @@ def test_a_sensor_shows_its_ticks_and_what_it_decided(page):
     else:
         pytest.fail("no tick is shown")
     picture(page, "sensor")
+
+
+def ended(site, run_id):
+    """How a run ended."""
+    site.wait_for(lambda: site.status(run_id) in ("CANCELED", "FAILURE", "SUCCESS"), START_S)
+    return site.status(run_id)
+
+
+def test_a_game_that_failed_is_red_wherever_a_state_is_shown_until_it_is_right_again(page, site):
+    failing, other = sorted(site.sent["games"])[:2]
+    log = site.lakehouse / f"silver_{failing}_events" / "_delta_log"
+    good = log.rename(log.with_name("good_log"))
+    log.mkdir()
+    (log / "00000000000000000000.json").write_text('{"protocol":')
+    site.produce(games=(failing, other), records_per_game_and_version=20, seed=5)
+    run_id = site.launch("refresh")
+    assert ended(site, run_id) == "FAILURE"
+
+    steps = {step["stepKey"]: step["status"] for step in site.ask(STEPS, id=run_id)["runOrError"]["stepStats"]}
+    assert {step for step, status in steps.items() if status == "FAILURE"} == {"refresh_silver", "report"}
+    assert steps["refresh_gold"] == steps["refresh_unified"] == "SUCCESS", "the layers after it are made for the others"
+    page.open("/assets/silver_events?view=partitions")
+    page.get_by_text("Failed (1)").first.wait_for()
+    picture(page, "failed_partition")
+    page.get_by_role("button", name=re.compile("^Materialize")).first.click()
+    page.get_by_role("dialog").get_by_text("Failed (1)").first.wait_for()
+    picture(page, "failed_backfill")
+    page.open(f"/runs/{run_id}")
+    page.get_by_text("refresh_silver", exact=True).first.wait_for()
+    picture(page, "failed_step")
+    page.open(f"/asset-groups?expanded={quote(GROUPS)}")
+    page.get_by_text("silver_events", exact=True).first.wait_for()
+    picture(page, "failed_lineage")
+
+    shutil.rmtree(log)
+    good.rename(log)
+    assert ended(site, site.launch("refresh")) == "SUCCESS"
+    page.open("/assets/silver_events?view=partitions")
+    page.get_by_text("Failed (0)").first.wait_for()
+
+
+def test_a_check_that_a_run_does_not_make_keeps_its_last_result(page, site):
+    assert ended(site, site.launch("checks")) == "SUCCESS"
+    site.produce(games=sorted(site.sent["games"])[:1], records_per_game_and_version=20, seed=6)
+    assert ended(site, site.launch("refresh")) == "SUCCESS"
+    page.open("/assets/gold_player_agg?view=checks&checkDetail=gold_equals_recompute")
+    page.get_by_text(re.compile(r"^as of \d{4}-\d\d-\d\d \d\d:\d\d UTC: ")).first.wait_for()
+    picture(page, "kept_check")
 
 
 def test_a_continuous_run_tells_what_it_does_while_it_runs_and_ends_when_it_is_terminated(page, site):

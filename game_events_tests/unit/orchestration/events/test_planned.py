@@ -4,14 +4,18 @@ from unittest.mock import patch
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.execution.plan.state import KnownExecutionState
+from dagster._core.loader import LoadingContextForTest
 
+from game_events.definitions import build_defs
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.tables import UNIFIED
 from game_events.orchestration.events.materializations import with_event
 from game_events.orchestration.jobs import refresh as refresh_job
 from game_events.orchestration.keys import DEFAULT
+from game_events.orchestration.runs.alerts import alert_of_run
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.runs.refresh import OWN_GOLD
 from game_events_tests.support.tables import put
@@ -163,3 +167,31 @@ def test_a_run_that_is_executed_again_from_failure_begins_with_the_layer_that_fa
     assert "refresh_silver" in steps
     assert "report" in steps
     assert "refresh_bronze" not in steps
+
+
+def test_an_alert_of_a_run_has_the_tables_of_all_layers_that_failed_and_what_was_written(world):
+    world.work = {"silver": both(landed("rummy"), fails("uno")), "gold": fails("rummy", "gold")}
+    run = world.instance.get_run_by_id(world.run().run_id)
+    alert = alert_of_run(world.instance, world.settings, run)
+    assert (alert.tables, alert.games) == (["silver_uno", "gold_rummy"], ["rummy", "uno"])
+    assert alert.counts["silver_rows"] == 1
+
+
+def stale(world):
+    """Why Dagster calls the unified table "Unsynced"."""
+    graph = build_defs(world.settings).resolve_asset_graph()
+    resolver = CachingStaleStatusResolver(world.instance, graph, LoadingContextForTest(world.instance))
+    return [(cause.dependency.partition_key, cause.reason) for cause in resolver.get_stale_causes(UNIFIED_ASSET)]
+
+
+def test_after_a_refresh_the_unified_table_is_in_sync_unless_a_game_has_no_gold_at_all(world):
+    everything = both(*(landed(game, layer) for layer in ("silver", "gold") for game in ("rummy", "uno")))
+    for _ in range(2):
+        world.work = {"gold": everything, "unified": landed(None, "unified")}
+        assert world.run().success
+        assert stale(world) == []
+    # It is not in the unified table, and Dagster is right to say so.
+    world.instance.add_dynamic_partitions("games", ["added by hand"])
+    assert stale(world) == [("added by hand", "has a new input")]
+    world.instance.delete_dynamic_partition("games", "added by hand")
+    assert stale(world) == []

@@ -63,7 +63,7 @@ def look(instance, registry, tmp_path):
 
     def tick(topics, cursor=None):
         settings = load_settings(kafka_topic=",".join(topics), lakehouse=str(tmp_path))
-        sensor = build_schema_versions(Graph.of(settings), [], clock=lambda: registry.now)
+        sensor = build_schema_versions(Graph.of(settings), clock=lambda: registry.now)
         context = dg.build_sensor_context(instance=instance, cursor=cursor)
         found = sensor(context)
         return found, found.cursor if isinstance(found, dg.SensorResult) else context.cursor
