@@ -61,8 +61,9 @@ class Fate:
     def decided_again(self, config: Config) -> None:
         """It was surely decided about again; a row that is held stays held if it would only be dropped now."""
         found = verdict(config.rules, self.event)
-        held = {place for place, _ in self.outcomes} & {HELD} if found == DROPPED else set()
-        self.outcomes = {(place, config.extension) for place in {found, *held} if place is not None}
+        before: set[str | None] = {place for place, _ in self.outcomes}
+        places = {HELD if place == HELD and found == DROPPED else found for place in before or {found}}
+        self.outcomes = {(place, config.extension) for place in places if place is not None}
 
 
 class Truth:
