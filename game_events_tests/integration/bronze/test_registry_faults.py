@@ -139,6 +139,7 @@ def test_a_registry_that_gives_an_old_id_a_new_meaning_quarantines_its_records_a
     before = count(settings, BRONZE)
     report = refresh(make_pipeline(settings))
     assert report.rejected == {Reason.REGISTRY_CHANGED: again.records}
+    assert any("another meaning" in notice for notice in report.notices)
     assert count(settings, BRONZE) == before + newer.records
     (detail,) = {row["detail"] for row in rows(settings, QUARANTINE)}
     assert f"gives schema id {schema_id} another meaning" in detail
