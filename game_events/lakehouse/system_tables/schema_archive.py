@@ -84,6 +84,8 @@ class SchemaArchive:
     def _schemas(self, handle: DeltaTable | None, schema_ids: Collection[SchemaId] | None) -> dict[SchemaId, RegistrySchema]:
         found: dict[SchemaId, RegistrySchema] = {}
         paths = None if handle is None or schema_ids is None else _paths(handle, schema_ids)
+        if paths == []:
+            return found
         # Without the time: to make Python's times of times with a zone Arrow imports pandas.
         for row in self.declaration.read(handle, [name for name in SCHEMA.names if name != "archived_at"], paths).to_pylist():
             schema_id = SchemaRef(row["schema_id"], row["schema_guid"]).schema_id

@@ -133,11 +133,13 @@ class RunReport(RunResult):
 
     def add_rejected(self, reasons: Mapping[str, int]) -> None:
         """Add records that were committed to quarantine."""
-        notice = (
-            "records, or files, that are larger than the settings allow are in quarantine, in part: `game-events "
-            "quarantine list --reason TOO_LARGE` says which setting"
-        )
-        self.add(LayerResult(rejected=reasons, notices=[notice] if reasons.get(Reason.TOO_LARGE) else []))
+        notices = {
+            Reason.TOO_LARGE: "records, or files, that are larger than the settings allow are in quarantine, in part: "
+            "`game-events quarantine list --reason TOO_LARGE` says which setting",
+            Reason.REGISTRY_CHANGED: "records are in quarantine as the registry gives their schema ids another meaning than "
+            "before: `game-events quarantine list --reason REGISTRY_CHANGED` says what differs",
+        }
+        self.add(LayerResult(rejected=reasons, notices=[text for reason, text in notices.items() if reasons.get(reason)]))
 
     def add_maintenance(self, results: Iterable[TableMaintenance]) -> None:
         """Add the maintenance of tables."""
