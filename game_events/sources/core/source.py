@@ -160,6 +160,10 @@ class Source(Protocol):
         """Columns of `RAW_COLUMNS` with one value for the whole batch, which are not sent to the workers; default: none."""
         return {}
 
+    def told(self) -> list[str]:
+        """What the user is told of the batches that were read, said once; default: nothing."""
+        return []
+
     def changed(self, batch: MicroBatch) -> str | None:  # noqa: ARG002
         """Checked after a batch was read: why its records may be others than planned; None: they are not (default)."""
         return None

@@ -58,7 +58,7 @@ class KafkaSource(Source):
         self.small_records = True
         #: Records of a micro-batch that Spark cannot hand over; what the user is told of them.
         self._by_driver: tuple[MicroBatch, pa.Table] | None = None
-        self.notices: list[str] = []
+        self._notices: list[str] = []
         #: Until these offsets micro-batches have few enough records for the driver.
         self._few_until: Offsets = {}
         self._few = DRIVER_RECORDS
@@ -117,10 +117,15 @@ class KafkaSource(Source):
             raise SmallerPartsError(f"{batch.records:,} records are too large for the driver: parts of {self._few:,} are read")
         if found.odd:
             self._by_driver = batch, found.rows
-            self.notices.append(
+            self._notices.append(
                 f"{len(found.odd):,} records were read without what Spark cannot hold: {first_few(found.odd, NAMED)}"
             )
         return bool(found.odd)
+
+    def told(self) -> list[str]:
+        """Which records were read without what Spark cannot hold."""
+        said, self._notices = self._notices, []
+        return said
 
     def read(self, spark: SparkSession, batch: MicroBatch) -> DataFrame:
         """The records of a batch, columns `RAW_COLUMNS`; a record that has expired meanwhile fails the job."""

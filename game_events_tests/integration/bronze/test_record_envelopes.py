@@ -57,7 +57,9 @@ def test_a_timestamp_in_nanoseconds_costs_its_record_the_timestamp_and_nothing_e
     send(settings, {"timestamp": MILLISECONDS})
     assert refresh(make_pipeline(settings)).rows("bronze") == 1
     pipeline = make_pipeline(settings)
-    assert refresh(pipeline, selection=selection_of(pipeline, full_refresh=["all"])).success
+    again = refresh(pipeline, selection=selection_of(pipeline, full_refresh=["all"]))
+    assert again.success
+    assert f"{settings.kafka_topic}[0]@1 (" in " ".join(again.notices)
     assert rows(settings, "bronze_events", TIMES) == [*kept, (len(times), MILLISECONDS)]
 
 
