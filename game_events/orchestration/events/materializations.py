@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 from dagster import DagsterEventType, DagsterInstance
 
+from game_events.lakehouse.tables import is_game
 from game_events.orchestration.events.metadata import table_metadata
 from game_events.orchestration.events.planned import plan_failed, without_result
 from game_events.orchestration.keys import DEFAULT, REPORT, Keys
@@ -27,8 +28,8 @@ AssetEvent = dg.MaterializeResult[None] | dg.AssetMaterialization | dg.AssetObse
 
 
 def add_games(instance: DagsterInstance, report: RunResult, keys: Keys = DEFAULT) -> list[str]:
-    """Make partitions of the report's games that are none yet; returns the new ones."""
-    games = sorted({t.game for t in report.tables if t.game and t.error is None})
+    """Make partitions of the report's games that are none yet, failed ones included; returns the new ones."""
+    games = sorted({t.game for t in report.tables if t.game and (t.error is None or is_game(t.game))})
     known = set(instance.get_dynamic_partitions(str(keys.partitions.name))) if games else set()
     new = [g for g in games if g not in known]
     if new:

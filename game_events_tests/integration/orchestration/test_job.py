@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from game_events.lakehouse.tables import EVENT_LOG
-from game_events.orchestration.keys import REPORT
+from game_events.orchestration.keys import GAMES, REPORT
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
@@ -39,8 +39,7 @@ def versions(settings):
 
 
 def failure(result):
-    (event,) = [e for e in result.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE]
-    return event.step_failure_data
+    return [e for e in result.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE][-1].step_failure_data
 
 
 def test_runs_log_exactly_what_changed_and_new_games_become_partitions(runs, environment):
@@ -115,7 +114,9 @@ def test_a_game_that_fails_alone_fails_the_run_by_name_while_the_others_are_kept
     assert not result.success
     assert "silver_rummy_events" in failure(result).user_failure_data.description
     assert logged(result) == dict.fromkeys([WHOLE[0], WHOLE[2], *of_games("spades")], 1)
-    assert runs.games == ["spades"]
+    assert sorted(runs.games) == ["rummy", "spades"], "also a game that failed on its first rows: else it could not be red"
+    states = runs.instance.get_status_by_partition(SILVER_KEY, ["rummy", "spades"], GAMES)
+    assert {game: state.value for game, state in states.items()} == {"rummy": "FAILED", "spades": "MATERIALIZED"}
 
     shutil.rmtree(damaged)
     again = runs.refresh()

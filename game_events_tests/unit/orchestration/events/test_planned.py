@@ -13,6 +13,7 @@ from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.tables import UNIFIED
 from game_events.orchestration.events.materializations import with_event
+from game_events.orchestration.events.planned import plan_failed
 from game_events.orchestration.jobs import refresh as refresh_job
 from game_events.orchestration.keys import DEFAULT
 from game_events.orchestration.runs.alerts import alert_of_run
@@ -81,6 +82,12 @@ def test_a_game_that_failed_is_shown_as_failed_and_so_is_the_step_of_its_layer_a
     assert states(world) == {"rummy": "MATERIALIZED", "uno": "MATERIALIZED"}
 
 
+def test_a_game_that_fails_on_its_first_rows_is_a_partition_and_red(world):
+    world.work = {"silver": both(fails("new"), fails("no/game"))}
+    assert not world.run().success
+    assert states(world) == {"new": "FAILED"}
+
+
 @pytest.mark.parametrize(("layer", "step"), [("gold", "refresh_gold"), ("gold:devices", "refresh_own_aggregates")])
 def test_that_holds_for_gold_and_for_aggregates_of_users(world, layer, step):
     world.instance.add_dynamic_partitions("games", ["uno"])
@@ -99,9 +106,18 @@ def test_every_failed_game_is_shown_as_failed_whatever_the_cap_of_events(world):
     games = [f"g{n:02}" for n in range(12)]
     world.instance.add_dynamic_partitions("games", games)
     world.work = {"silver": both(*map(fails, games))}
-    with patch.object(with_event, "__defaults__", (4,)):
+    planned = []
+    with patch.object(with_event, "__defaults__", (4,)), patch.object(plan_failed, "__defaults__", (4,)):
+        for _ in range(2):
+            run = world.run()
+            assert not run.success
+            assert set(states(world).values()) == {"FAILED"}
+            logs = world.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED)
+            planned.append(len([e for e in logs if e.dagster_event.partition]))
+        world.work = {"silver": both(*map(landed, games[:3]), *map(fails, games[2:]))}
         assert not world.run().success
-    assert set(states(world).values()) == {"FAILED"}
+    assert planned == [12, 0], "of very many, each failure is logged once"
+    assert [game for game, state in states(world).items() if state != "FAILED"] == games[:2]
 
 
 def test_a_game_that_another_run_has_completed_is_not_shown_as_failed_for_ever(world):
