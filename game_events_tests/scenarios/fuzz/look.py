@@ -111,13 +111,17 @@ class Look:
         mine = {rid: f for rid, f in self._truth.live.items() if f.event.game == game and not f.event.damaged}
         self._differ(f"{game}: names in silver", {rid for (rid,) in rows} - mine.keys(), ())
         self._differ(f"{game}: rejected rows", (held - Counter(mine.keys())).elements(), ())
+        astray = []
         for rid, fate in mine.items():
-            found[rid] = {o for o in fate.outcomes if _fits(fate, o, rows.get((rid,), []), is_held=rid in held)}
+            here = rows.get((rid,), [])
+            found[rid] = {o for o in fate.outcomes if _fits(fate, o, here, is_held=rid in held)}
             if not found[rid]:
-                self.problems.append(
-                    f"{game}: {fate.event} in silver {len(rows.get((rid,), []))} times, held {held[rid]} times; must be "
-                    f"{sorted(fate.outcomes)}; {[_shown(r) for r in rows.get((rid,), [])[:SHOWN]]}"
+                astray.append(
+                    f"{fate.event} is in silver {len(here)} times, held {held[rid]} times; must be {sorted(fate.outcomes)}; "
+                    f"{[_shown(row) for row in here[:SHOWN]]}"
                 )
+        if astray:
+            self.problems.append("\n  ".join([f"{game}: {len(astray)} of {len(mine)} rows are astray", *astray[:SHOWN]]))
         self._look_at_counters(game, list(found.values()))
         self._look_at_gold(game, silver)
         return found
