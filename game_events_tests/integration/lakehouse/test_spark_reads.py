@@ -48,7 +48,8 @@ def _wanted() -> list[Predicate]:
         p for p in found if p.column in {"f", "st.f"} and (str(p.value), p.op) in {("nan", ">"), ("nan", "="), ("1.5", "<>")}
     ]
     zeros = [p for p in found if p.column == "f" and p.value == 0.0 and p.op in {"=", ">="}]
-    return [*floats, *zeros, *found[::30]]
+    texts = [p for p in found if p.value == "\U00020bb7\u91ce" and p.op == "="]
+    return [*floats, *zeros, *texts, *found[::30]]
 
 
 @pytest.mark.parametrize(("read", "make"), [(_as_delta, written), (_as_files, compacted), (_as_files, merged)])
