@@ -113,6 +113,7 @@ def test_the_report_for_programs_is_plain_json_and_says_everything():
         "postponed": [],
         "gaps": [],
         "suppressed": 0,
+        "nulled": {},
         "expired": 0,
         "notices": [],
         "upkeep": {},
