@@ -145,7 +145,6 @@ def _end(graph: Graph) -> dg.OpDefinition:
             run.close()
 
         yield from _execute(context, graph, finish)
-        # All at once: automation must not find half of a run's events.
         last = graph.lakehouse(context).last
         yield from whole_run(context, last.work.report, _planned(graph, last.work))
 

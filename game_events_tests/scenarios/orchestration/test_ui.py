@@ -170,9 +170,7 @@ def test_a_refresh_has_a_bar_for_each_layer_and_each_asset_names_what_automates_
     page.set_viewport_size({"width": 1500, "height": 640})
     picture(page, "run")
     page.open("/assets/silver_events?view=overview")
-    sensors = page.get_by_text(re.compile(r"^\d sensors$")).first
-    sensors.wait_for()
-    assert int(sensors.inner_text().split()[0]) > 1
+    page.get_by_text("Kept up to date by the job").first.wait_for()
     picture(page, "silver")
 
 
@@ -255,8 +253,9 @@ def test_a_game_that_failed_is_red_wherever_a_state_is_shown_until_it_is_right_a
     assert ended(site, run_id) == "FAILURE"
 
     steps = {step["stepKey"]: step["status"] for step in site.ask(STEPS, id=run_id)["runOrError"]["stepStats"]}
-    assert {step for step, status in steps.items() if status == "FAILURE"} == {"refresh_silver", "report"}
-    assert steps["refresh_gold"] == steps["refresh_unified"] == "SUCCESS", "the layers after it are made for the others"
+    # Gold of that game cannot read its silver table either.
+    assert {step for step, status in steps.items() if status == "FAILURE"} == {"refresh_silver", "refresh_gold", "report"}
+    assert steps["refresh_unified"] == "SUCCESS", "the layers after it are made for the other games"
     page.open("/assets/silver_events?view=partitions")
     page.get_by_text("Failed (1)").first.wait_for()
     picture(page, "failed_partition")
