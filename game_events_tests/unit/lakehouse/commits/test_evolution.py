@@ -42,7 +42,7 @@ def plan(table, fields, number):
     writer = StagedWriter(table, schema)
     if not fields[0].children:
         values = pa.record_batch([pa.array([f"of field {field.id}"]) for field in fields], names=[f.name for f in fields])
-        found = Projection("M", fields).decoded([(np.arange(1), values)], columns, ()).table
+        found = Projection("M", fields).decoded([(np.arange(1), values)], columns, {}).table
         by_name = {"n": pa.array([number])} | {name: found.column(name) for name in found.column_names}
         writer.write(pa.table({f.name: by_name.get(f.name, pa.nulls(1, f.type)) for f in schema}, schema=schema))
     expected, advance = {"txn": number - 1}, {"txn": number}
