@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from game_events.pipeline.checks.gold_recompute import RECOMPUTED
 from game_events.pipeline.checks.offsets import CONTINUOUS, UNIQUE
 from game_events.pipeline.checks.registry import CHECKS, CONSERVED
-from game_events_tests.scenarios.fuzz.declared import DROPPED, EXTENSIONS, GAMES, GOLDS, HELD, Row, by_key, normal
+from game_events_tests.scenarios.fuzz.declared import COPIED, DROPPED, EXTENSIONS, GAMES, GOLDS, HELD, Row, by_key, normal
 from game_events_tests.scenarios.fuzz.truth import MAYBE, NO, YES, Fate, Outcome, rows_of
 from game_events_tests.scenarios.fuzz.world import World
 from game_events_tests.support.reconciliation import database
@@ -153,6 +153,13 @@ class Look:
             if there:
                 self.problems.append(f"{name} has erased persons: {sorted(there)}")
 
+    def _copies_stay(self) -> bool:
+        """Whether rows of a transformation that is taken out may be there: the check counts them until a full refresh."""
+        copied = [fate for fate in self._truth.live.values() if fate.event.game == COPIED]
+        return not EXTENSIONS[self._world.extension].copies and any(
+            EXTENSIONS[extension].copies for fate in copied for _, extension in fate.outcomes
+        )
+
     def _compare_own_checks(self, *, all_checks: bool) -> None:
         pipeline = self._world.pipeline()
         for check in CHECKS:
@@ -160,7 +167,7 @@ class Look:
                 began = time.monotonic()
                 said = check.run(pipeline)
                 self._world.say(f"   {check.name}: {time.monotonic() - began:.1f} s")
-                if not said.passed and not self.problems:
+                if not said.passed and not self.problems and not (check.name == CONSERVED and self._copies_stay()):
                     self.problems.append(f"check {check.name} is wrong: {said.summary}")
                 elif self.problems and check.name == CONSERVED:
                     self.problems.append(f"check {check.name}: passed={said.passed}: {said.summary}")
