@@ -90,9 +90,13 @@ COLUMNS_SHOWN = 12
 
 
 def some_columns(names: Sequence[str], wanted: str = "") -> str:
-    """Some columns as text, those most like `wanted` first, and how many there are besides; a table may have hundreds."""
+    """Some columns as text, and how many there are besides; a table may have hundreds.
+
+    Those most like `wanted` come first, those of the pipeline itself (`_batch`) last.
+    """
     alike = difflib.get_close_matches(wanted, names, COLUMNS_SHOWN, cutoff=0.3) if wanted else []
-    shown = [*alike, *(name for name in names if name not in alike)][:COLUMNS_SHOWN]
+    others = sorted((name for name in names if name not in alike), key=lambda name: name.startswith("_"))
+    shown = [*alike, *others][:COLUMNS_SHOWN]
     rest = len(names) - len(shown)
     return ", ".join(shown) + (f" and {rest} more" if rest else "")
 

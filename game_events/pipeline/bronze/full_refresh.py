@@ -192,7 +192,7 @@ class _FullRefresh:
         """Report what became of rows that are not in the new bronze."""
         pipeline, expired = self.pipeline, self.expired
         report.add_rejected(self.found.reasons)
-        report.warn(*pipeline.source.told())
+        report.warn(*pipeline.source.take_notices())
         gone_rows = expired.bronze.gone + expired.quarantine.gone
         report.add(BronzeResult(suppressed=self.found.suppressed, expired=gone_rows, nulled=self.found.nulled))
         name, holder = pipeline.bronze.name, pipeline.settings.source_holder

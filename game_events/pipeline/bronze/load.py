@@ -162,7 +162,7 @@ def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, pa
     report.add_read(part.start, part.end, part.unit)
     report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed, nulled=staged.nulled))
     report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
-    report.warn(*pipeline.source.told())
+    report.warn(*pipeline.source.take_notices())
     report.add_rejected(staged.reasons)
     report.arrived(staged.arrivals)
 

@@ -160,8 +160,8 @@ class Source(Protocol):
         """Columns of `RAW_COLUMNS` with one value for the whole batch, which are not sent to the workers; default: none."""
         return {}
 
-    def told(self) -> list[str]:
-        """What the user is told of the batches that were read, said once; default: nothing."""
+    def take_notices(self) -> list[str]:
+        """Notices for the user about the batches that were read since the last call; default: none."""
         return []
 
     def changed(self, batch: MicroBatch) -> str | None:  # noqa: ARG002

@@ -122,7 +122,7 @@ class KafkaSource(Source):
             )
         return bool(found.odd)
 
-    def told(self) -> list[str]:
+    def take_notices(self) -> list[str]:
         """Which records were read without what Spark cannot hold."""
         said, self._notices = self._notices, []
         return said

@@ -141,13 +141,13 @@ def test_a_registry_that_gives_an_old_id_a_new_meaning_quarantines_its_records_a
     assert report.rejected == {Reason.REGISTRY_CHANGED: again.records_total}
     assert any("another meaning" in notice for notice in report.notices)
     assert count(settings, BRONZE) == before + newer.records_total
-    (detail,) = {row["detail"] for row in rows(settings, QUARANTINE)}
+    ((detail,),) = rows(settings, QUARANTINE, "SELECT DISTINCT detail FROM t")
     assert f"gives schema id {schema_id} another meaning" in detail
     assert "message index [0] is Other instead of" in detail
     proxy.answer = lambda _: None
     replayed = replay(make_pipeline(settings), RunReport(), ReplaySelection(frozenset({Reason.REGISTRY_CHANGED})))
     assert replayed.rows == again.records_total
-    assert_books_balance(settings, old.merge(again).merge(newer))
+    assert count(settings, BRONZE) == before + newer.records_total + again.records_total
 
 
 @pytest.mark.scenario

@@ -49,6 +49,9 @@ class Broker:
     def batch_limit(self, _):
         return 7
 
+    def take_notices(self):
+        return []
+
 
 class World:
     """A pipeline by a pattern, without Spark, Kafka and registry."""

@@ -73,7 +73,7 @@ def test_rows_of_every_type_are_the_same_by_spark_by_workers_and_by_both(tmp_pat
     monkeypatch.setattr(module, "BOTH_S", 0)
     split = type(plans["wide"].new).split
     monkeypatch.setattr(module, "SMALL_FILE_ROWS", 5_000)
-    monkeypatch.setattr(type(plans["wide"].new), "split", lambda s, n: split(s, n if "uno" in s.root else -1))
+    monkeypatch.setattr(type(plans["wide"].new), "split", lambda s, n, size: split(s, n if "uno" in s.root else -1, size))
     assert rows() == by_workers
 
 

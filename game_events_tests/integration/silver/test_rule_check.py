@@ -95,8 +95,8 @@ def test_the_error_names_rule_problem_and_columns_in_one_line_and_spark_writes_n
     with pytest.raises(ConfigurationError) as refused:
         require_valid(spark, [Rule(name="fine", sql="id > 0"), Rule(name="typo", sql="ids > 0")], COLUMNS)
     text = str(refused.value)
-    assert text.startswith("rule silver.typo: 'ids > 0' cannot be evaluated: ")
-    assert "the rows have the columns id, text, at, many. Change the rule" in text
+    assert text.startswith("change the rule (`rules` in game_events.yaml, GAME_EVENTS_RULES): rule silver.typo: 'ids > 0' ")
+    assert text.endswith(". The rows have the columns id, text, at, many")
     assert "\n" not in text
     assert "fine" not in text
     assert "JVM" not in capfd.readouterr().err

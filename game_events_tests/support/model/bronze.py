@@ -90,6 +90,10 @@ class Reader:
         """Records of a slice."""
         return self.most
 
+    def take_notices(self) -> list[str]:
+        """Every record can be read."""
+        return []
+
 
 def pipeline_of(settings: Settings, reader: Reader) -> Pipeline:
     """As a new process has it."""

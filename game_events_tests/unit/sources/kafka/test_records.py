@@ -147,8 +147,8 @@ def test_a_failed_micro_batch_is_read_in_small_parts_until_it_is_passed():
     assert made.batch_limit({LANES[0]: 49_999}) == DRIVER_RECORDS
     assert made.read_by_driver(part(DRIVER_RECORDS), ArithmeticError(OVERFLOW))
     assert [end for _, end in asked] == [{LANES[0]: DRIVER_RECORDS}]
-    assert made.told() == ["1 records were read without what Spark cannot hold: t[0]@7 (timestamp of 9 milliseconds)"]
-    assert made.told() == []
+    assert made.take_notices() == ["1 records were read without what Spark cannot hold: t[0]@7 (timestamp of 9 milliseconds)"]
+    assert made.take_notices() == []
     assert made.batch_limit({LANES[0]: 50_000}) == usual
 
 
