@@ -75,6 +75,8 @@ def _of_protobuf(old: ProtobufSchema, new: ProtobufSchema) -> Iterator[str]:
         if one.full_name in seen:
             continue
         seen.add(one.full_name)
+        if one.GetOptions().message_set_wire_format != other.GetOptions().message_set_wire_format:
+            yield f"{one.full_name} is a message set in one of them only"
         mine, others = _fields(old, one), _fields(new, other)
         for number in sorted(mine.keys() | others.keys()):
             was, now = mine.get(number), others.get(number)
@@ -100,10 +102,15 @@ def _shown(item: FieldDescriptor | None) -> str:
     label = "repeated " if item.is_repeated else "optional " if item.has_presence else ""
     entry = " (a map)" if item.message_type is not None and item.message_type.GetOptions().map_entry else ""
     group = " (a group)" if item.type == FieldDescriptor.TYPE_GROUP else ""
-    return f"{label}{name} {item.full_name if item.is_extension else item.name}{entry}{group}"
+    members = sorted(f.number for f in item.containing_oneof.fields) if item.containing_oneof is not None else []
+    # A oneof of one member (proto3 `optional`) says no more than its presence.
+    oneof = f" (one of the fields {', '.join(map(str, members))})" if len(members) > 1 else ""
+    return f"{label}{name} {item.full_name if item.is_extension else item.name}{entry}{group}{oneof}"
 
 
 def _of_enum(old: EnumDescriptor, new: EnumDescriptor) -> Iterator[str]:
+    if old.is_closed != new.is_closed:
+        yield f"the enum {old.full_name} is {'closed' if new.is_closed else 'open'}: numbers without a name decode otherwise"
     before, after = ({number: value.name for number, value in enum.values_by_number.items()} for enum in (old, new))
     for number in sorted(before.keys() | after.keys()):
         if before.get(number) != after.get(number):

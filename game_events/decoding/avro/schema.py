@@ -169,12 +169,17 @@ def _reduced(node: Any) -> Any:  # noqa: ANN401 - any JSON
         return [_reduced(branch) for branch in node]
     if not isinstance(node, dict):
         return node
-    found = {key: node[key] for key in _ATTRIBUTES if isinstance(node.get(key), str | int)}
-    found |= {key: _reduced(node[key]) for key in ("type", *_ITEMS.values()) if key in node}
-    if isinstance(symbols := node.get("symbols"), list) and node["type"] == "enum":
-        found["symbols"] = symbols
-    if isinstance(fields := node.get("fields"), list) and node["type"] in ("record", "error"):
-        found["fields"] = [_reduced(item) | {"aliases": [_first_alias(item)]} for item in fields]
+    # An attribute of a wrong type stays one: without it, its default would apply (a scale of 0, the namespace around).
+    found = {key: node[key] if isinstance(node[key], str | int) else None for key in _ATTRIBUTES if key in node}
+    if "type" in node:
+        found["type"] = _reduced(node["type"])
+    match node:
+        case {"type": "array" | "map" as kind}:
+            found[_ITEMS[kind]] = _reduced(node[_ITEMS[kind]])
+        case {"type": "enum"}:
+            found["symbols"] = node["symbols"]
+        case {"type": "record" | "error"}:
+            found["fields"] = [_reduced(item) | {"aliases": [_first_alias(item)]} for item in node["fields"]]
     return found
 
 

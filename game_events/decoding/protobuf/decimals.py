@@ -20,7 +20,8 @@ _MOST = 100
 _TEXT = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,5}))?", re.ASCII)
 _NANOS = 10**9
 
-#: Values of the fields 1, 2, ... of a message -> unscaled value of its column; None: the column cannot hold it exactly.
+#: Values of the fields 1, 2, ... of a message, None if it lacks one (fields with presence) -> unscaled value of its column;
+#: None: the column cannot hold it exactly.
 Unscaled = Callable[..., int | None]
 
 
@@ -35,9 +36,9 @@ def _scaled(number: int, exponent: int) -> int | None:
     return found if not rest and -limit < found < limit else None
 
 
-def _confluent(value: bytes | None, _precision: int, scale: int) -> int | None:
+def _confluent(value: bytes | None, _precision: int | None, scale: int | None) -> int | None:
     raw = value or b""
-    return _scaled(int.from_bytes(raw, "big", signed=True), -scale) if len(raw) <= _MOST else None
+    return _scaled(int.from_bytes(raw, "big", signed=True), -(scale or 0)) if len(raw) <= _MOST else None
 
 
 def _google(value: str | None) -> int | None:
@@ -48,7 +49,8 @@ def _google(value: str | None) -> int | None:
     return _scaled(int(found[1] + digits), int(found[4] or 0) - len(found[3] or ""))
 
 
-def _money(_currency: str | None, units: int, nanos: int) -> int | None:
+def _money(_currency: str | None, units: int | None, nanos: int | None) -> int | None:
+    units, nanos = units or 0, nanos or 0
     return units * _NANOS + nanos if abs(nanos) < _NANOS and units * nanos >= 0 else None
 
 

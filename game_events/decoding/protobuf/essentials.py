@@ -9,8 +9,10 @@ Source: Protocol Buffers language specification; google/protobuf/descriptor.prot
 
 import re
 from collections.abc import Container, Iterable, Sequence
+from itertools import takewhile
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 
 from game_events.errors import DataError
 
@@ -21,9 +23,11 @@ _TOKENS = re.compile(
 )
 _OPEN, _CLOSED = frozenset("{[("), frozenset("}])")
 #: Options of Google's that change what is decoded, or whether a text is valid at all; `features`: those without an import.
-_NEEDED = re.compile(r"allow_alias|message_set_wire_format|packed|default|features(?:\.[a-z_]+)+")
+_NEEDED = re.compile(r"allow_alias|message_set_wire_format|packed|default|features(?:\.[a-z_]+)*")
 #: The messages that custom options extend.
-_EXTENDED = re.compile(r"\.?(?:google\.protobuf\.)?[A-Z][A-Za-z]+Options")
+_EXTENDED = re.compile(
+    r"\.?google\.protobuf\.(?:File|Message|Field|Oneof|ExtensionRange|Enum|EnumValue|Service|Method|Stream)Options"
+)
 #: Protoc refuses two fields with one JSON name unless the message has this option.
 _ANY_JSON_NAMES = " option deprecated_legacy_json_field_conflicts = true; "
 #: The same options in descriptors.
@@ -81,7 +85,8 @@ class _Cutter:
         following = words[at + 1] if at + 1 < len(words) else ""
         match words[at]:
             case "option":
-                end, needed = self._end(at, ";"), bool(_NEEDED.fullmatch(following))
+                end = self._end(at, ";")
+                needed = self._is_needed(at + 1, end)
             case "import" if not depth:
                 end = self._end(at, ";")
                 needed = not any(word[1:-1] in self._without for word in words[at:end] if word[0] in "\"'")
@@ -109,12 +114,17 @@ class _Cutter:
         for here in range(at + 1, end):
             word = self._words[here]
             if (word == "," and not depth) or here == end - 1:
-                if begin < here and _NEEDED.fullmatch(self._words[begin]):
+                if self._is_needed(begin, here):
                     kept.append(self._text[self._spans[begin][0] : self._spans[here][0]])
                 begin = here + 1
             depth += (word in _OPEN) - (word in _CLOSED)
         self._replace(at, end, f"[{', '.join(kept)}]" if kept else "")
         return end
+
+    def _is_needed(self, begin: int, end: int) -> bool:
+        """Whether decoding needs an option; its name may be several words (`features . enum_type`)."""
+        name = "".join(takewhile(lambda word: word != "=", self._words[begin:end]))
+        return _NEEDED.fullmatch(name) is not None
 
     def _end(self, at: int, last: str) -> int:
         """The position behind the next word `last` outside of brackets, or that closes them."""
@@ -139,6 +149,26 @@ class _Cutter:
 def known_types(text: str) -> set[tuple[str, str]]:
     """(Package, name) of types of google and confluent whose full names occur in a text."""
     return {(match[1], match[2]) for match in _KNOWN_TYPE.finditer(text)}
+
+
+def refuse_missing_extensions(pool: DescriptorPool, main: str) -> None:
+    """Raise DataError if files that there are not may add fields to messages of a file: their values would be lost.
+
+    Not to messages that it defines: such a file would have to import the one by which it is imported.
+    """
+    waiting = [*pool.FindFileByName(main).message_types_by_name.values()]
+    seen = set[str]()
+    while waiting:
+        message = waiting.pop()
+        if message.full_name in seen:
+            continue
+        seen.add(message.full_name)
+        fields = [*message.fields]
+        if message.is_extendable:
+            if message.file.name != main:
+                raise DataError(f"a file that there is not may add fields to {message.full_name}")
+            fields += pool.FindAllExtensions(message)
+        waiting += [*message.nested_types, *(f.message_type for f in fields if f.message_type is not None)]
 
 
 def reduce_file(file: FileDescriptorProto) -> None:

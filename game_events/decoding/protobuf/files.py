@@ -24,7 +24,13 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_tools import protoc
 
 from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
-from game_events.decoding.protobuf.essentials import essential_text, known_types, reduce_file, without_imports
+from game_events.decoding.protobuf.essentials import (
+    essential_text,
+    known_types,
+    reduce_file,
+    refuse_missing_extensions,
+    without_imports,
+)
 from game_events.decoding.protobuf.schema import ProtobufSchema, from_base64
 from game_events.decoding.protobuf.source_text import Names, imports, without_map_entries
 from game_events.errors import DataError
@@ -83,7 +89,7 @@ def _compiled(schema: RegistrySchema, folder: Path, *options: str) -> _Compiled:
 
 def _attempted(main: str, text: str, files: "_Files") -> _Compiled:
     files.add(main, text)
-    return _Compiled(main, files.all(), files.reduced())
+    return _Compiled(main, files.all(), files.reduced(main))
 
 
 def _counts_entries(schema: RegistrySchema) -> bool:
@@ -106,6 +112,7 @@ class _Files:
         self._references, self._folder, self._options, self._essential = references, folder, options, essential
         self._begun: set[str] = set()
         self._done: dict[str, FileDescriptorProto] = {}
+        self._lacks_imports = False
 
     def add(self, name: str, text: str) -> None:
         """Add a file and its imports."""
@@ -141,6 +148,7 @@ class _Files:
                     raise
             if name not in self._done:
                 missing[name] = None
+        self._lacks_imports |= bool(missing)
         return missing
 
     def _essential_text(self, name: str, text: str) -> str:
@@ -199,7 +207,7 @@ class _Files:
         """The files, dependencies before dependents."""
         return [*self._done.values()]
 
-    def reduced(self) -> bytes:
+    def reduced(self, main: str) -> bytes:
         """What decoding needs of all files, serialized; DataError for an invalid one, such as one with a missing type."""
         files = FileDescriptorSet(file=self._done.values())
         pool = DescriptorPool()
@@ -209,6 +217,8 @@ class _Files:
                 pool.Add(file)
             for name in self._done:
                 pool.FindFileByName(name)
+            if self._lacks_imports:
+                refuse_missing_extensions(pool, main)
         except (TypeError, ValueError, KeyError) as error:
             raise DataError(str(error)) from None
         return files.SerializeToString()

@@ -18,7 +18,7 @@ from game_events.sources.kafka.client import CauseMemory, client_options, new_cl
 
 #: Spark's words for a timestamp that it cannot hold.
 OVERFLOW = "long overflow"
-#: Milliseconds since 1970 at most in Spark's timestamps.
+#: Milliseconds from 1970 at most in Spark's timestamps, before and after it.
 MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 #: Bytes of values, keys and headers that the driver reads at most, but for a single record.
 MOST_BYTES = 64 * 1024**2
@@ -99,13 +99,16 @@ class _Reading:
                 offset = int(message.offset() or 0)
                 if failure is None and offset < self._end[split]:
                     self._add(split, offset, message)
-                if failure is not None or offset >= self._end[split] - 1:
+                # The end of a partition may be before that of its range: a new leader has less for a while.
+                reached = offset + 1 if failure is None else offset
+                if reached >= self._end[split]:
                     del open_[split.topic, split.partition]
                     consumer.pause([TopicPartition(split.topic, split.partition)])
 
     def _add(self, split: Split, offset: int, message: Message) -> None:
         value, key, time = message.value(), message.key(), int(message.timestamp()[1])
-        lost = [f"timestamp of {time} milliseconds"] if time > MAX_TIMESTAMP_MS else []
+        is_held = abs(time) <= MAX_TIMESTAMP_MS
+        lost = [] if is_held else [f"timestamp of {time} milliseconds"]
         try:
             headers = cast(list[tuple[str, bytes | None]], message.headers() or [])
         except UnicodeDecodeError:
@@ -116,7 +119,7 @@ class _Reading:
         self.size += len(value or b"") + len(key or b"") + sum(len(name) + len(held or b"") for name, held in headers)
         row = {"topic": split.topic, "topic_id": split.topic_id, "partition": split.partition, "offset": offset}
         row |= {
-            "timestamp": time * 1000 if time <= MAX_TIMESTAMP_MS else None,
+            "timestamp": time * 1000 if is_held else None,
             "headers": [{"key": name, "value": held} for name, held in headers] or None,
         }
         self.rows.append(row | {"key": key, "value": value})

@@ -91,6 +91,7 @@ def changed(old, new):
     return proto(PROTO.replace(old, new))
 
 
+CHOICE = 'syntax = "proto2"; package t; message M { %s } enum E { A = 0; }'
 OTHERS = {
     "format": (avro, document, "its format is JSON instead of AVRO"),
     "Avro name": (avro, lambda: RegistrySchema(1, "AVRO", json.dumps(AVRO).replace('"Ev"', '"Other"')),
@@ -132,6 +133,18 @@ OTHERS = {
     "protobuf reference": (
         proto, lambda: proto(references=((OTHER[0], OTHER[1].replace("string a", "string b")),)),
         "field 1 of t.Other is string b instead of string a"),
+    "protobuf oneof": (
+        lambda: proto(CHOICE % "oneof x { int32 a = 1; int32 b = 2; }", ()),
+        lambda: proto(CHOICE % "optional int32 a = 1; optional int32 b = 2;", ()),
+        "field 1 of t.M is optional int32 a instead of optional int32 a (one of the fields 1, 2)"),
+    "protobuf closed enum": (
+        lambda: proto(CHOICE % "optional E a = 1;", ()),
+        lambda: proto((CHOICE % "optional E a = 1;").replace("proto2", "proto3"), ()),
+        "the enum t.E is open: numbers without a name decode otherwise"),
+    "protobuf message set": (
+        lambda: proto(CHOICE % "extensions 4 to 99;", ()),
+        lambda: proto(CHOICE % "option message_set_wire_format = true; extensions 4 to 99;", ()),
+        "t.M is a message set in one of them only"),
     "a text that is broken now": (proto, lambda: proto("message {"), "the new text does not compile"),
 }  # fmt: skip
 

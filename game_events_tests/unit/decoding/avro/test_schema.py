@@ -72,6 +72,9 @@ def test_the_message_is_the_records_full_name():
         # Logical types that are unknown or do not fit are ignored, as the specification says.
         ({"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 5}, pa.binary()),
         ({"type": "bytes", "logicalType": "decimal"}, pa.binary()),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": None}, pa.binary()),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2.0}, pa.binary()),
+        ({"type": "array", "items": "int", "values": {"symbols": []}, "fields": [1]}, pa.list_(pa.int64())),
         ({"type": "int", "logicalType": "timestamp-micros"}, pa.int64()),
         ({"type": "fixed", "name": "D", "size": 11, "logicalType": "duration"}, pa.binary()),
         ({"type": "string", "logicalType": "regex"}, pa.string()),
@@ -269,3 +272,9 @@ def test_a_compiled_schema_has_only_what_decoding_needs():
     assert next(_of_avro([("", whole.root, made.root)]), None) is None
     assert made.size < 600
     assert not {"doc", "x", "default"} & set(re.findall(r"\w+", made.text))
+
+
+def test_a_namespace_that_is_null_stays_none():
+    inner = record(name="Inner", namespace=None)
+    schema = compile_schema(registered("AVRO", record(field("a", inner), field("b", record(name="Inner")), name="g.Event")))
+    assert [f.type.name for f in schema.root.fields] == ["Inner", "g.Inner"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from decimal import Decimal
 
@@ -72,6 +73,16 @@ def test_confluents_decimals_are_exact_whatever_their_scale(unscaled, scale, exa
 def test_googles_decimals_are_exact(text):
     (row,), _ = read([{"rate": {"value": text}}])
     assert row["rate"] == Decimal(text)
+
+
+def test_fields_that_are_not_set_count_as_zero_also_where_they_have_presence():
+    optional = [(name, package, re.sub(r"(?<=[{;] )(?=\w)", "optional ", text)) for name, package, text in TYPES]
+    references = tuple((name, f'syntax = "proto3"; package {package}; {text}') for name, package, text in optional)
+    schema = replace(compiled(TEXT, 5, references), decimals=True)
+    messages = [{"price": {"value": b"\x05"}}, {"paid": {"units": 3}}, {"paid": {"currency_code": "EUR"}}, {"price": {}}]
+    rows, _ = read(messages, schema)
+    assert [row["price"] for row in rows] == [5, None, None, 0]
+    assert [row["paid"] and row["paid"]["amount"] for row in rows] == [None, 3, 0, None]
 
 
 def test_money_keeps_its_currency_and_has_an_amount():

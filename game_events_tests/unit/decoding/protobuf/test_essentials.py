@@ -118,6 +118,30 @@ def test_options_that_change_what_is_decoded_stay():
     assert message.enum_types_by_name["E"].values_by_name["B"].number == 0
 
 
+@pytest.mark.parametrize("spelled", ["features.field_presence = IMPLICIT", "features . field_presence = IMPLICIT",
+    "features/* */.field_presence = IMPLICIT", "features = { field_presence: IMPLICIT }"])  # fmt: skip
+def test_a_feature_stays_however_its_option_is_spelled(spelled):
+    text = f"""edition = "2023"; package t; import "gone.proto"; message Ev {{ string a = 1 [{spelled}]; }}"""
+    assert not compile_schema(RegistrySchema(5, "PROTOBUF", text)).message((0,)).fields[0].has_presence
+    text = f"""edition = "2023"; package t; import "gone.proto"; option {spelled}; message Ev {{ string a = 1; }}"""
+    assert not compile_schema(RegistrySchema(5, "PROTOBUF", text)).message((0,)).fields[0].has_presence
+
+
+def test_extensions_of_messages_that_are_named_like_options_stay():
+    text = """syntax = "proto2"; package t; import "gone.proto"; message PlayerOptions { extensions 100 to 200; }
+        extend PlayerOptions { optional int32 x = 100; }"""
+    schema = compile_schema(RegistrySchema(5, "PROTOBUF", text))
+    assert [f.name for f in schema.pool.FindAllExtensions(schema.message((0,)))] == ["x"]
+
+
+def test_an_import_that_may_add_fields_to_a_message_is_needed():
+    base = ("base.proto", 'syntax = "proto2"; package t; message Base { extensions 100 to 200; }')
+    text = 'syntax = "proto2"; package t; import "base.proto"; import "gone.proto"; message Ev { optional %s a = 1; }'
+    with pytest.raises(DataError, match=r"gone\.proto: File not found"):
+        compile_schema(RegistrySchema(5, "PROTOBUF", text % "Base", (base,)))
+    assert compile_schema(RegistrySchema(5, "PROTOBUF", text % "string", (base,))).names == {(0,): "t.Ev"}
+
+
 BROKEN = {
     "a number twice": ("message Ev { string a = 1; string b = 1; }", "Field number 1 has already been used"),
     "a reserved number": ("message Ev { string a = 19500; }", "19000 through 19999 are reserved"),

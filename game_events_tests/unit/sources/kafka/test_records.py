@@ -39,8 +39,9 @@ class Message:
 class Consumer:
     """Answers with these messages of the assigned partitions, then with the end of each."""
 
-    def __init__(self, messages, silent=False, failure=None):
+    def __init__(self, messages, silent=False, failure=None, ends=10**9):
         self.messages, self.silent, self.failure, self.closed, self.waiting = messages, silent, failure, False, []
+        self.ends = ends
 
     def __call__(self, options):
         self.options = options
@@ -50,7 +51,7 @@ class Consumer:
         begins = {place.partition: place.offset for place in places}
         self.waiting = [m for m in self.messages if m.partition() in begins and m.offset() >= begins[m.partition()]]
         end = KafkaError(self.failure if self.failure is not None else KafkaError._PARTITION_EOF)
-        self.waiting += [Message(partition, 10**9, error=end) for partition in begins]
+        self.waiting += [Message(partition, self.ends, error=end) for partition in begins]
 
     def consume(self, number, _):
         found, self.waiting = self.waiting[:number], self.waiting[number:]
@@ -84,11 +85,11 @@ def test_exactly_the_range_is_read_with_all_that_a_record_has():
 
 
 def test_a_timestamp_that_spark_cannot_hold_is_null_and_its_record_is_named():
-    times = [NANOSECONDS, MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1, -1]
-    found = read([Message(0, o, time=time) for o, time in enumerate(times)], (0,), (4,))
+    times = [NANOSECONDS, MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1, -1, -NANOSECONDS]
+    found = read([Message(0, o, time=time) for o, time in enumerate(times)], (0,), (5,))
     raw = found.rows.column("timestamp").cast("int64").to_pylist()
-    assert raw == [None, MAX_TIMESTAMP_MS * 1000, None, -1000]
-    assert [odd.split(" ", 1)[0] for odd in found.odd] == ["t[0]@0", "t[0]@2"]
+    assert raw == [None, MAX_TIMESTAMP_MS * 1000, None, -1000, None]
+    assert [odd.split(" ", 1)[0] for odd in found.odd] == ["t[0]@0", "t[0]@2", "t[0]@4"]
     assert f"timestamp of {NANOSECONDS} milliseconds" in found.odd[0]
 
 
@@ -101,6 +102,12 @@ def test_headers_with_names_that_are_no_text_are_left_out_and_that_is_said():
 def test_partitions_are_read_in_groups_and_compacted_ones_to_their_end():
     found = read([Message(p, 0) for p in range(0, 70, 2)], (0,) * 70, (5,) * 70)
     assert sorted(found.rows.column("partition").to_pylist()) == list(range(0, 70, 2))
+
+
+def test_a_leader_that_has_less_than_the_range_yet_is_no_end_of_it():
+    assert len(read([Message(0, 0)], (0,), (5,), ends=5).rows) == 1
+    with pytest.raises(TransientError):
+        read([Message(0, 0)], (0,), (5,), ends=4)
 
 
 def test_too_many_bytes_end_the_reading(monkeypatch):
