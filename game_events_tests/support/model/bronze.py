@@ -90,6 +90,10 @@ class Reader:
         """Records of a slice."""
         return self.most
 
+    def told(self) -> list[str]:
+        """Nothing."""
+        return []
+
 
 def pipeline_of(settings: Settings, reader: Reader) -> Pipeline:
     """As a new process has it."""
