@@ -5,6 +5,7 @@ import shutil
 import uuid
 from pathlib import Path, PurePosixPath
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
@@ -30,6 +31,7 @@ def copy_file(lakehouse: Lakehouse, source: Table, path: str, to: Table, name: s
 
     Raises:
         FileNotFoundError: the file is gone.
+        pa.ArrowInvalid: it is damaged.
     """
     to.require_writable()
     if source.local_path is not None and to.local_path is not None:
@@ -39,8 +41,12 @@ def copy_file(lakehouse: Lakehouse, source: Table, path: str, to: Table, name: s
             store = pafs.PyFileSystem(_Store(lakehouse.root, to.options))
             store.copy_file(f"{source.name}/{path}", f"{to.name}/{name}")
     system, prefix = file_system(to)
-    with store_errors_named(to.uri), system.open_input_file(prefix + name) as copied:
-        metadata, size = pq.read_metadata(copied), copied.size()
+    try:
+        with store_errors_named(to.uri), system.open_input_file(prefix + name) as copied:
+            metadata, size = pq.read_metadata(copied), copied.size()
+    except pa.ArrowInvalid:
+        system.delete_file(prefix + name)
+        raise
     return StagedFile(to.name, name, size, metadata.num_rows, statistics_text(metadata, to.person))
 
 

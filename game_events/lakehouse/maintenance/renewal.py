@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from game_events.errors import LostFileError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.restores import MAINTENANCE_INFO
@@ -182,5 +183,10 @@ def _rewritten(table: Table, handle: DeltaTable, path: str) -> list[StagedFile]:
 def _renamed(lakehouse: Lakehouse, table: Table, path: str) -> StagedFile:
     """A copy of a file in the same partition, with a current name."""
     codec = _CODEC.search(path)
-    name = new_name(codec[1] if codec else "copied")
-    return copy_file(lakehouse, table, path, table, str(PurePosixPath(path).with_name(name)))
+    name = str(PurePosixPath(path).with_name(new_name(codec[1] if codec else "copied")))
+    try:
+        return copy_file(lakehouse, table, path, table, name)
+    except FileNotFoundError:
+        raise LostFileError(f"{table.uri}/{path} is gone, though the table's log lists it") from None
+    except pa.ArrowInvalid as error:
+        raise LostFileError(f"{table.uri}/{path} cannot be read: {error}") from error

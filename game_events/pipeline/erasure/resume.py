@@ -112,9 +112,10 @@ def _texts(values: pa.ChunkedArray, suppressor: Suppressor) -> set[str]:
 
 def _written_texts(values: pa.ChunkedArray, suppressor: Suppressor) -> set[str]:
     """Ids in Kafka keys, or in headers."""
-    if pa.types.is_list(values.type):
+    if is_header := pa.types.is_list(values.type):
         values = pc.struct_field(pc.list_flatten(values), "value")
-    return _as_ids(text for raw in pc.unique(values).to_pylist() for text in suppressor.erased_texts(raw))
+    written = pc.unique(values).to_pylist()
+    return _as_ids(text for raw in written for text in suppressor.erased_texts(raw, is_header=is_header))
 
 
 def _as_ids(ids: Iterable[str | bytes]) -> set[str]:

@@ -129,14 +129,16 @@ class DataSubjects:
             keys, values = (part.column(name).to_pylist() for name in ("_kafka_key", "_raw_value"))
             headers = header_values(part.column(HEADERS)) if HEADERS in present else iter([[]] * len(part))
             for key, value, more in zip(keys, values, headers, strict=True):
-                written = [text for text in (key, *more) if text is not None]
-                found[places[done]] = any(map(self._is_written, written)) or self._is_traced(value)
+                in_header = any(self._is_written(text, is_header=True) for text in more)
+                found[places[done]] = in_header or self._is_written(key) or self._is_traced(value)
                 done += 1
         return found
 
-    def _is_written(self, text: bytes) -> bool:
+    def _is_written(self, text: bytes | None, *, is_header: bool = False) -> bool:
         """Whether a key or header is an id or has one, as serializers write it."""
-        return not self._encoded.isdisjoint(texts_of(text)) or self._is_traced(text)
+        if text is None:
+            return False
+        return not self._encoded.isdisjoint(texts_of(text, is_header=is_header)) or self._is_traced(text)
 
     def _is_traced(self, value: bytes | None) -> bool:
         return value is not None and _in_either_form(self.traces, value)

@@ -221,7 +221,7 @@ def _copied_game(pipeline: Pipeline, name: str, game: ComparedGame, schema: pa.S
         for path in game.missing:
             copy = name_of_copy(path, f"{schema.names[0]}={name}")
             files.append(copy_file(lakehouse, gold, path, unified, copy))
-    except FileNotFoundError:
+    except (FileNotFoundError, pa.ArrowInvalid) as error:
         discard(unified, files)
         try:
             now = gold.open()
@@ -229,7 +229,8 @@ def _copied_game(pipeline: Pipeline, name: str, game: ComparedGame, schema: pa.S
             return second
         if (table_id(now), version_of(now)) != (table_id(game.gold), game.gold.version()):
             return ConflictError(f"{gold.name}: its files were replaced while they were copied")
-        return DataError(f"{gold.uri}/{path} is missing: refresh this gold table fully, which writes its files again")
+        what = "is missing" if isinstance(error, FileNotFoundError) else f"is damaged ({error})"
+        return DataError(f"{gold.uri}/{path} {what}: refresh this gold table fully, which writes its files again")
     return files
 
 

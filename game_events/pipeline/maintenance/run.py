@@ -14,7 +14,7 @@ from functools import partial
 from deltalake import DeltaTable
 
 from game_events.config.naming import PROGRESS
-from game_events.errors import ConfigurationError, ConflictError
+from game_events.errors import ConfigurationError, ConflictError, LostFileError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.delta_log import TableLog
@@ -180,10 +180,17 @@ def _tidy(
 
 
 def _renewed(lakehouse: Lakehouse, table: Table, handle: DeltaTable, done: TableMaintenance) -> DeltaTable:
-    """Renew the oldest outdated files, as many as there is time for; returns the newest version."""
+    """Renew the oldest outdated files, as many as there is time for; returns the newest version.
+
+    A lost file is an error of the table, and its group is left for the next maintenance.
+    """
     outdated = outdated_files(handle)
     for group in first_groups(outdated):
-        renew(lakehouse, table, handle, group)
+        try:
+            renew(lakehouse, table, handle, group)
+        except LostFileError as error:
+            done.error = str(error)
+            continue
         done.renewed += len(group)
     done.outdated = len(outdated) - done.renewed
     return (table.open() or handle) if outdated else handle

@@ -233,9 +233,9 @@ def _progress(run: SilverRun, result: PassResult, owed: dict[str, str], redecide
     if result.replaced:
         # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
         after = after.pending_downstream(result.replaced, note(run.pipeline, REPLACED))
-    reached = max((batch for layer, batch in now.floors.items() if layer != Layer.SILVER), default=0)
+    # Later layers do not look below their low watermarks, which runs of this moment may move up to silver's.
+    reached = max(now.floors.values(), default=0)
     late = [game for game, batch in result.done.items() if now.games.get(game, 0) < batch <= reached]
-    # Their new rows are below the low watermarks of later layers, which do not look there.
     after = after.pending_downstream(late, note(run.pipeline, LATE)) if late else after
     if any(rows for why, rows in result.unrouted.items() if why not in (INVALID, NO_NAME)):
         first, by = run.state.floor(Layer.SILVER) + 1, Admission.of(run.pipeline.settings)

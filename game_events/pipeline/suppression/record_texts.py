@@ -4,7 +4,7 @@ By these a record that is not decoded is attributed to a data subject, both when
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import pyarrow as pa
@@ -18,11 +18,13 @@ MIN_SEARCHED_BYTES = 4
 MOST_BYTES, MOST_TEXTS = 4_096, 64
 
 
-def texts_of(raw: bytes) -> set[bytes]:
+def texts_of(raw: bytes, *, is_header: bool = False) -> set[bytes]:
     """The bytes themselves, and what they are as a JSON text, an Avro text, or values of a record; with and without a frame.
 
     Of an object of JSON, a record of Avro that has only texts, and a message of protobuf the values of the top level. A frame
     is a magic byte with a schema's id or GUID; protobuf's message indexes may follow.
+
+    `is_header`: the value of a header; a record has several, most of which are no ids (`retries: 1`).
     """
     found = {raw}
     if len(raw) <= MOST_BYTES:
@@ -30,8 +32,8 @@ def texts_of(raw: bytes) -> set[bytes]:
         if raw and (prefix := PREFIXES.get(raw[0])) is not None and len(raw) > prefix:
             bodies.append(raw[prefix:])
         for body in bodies:
-            found |= {body, *islice(_json_texts(body), MOST_TEXTS), *_avro_texts(body), *_protobuf_texts(body)}
-    return found
+            found |= {body, *_json_texts(body), *_avro_texts(body), *_protobuf_texts(body)}
+    return set(_long(found)) if is_header else found
 
 
 def header_values(headers: pa.Array | pa.ChunkedArray) -> Iterator[list[bytes]]:
@@ -45,16 +47,18 @@ def has_headers(headers: pa.Array | pa.ChunkedArray) -> bool:
     return bool(pc.any(pc.greater(pc.list_value_length(headers), 0)).as_py())
 
 
-def _json_texts(body: bytes) -> Iterator[bytes]:
+def _json_texts(body: bytes) -> list[bytes]:
+    """A text, or the texts and numbers of an object."""
     if body.lstrip()[:1] not in (b'"', b"{"):
-        return
+        return []
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
-        return
-    for text in value.values() if isinstance(value, dict) else [value]:
-        if isinstance(text, str | int) and not isinstance(text, bool):
-            yield str(text).encode(errors="surrogatepass")
+        return []
+    values = list(value.values()) if isinstance(value, dict) else [value]
+    texts = (text for text in values if isinstance(text, str | int) and not isinstance(text, bool))
+    found = [str(text).encode(errors="surrogatepass") for text in islice(texts, MOST_TEXTS)]
+    return found if len(values) == 1 else _long(found)
 
 
 def _avro_texts(body: bytes) -> list[bytes]:
@@ -90,7 +94,7 @@ def _fields(body: bytes, at: int) -> list[bytes]:
     return found
 
 
-def _long(texts: list[bytes]) -> list[bytes]:
+def _long(texts: Iterable[bytes]) -> list[bytes]:
     return [text for text in texts if len(text) >= MIN_SEARCHED_BYTES]
 
 

@@ -115,12 +115,13 @@ class Suppressor:
         """Which records have the id of an erased data subject in their key or headers."""
         found = np.array([self.erased_texts(key) != set() for key in keys.to_pylist()], dtype=bool)
         if has_headers(headers):
-            found |= [any(self.erased_texts(value) for value in row) for row in header_values(headers)]
+            found |= [any(self.erased_texts(value, is_header=True) for value in row) for row in header_values(headers)]
         return found
 
-    def erased_texts(self, raw: bytes | None) -> set[bytes]:
+    def erased_texts(self, raw: bytes | None, *, is_header: bool = False) -> set[bytes]:
         """The ids of erased data subjects that a key or header may be."""
-        return set() if raw is None else {text for text in texts_of(raw) if self._is_forgotten(text)}
+        texts = set[bytes]() if raw is None else texts_of(raw, is_header=is_header)
+        return {text for text in texts if self._is_forgotten(text)}
 
     def _is_forgotten(self, value: str | bytes) -> bool:
         found = self._known.get(value)

@@ -186,6 +186,24 @@ def test_an_append_half_way_through_a_renewal_stays_and_so_does_what_an_earlier_
     assert count(table, "f > 7") == 2
 
 
+@pytest.mark.parametrize("harm", [lambda path: os.truncate(path, 20), os.remove])
+@pytest.mark.parametrize("column", [{"s": [NAME]}, {"f": [0.5]}], ids=["text", "number"])
+def test_a_lost_file_is_named_and_keeps_no_other_work_of_maintenance_waiting(tmp_path, harm, column):
+    pipeline = without_spark(tmp_path)
+    gold = pipeline.lakehouse.gold("uno")
+    with earlier_release():
+        put(gold, column, info={BATCH_INFO: "1"})
+    harm(broken := Path(gold.uri, outdated_files(gold.open())[0].path))
+    (Path(gold.uri) / "orphan.parquet").write_bytes(b"left by a crash")
+    os.utime(Path(gold.uri) / "orphan.parquet", (0, 0))
+    report = RunReport()
+    maintain(pipeline, report, [gold.name])
+    assert broken.name in report.maintenance[gold.name].error
+    assert report.maintenance[gold.name].outdated == 1
+    assert report.maintenance[gold.name].orphans == 1
+    assert data_files(gold) - {broken.name} == set()
+
+
 def test_a_file_that_cannot_be_read_leaves_nothing_behind_and_is_reported(tmp_path):
     pipeline = without_spark(tmp_path)
     gold = pipeline.lakehouse.gold("uno")

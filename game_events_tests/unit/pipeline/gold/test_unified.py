@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.query import TablesSql
@@ -35,13 +37,14 @@ def test_sql_and_arrow_read_the_games_column_as_text(world):
     assert sorted(arrow.column("game_name").to_pylist()) == ["0123", "rummy", "rummy"]
 
 
-def test_a_file_that_gold_has_lost_fails_its_game_alone(world):
+@pytest.mark.parametrize("harm", [os.remove, lambda path: os.truncate(path, 20)], ids=["gone", "damaged"])
+def test_a_file_that_gold_has_lost_fails_its_game_alone(world, harm):
     world.refresh()
     world.gold("rummy", {"a": 7, "b": 7})
     world.gold("0123", {"a": 7})
     gold = world.pipeline.lakehouse.gold("rummy")
     (lost,) = paths(gold.open())
-    Path(gold.uri, lost).unlink()
+    harm(Path(gold.uri, lost))
     report = world.refresh()
     assert [t.game for t in report.tables if t.error] == ["rummy"]
     assert lost in str(report.errors[0].error)

@@ -197,6 +197,18 @@ def test_gold_follows_also_if_a_run_over_silver_of_that_game_alone_has_added_the
     world.assert_unified_shows_gold()
 
 
+@pytest.mark.parametrize("step", ["gold_staged", "gold_committed", "unified_staged"])
+def test_gold_follows_also_if_it_passes_the_batch_while_a_run_over_silver_adds_the_rows(world: World, step: str) -> None:
+    come(world, RUMMY, UNO)
+    world.work(games=(RUMMY,))
+    come(world, RUMMY)
+    world.disturbed(step, lambda: refresh_silver(world.pipeline(), RunReport()), games=(RUMMY,))
+    assert rows(world, UNO) == (1, 0)
+    world.work()
+    assert rows(world, UNO) == (1, 1)
+    world.assert_unified_shows_gold()
+
+
 def test_what_an_earlier_version_has_left_out_is_searched_once(
     world: World, read: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,15 @@ def test_a_short_id_is_found_only_as_the_whole_text():
     assert b"7" in texts_of(ID + avro("string", "7"))
     assert b"7" in texts_of(b'{"gamer_id": 7}')
     assert b"7" not in texts_of(avro(AVRO_RECORD, {"game": "g", "gamer_id": "7"}))
+    assert b"7" not in texts_of(b'{"shard": 7, "gamer_id": "bob"}')
+
+
+def test_a_record_of_others_with_a_number_in_a_header_is_not_taken_for_the_short_id():
+    headers = pa.array([[{"key": "retries", "value": b"7"}]], HEADERS)
+    rows = quarantined([b"\xff\xfe"], _kafka_key=pa.array([b"bob"]), _kafka_headers=headers)
+    assert not DataSubjects("gamer_id", "game_name", frozenset({"7"})).mask("quarantine_events", rows).any()
+    batch = pa.record_batch({"key": pa.array([b"bob"]), "headers": headers, "partition": [0], "offset": [1]})
+    assert not suppressor("7").undecodable(batch, pa.array(["t"]), np.arange(1)).any()
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: b"\x00\x00\x00\x00\x07" + tail))
