@@ -90,13 +90,8 @@ class Reader:
         """Records of a slice."""
         return self.most
 
-<<<<<<< HEAD
     def take_notices(self) -> list[str]:
         """Every record can be read."""
-=======
-    def told(self) -> list[str]:
-        """Nothing."""
->>>>>>> rev2
         return []
 
 
