@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -242,34 +243,40 @@ def ended(site, run_id):
     return site.status(run_id)
 
 
-def test_a_game_that_failed_is_red_wherever_a_state_is_shown_until_it_is_right_again(page, site):
-    failing, other = sorted(site.sent["games"])[:2]
-    log = site.lakehouse / f"silver_{failing}_events" / "_delta_log"
+@contextmanager
+def unreadable(log):
+    """A table of which the log is damaged."""
     good = log.rename(log.with_name("good_log"))
     log.mkdir()
     (log / "00000000000000000000.json").write_text('{"protocol":')
-    site.produce(games=(failing, other), records_per_game_and_version=20, seed=5)
-    run_id = site.launch("refresh")
-    assert ended(site, run_id) == "FAILURE"
+    try:
+        yield
+    finally:
+        shutil.rmtree(log)
+        good.rename(log)
 
-    steps = {step["stepKey"]: step["status"] for step in site.ask(STEPS, id=run_id)["runOrError"]["stepStats"]}
-    assert (steps["refresh_silver"], steps["report"]) == ("FAILURE", "FAILURE")
-    assert steps["refresh_unified"] == "SUCCESS", "the layers after it are made for the other games"
-    page.open("/assets/silver_events?view=partitions")
-    page.get_by_text("Failed (1)").first.wait_for()
-    picture(page, "failed_partition")
-    page.get_by_role("button", name=re.compile("^Materialize")).first.click()
-    page.get_by_role("dialog").get_by_text(re.compile("^Failed")).first.wait_for()
-    picture(page, "failed_backfill")
-    page.open(f"/runs/{run_id}")
-    page.get_by_text("refresh_silver", exact=True).first.wait_for()
-    picture(page, "failed_step")
-    page.open(f"/asset-groups?expanded={quote(GROUPS)}")
-    page.get_by_text("silver_events", exact=True).first.wait_for()
-    picture(page, "failed_lineage")
 
-    shutil.rmtree(log)
-    good.rename(log)
+def test_a_game_that_failed_is_red_wherever_a_state_is_shown_until_it_is_right_again(page, site):
+    failing, other = sorted(site.sent["games"])[:2]
+    with unreadable(site.lakehouse / f"silver_{failing}_events" / "_delta_log"):
+        site.produce(games=(failing, other), records_per_game_and_version=20, seed=5)
+        run_id = site.launch("refresh")
+        assert ended(site, run_id) == "FAILURE"
+        steps = {step["stepKey"]: step["status"] for step in site.ask(STEPS, id=run_id)["runOrError"]["stepStats"]}
+        assert (steps["refresh_silver"], steps["report"]) == ("FAILURE", "FAILURE")
+        assert steps["refresh_unified"] == "SUCCESS", "the layers after it are made for the other games"
+        page.open("/assets/silver_events?view=partitions")
+        page.get_by_text("Failed (1)").first.wait_for()
+        picture(page, "failed_partition")
+        page.get_by_text("Materialize…", exact=True).first.click()
+        page.get_by_role("dialog").get_by_text(re.compile("Failed")).first.wait_for()
+        picture(page, "failed_backfill")
+        page.open(f"/runs/{run_id}")
+        page.get_by_text("refresh_silver", exact=True).first.wait_for()
+        picture(page, "failed_step")
+        page.open(f"/asset-groups?expanded={quote(GROUPS)}")
+        page.get_by_text("silver_events", exact=True).first.wait_for()
+        picture(page, "failed_lineage")
     assert ended(site, site.launch("refresh")) == "SUCCESS"
     page.open("/assets/silver_events?view=partitions")
     page.get_by_text("Failed (0)").first.wait_for()
