@@ -179,8 +179,9 @@ def offsets_unique(pipeline: Pipeline) -> CheckResult:
 
 def _coordinates(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None) -> DataFrame:
     """Coordinates of both tables' rows, with `b` and `q` (1: from bronze, from quarantine) and `alone` (0: may be in both)."""
-    zero, one = F.lit(0), F.lit(1)
-    rows = read_table(pipeline.spark, bronze)
+    rows = read_table(pipeline.spark, bronze)  # first: columns need a session, and this may be a process's first use of it
+    zero = F.lit(0)
+    one = F.lit(1)
     if quarantine is None:
         return rows.select(*COORDINATES, one.alias("b"), zero.alias("q"), one.alias("alone"))
     # The rows of a replay that crashed between its two commits are in both tables until the next run marks them.

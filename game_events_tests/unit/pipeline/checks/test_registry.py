@@ -1,42 +1,44 @@
-"""The cheap checks at the end of a run fail no run, whatever keeps them from being made. No Spark, no broker."""
+"""All checks: what each needs of a process."""
 
-from types import SimpleNamespace
+from contextlib import suppress
 
-import pyarrow as pa
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
+import pytest
+from pyspark import SparkContext
 
-from game_events.config.settings import Settings
-from game_events.errors import TransientError
-from game_events.pipeline.checks.registry import CONSERVED, TableCheck, check_after_run
-from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.tables import TableReport
-
-
-class JobAbortedError(Py4JJavaError):
-    """A failed job: pyspark has no class for most of them."""
-
-    def __init__(self, text):
-        Exception.__init__(self, text)
-
-    def __str__(self):
-        return f"An error occurred while calling o1.collectToPython.\n: {self.args[0]}"
+from game_events.config.settings import load_settings
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
+from game_events.lakehouse.layers import Layer
+from game_events.pipeline.checks.registry import CHECKS
+from game_events.pipeline.context import Pipeline
+from game_events.sources.core.source import SourceSnapshot
+from game_events_tests.support.pipelines import reading
+from game_events_tests.support.tables import put
 
 
-def test_a_check_whose_spark_job_fails_is_noted_as_not_passed_and_fails_no_run():
-    for error, why in (
-        (PySparkException("gamer-0042"), "PySparkException: see the run's log"),
-        (JobAbortedError("gamer-0042"), "JobAbortedError: see the run's log"),
-        (TransientError("storage does not answer"), "storage does not answer"),
-        (pa.ArrowInvalid("no Parquet file"), "no Parquet file"),
-    ):
+class SparkIsAskedError(Exception):
+    """A session is asked for."""
 
-        def broken(*_, error=error):
-            raise error
 
-        report = RunReport(tables=[TableReport("silver", "silver_chess_events", "/x", "chess")])
-        checks = [TableCheck(CONSERVED, "silver", broken, broken)]
-        check_after_run(SimpleNamespace(settings=Settings.model_construct()), report, checks)
-        (found,) = report.checks
-        assert (found.passed, found.wrong_rows) == (False, False)
-        assert found.summary == f"could not be made: {why}"
+class Nothing:
+    """A source without records."""
+
+    def snapshot(self):
+        return SourceSnapshot({}, {})
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_a_check_may_be_the_first_work_of_a_process_that_needs_spark(check, tmp_path, monkeypatch):
+    """Columns of Spark cannot be made before there is a session: a check that made one first would fail in a new process."""
+
+    def spark():
+        raise SparkIsAskedError
+
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    pipeline = reading(Pipeline(load_settings(lakehouse=str(tmp_path)), spark), Nothing())
+    rows = {"game_name": ["uno"], "gamer_id": ["ann"], "_kafka_topic_id": ["t"], "_kafka_partition": [0], "_kafka_offset": [0]}
+    put(pipeline.bronze, rows | {"_batch": [1]}, {"batch": 1})
+    bronze = BronzeIdentity.of(pipeline.bronze.open())
+    put(pipeline.lakehouse.silver("uno"), rows | {"_batch": [1]}, {f"bronze:{bronze.table_id}": 1})
+    pipeline.progress.update(bronze.key, lambda now: now.done(Layer.SILVER, 1, {"uno": 1}))
+    with suppress(SparkIsAskedError):
+        check.run(pipeline)
