@@ -12,7 +12,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from game_events.errors import GameEventsError
 from game_events.lakehouse.handle import Handle
-from game_events.lakehouse.log_entries import COMMIT_ID
+from game_events.lakehouse.log_entries import COMMIT_ID, Entry
 from game_events.lakehouse.tables import Table, table_id
 
 
@@ -39,9 +39,16 @@ def is_refusal(error: Exception, before: DeltaTable | None, now: DeltaTable | No
         return False
     if before is None or now is None:
         return True
-    # A local table has the identity of its log entry, too: a copy of the folder may have been put in its place.
-    entries = [handle.entry for handle in (before, now) if isinstance(handle, Handle) and handle.store is None]
-    return (table_id(before), before.version()) != (table_id(now), now.version()) or len(set(entries)) > 1
+    if (table_id(before), before.version()) != (table_id(now), now.version()):
+        return True
+    # The log entry of a local table has an identity, too: a copy of the folder may have been put in its place.
+    return len({_entry(handle) for handle in (before, now)} - {None}) > 1
+
+
+def _entry(handle: DeltaTable) -> Entry | None:
+    """The identity of a version's log entry in a local table, if it is known."""
+    noted = handle.entry if isinstance(handle, Handle) and handle.store is None else None
+    return noted[1] if noted is not None and noted[0] == handle.version() else None
 
 
 def outcome_of(

@@ -9,6 +9,7 @@ In an object store an answered request is durable.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from game_events.lakehouse.storage.options import is_remote
@@ -39,5 +40,10 @@ def has_empty_entry(uri: str) -> bool:
 
 
 def _sizes(uri: str) -> list[int]:
-    """Bytes of a log's entries and checkpoints."""
-    return [file.stat().st_size for file in Path(uri, "_delta_log").glob("*") if file.name[:20].isdigit()]
+    """Bytes of a log's entries and checkpoints; others may delete some at this moment."""
+    found = list[int]()
+    for file in Path(uri, "_delta_log").glob("*"):
+        if file.name[:20].isdigit():
+            with suppress(FileNotFoundError):
+                found.append(file.stat().st_size)
+    return found

@@ -35,7 +35,7 @@ _DIGITS = 20
 def remove_old_files(pipeline: Pipeline, result: Erasure, subjects: DataSubjects) -> None:
     """Delete every table's unreferenced files with rows of data subjects, and log entries with their ids."""
     lakehouse = pipeline.lakehouse
-    handles = {name: handle for name in lakehouse.names() if (handle := lakehouse.table(name).open()) is not None}
+    handles = {name: handle for name in lakehouse.names() if (handle := lakehouse.table(name).open_to_read()) is not None}
     pipeline.on_progress(f"erasure: older files of {len(handles)} tables")
     # Bronze first: its rows lead to those of quarantine, and of silver with another id.
     bronze = {BRONZE: handles[BRONZE]} if BRONZE in handles else {}

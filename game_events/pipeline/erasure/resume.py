@@ -57,7 +57,7 @@ def _ids_of(pipeline: Pipeline, suppression: Suppression) -> frozenset[str]:
     tables = {name: pipeline.lakehouse.table(name) for name in pipeline.lakehouse.names()}
     files: list[tuple[str, str]] = []
     for name, table in tables.items():
-        handle = table.open()
+        handle = table.open_to_read()
         if handle is not None and (name in (BRONZE, QUARANTINE) or has_persons(handle, suppression.column)):
             files += [(name, path) for path in (*paths(handle), *replaced_files(table, handle))]
     return frozenset().union(*(found.ids for found in run_task(pipeline, RecoverTask(tables, suppression), files)))

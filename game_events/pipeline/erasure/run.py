@@ -7,13 +7,12 @@ command, run again, finishes an erasure after a crash. Offsets, batch numbers an
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 from deltalake import DeltaTable
 
 from game_events.config.naming import PROGRESS
-from game_events.errors import ConfigurationError, ConflictError
+from game_events.errors import ConfigurationError, ConflictError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures, oldest_batch
@@ -171,19 +170,29 @@ def _refresh_gold(state: ErasureState) -> None:
 
 
 def _erase_others(state: ErasureState) -> bool:
-    """Erase from every other table with the key column: gold, and tables that are not declared any more."""
+    """Erase from every other table with the key column: gold, and tables that are not declared any more.
+
+    Raises:
+        DataError: a table with such rows was altered so that they cannot be removed (`Table.writable`); the others are done.
+    """
     pipeline = state.pipeline
     names = [name for name in pipeline.lakehouse.names() if name not in _NOT_OTHERS and game_of_silver(name) is None]
-    opened = {name: pipeline.lakehouse.table(name).open() for name in names}
+    # Also tables of others, which have nothing to do with it unless they have such rows.
+    opened = {name: pipeline.lakehouse.table(name).open_to_read() for name in names}
     tables = {name: h for name, h in opened.items() if h is not None and has_persons(h, pipeline.settings.key_column)}
-    hits = state.scan(tables)
+    hits, refused = state.scan(tables), list[DataError]()
     for name, found in hits.items():
         expected = txns(tables[name], [Txn.COMMITS])
         advance = {app: commits + 1 for app, commits in expected.items() if commits is not None}
-        # After a conflict with a refresh of the table it is scanned again.
-        with suppress(ConflictError):
+        try:
             if not state.result.dry_run:
                 table = pipeline.lakehouse.table(name)
                 commit(without(table, tables[name], found, pipeline.run_id, expected=expected, advance=advance))
             state.erased(name, found)
+        except ConflictError:
+            continue  # with a refresh of the table, which is scanned again
+        except DataError as error:
+            refused.append(error)
+    if refused:
+        raise refused[0]
     return bool(hits) and not state.result.dry_run

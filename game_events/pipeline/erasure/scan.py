@@ -155,7 +155,7 @@ def _without(
     table: Table, path: str, file: pq.ParquetFile, masks: Sequence[_Mask], answers: Sequence[_Mask]
 ) -> list[StagedFile]:
     """Stage a file's remaining rows, in the table's types: another engine's file may have others (INT96 times)."""
-    handle = table.open()
+    handle = table.open_to_read()
     types = {f.name: f.type for f in pa.schema(handle.schema())} if handle is not None else {}
     own = file.schema_arrow.remove_metadata()
     schema = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in own])

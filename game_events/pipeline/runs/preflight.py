@@ -26,7 +26,8 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.storage.options import is_remote
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
-from game_events.lakehouse.tables import BRONZE, Lakehouse
+from game_events.lakehouse.tables import BRONZE, OWN_TABLES, Lakehouse
+from game_events.lakehouse.unsupported import is_made_again
 from game_events.pipeline.bronze.full_refresh_guard import ALLOW
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.backlog import backlog
@@ -246,10 +247,13 @@ def _tables(lakehouse: Lakehouse) -> str:
     names = lakehouse.names()
     broken = []
     for name in names:
+        table = lakehouse.table(name)
         try:
-            lakehouse.table(name).open()
+            found = table.open_to_read()
+            if found is not None and (name in OWN_TABLES or is_made_again(name)):  # not a table of others
+                table.writable(found)
         except (GameEventsError, DeltaError, OSError) as error:
-            broken.append(f"{lakehouse.table(name).name}: {error}")
+            broken.append(f"{table.name}: {error}")
     if broken:
         raise DataError(f"{len(broken)} of {len(names)} tables cannot be opened: " + "; ".join(broken))
     return f"{many(len(names), 'table')}, each can be opened"

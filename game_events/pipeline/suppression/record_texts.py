@@ -74,12 +74,16 @@ def _avro_texts(body: bytes) -> list[bytes]:
 
 
 def _protobuf_texts(body: bytes) -> list[bytes]:
-    """Texts of a message; after its indexes, if there are some."""
-    found = _fields(body, 0)
+    """Texts of a message; after its indexes, if there are some. A short one, if the message has nothing else."""
     count, at = _varint(body, 0)
     for _ in range(min(count // 2, 32)):
         _, at = _varint(body, at)
-    return _long(found + _fields(body, at))
+    found = list[bytes]()
+    for begin in (0, at):
+        texts = _fields(body, begin)
+        is_all = len(texts) == 1 and begin + 2 + len(texts[0]) == len(body)  # one byte each: tag, length
+        found += texts if is_all else _long(texts)
+    return found
 
 
 def _fields(body: bytes, at: int) -> list[bytes]:

@@ -11,7 +11,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from game_events.errors import ConflictError, DataError, TransientError
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.outcome import CommitOutcome, new_mark, outcome_of
+from game_events.lakehouse.commits.outcome import CommitOutcome, is_refusal, new_mark, outcome_of
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.log_entries import COMMIT_ID
 from game_events.lakehouse.tables import Lakehouse
@@ -201,3 +201,14 @@ def test_every_commit_has_a_mark_of_its_own(table):
     assert outcome_of(table, before, marks[1], TIMED_OUT, sent=True) == (CommitOutcome.FAILED, "")
     assert outcome_of(table, None, marks[1], TIMED_OUT, sent=True) == (CommitOutcome.LANDED, "")
     assert outcome_of(table, before, new_mark(), TIMED_OUT, sent=False) == (CommitOutcome.FAILED, "")
+
+
+@pytest.mark.parametrize("noted", [None, (1, None), (0, "of an older version")])
+def test_a_version_that_is_the_same_is_no_newer_one_if_its_entry_is_not_known(table, noted):
+    before = table.open()
+    commit(plan(table, [1], 1, 2))
+    error, now = CommitFailedError("refused for another reason"), table.open()
+    assert is_refusal(error, before, now)
+    before = table.open()
+    before.entry = noted
+    assert not is_refusal(error, before, now)

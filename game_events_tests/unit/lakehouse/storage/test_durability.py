@@ -22,6 +22,16 @@ def lakehouse(tmp_path):
     return Lakehouse(str(tmp_path))
 
 
+def test_an_entry_that_others_delete_while_a_table_cannot_be_opened_does_not_hide_why(lakehouse):
+    table = lakehouse.silver("uno")
+    commit(plan(table, [1], None, 1))
+    log = Path(table.uri, "_delta_log")
+    (log / f"{1:020}.json").write_text("no JSON")
+    (log / f"{0:020}.checkpoint.parquet").symlink_to("deleted")  # listed, and gone
+    with pytest.raises(DataError, match="cannot be opened"):
+        table.open()
+
+
 @pytest.fixture
 def events(monkeypatch):
     """What is written out, and deleted, in its order."""

@@ -23,14 +23,16 @@ from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.offset_plan import OffsetPlan
 from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.erasure import run as erasure
+from game_events.pipeline.erasure.old_files import remove_old_files
 from game_events.pipeline.erasure.resume import resume
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.preflight import environment_checks
 from game_events.pipeline.suppression.driver import hashes_of, suppression
 from game_events.sources.core.source import MicroBatch
+from game_events_tests.support.altered_tables import altered, not_null
 from game_events_tests.support.offsets import seen, splits
 from game_events_tests.support.pipelines import stage_by_hand, without_spark
-from game_events_tests.support.tables import put
+from game_events_tests.support.tables import data_files, put, rows
 from game_events_tests.support.worlds.waves import at_point
 
 KEY = "a key of the tests, long enough"
@@ -110,6 +112,36 @@ def test_an_erasure_is_called_finished_once_it_is_on_the_disk(pipeline, monkeypa
     monkeypatch.setattr(erasure, "finish_suppressed", lambda *given: order.append("finished") or finish(*given))
     erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
     assert order[-2:] == ["written out", "finished"]
+
+
+def test_a_table_of_others_beside_them_that_only_they_can_write_keeps_no_erasure_from_its_end(pipeline):
+    advance(pipeline.bronze, batch=0)
+    for name, column in (("others", "n"), ("players", "gamer_id")):
+        table = pipeline.lakehouse.table(name)
+        put(table, {column: ["bob"]})
+        altered(table, change=not_null(column))
+    report = RunReport()
+    subjects = erasure.forget(pipeline, report, frozenset({"ann"}))
+    assert report.erasure.finished
+    remove_old_files(pipeline, report.erasure, subjects)
+    add_suppressed(pipeline.lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({"eve"})), "a run that was killed")
+    resume(pipeline, report)
+    assert read_suppressed(pipeline.lakehouse).unfinished == frozenset()
+
+
+def test_rows_in_a_table_that_only_others_can_write_are_an_error_after_those_of_all_other_tables_are_gone(pipeline):
+    advance(pipeline.bronze, batch=0)
+    tables = [pipeline.lakehouse.table(name) for name in ("a", "b", "c")]
+    for table in tables:
+        put(table, {"gamer_id": ["ann", "bob"]})
+    altered(tables[1], change=not_null("gamer_id"))
+    before = data_files(tables[1])
+    report = RunReport()
+    with pytest.raises(DataError, match="DROP NOT NULL"):
+        erasure.forget(pipeline, report, frozenset({"ann"}))
+    assert [len(rows(table)) for table in (tables[0], tables[2])] == [1, 1]
+    assert data_files(tables[1]) == before
+    assert not report.erasure.finished
 
 
 def test_work_that_landed_before_the_fence_is_finished_behind_it(pipeline, monkeypatch):

@@ -7,11 +7,14 @@ import threading
 import pytest
 
 from game_events.config.settings import load_settings
-from game_events.errors import TransientError
+from game_events.errors import DataError, TransientError
+from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.runs import state_checks
 from game_events.pipeline.runs.preflight import WAIT_S, _made, environment_checks, run_checks
 from game_events.schema_registry import SchemaRegistry
+from game_events_tests.support.altered_tables import altered, not_null
 from game_events_tests.support.pipelines import without_spark
+from game_events_tests.support.tables import put
 
 TOGETHER_S = 30
 
@@ -117,3 +120,16 @@ def test_a_misspelt_variable_is_to_be_looked_at(monkeypatch):
     found = _made("settings", environment_checks(load_settings())["settings"], load_settings())
     assert (found.ok, found.look) == (True, True)
     assert found.detail.endswith("did you mean GAME_EVENTS_KAFKA_TOPIC?")
+
+
+@pytest.mark.parametrize(("key", "passes"), [("others", True), ("silver_uno_events", False), ("bronze_events", False)])
+def test_a_table_that_was_altered_fails_the_check_unless_it_is_somebody_elses(tmp_path, key, passes):
+    lakehouse = Lakehouse(str(tmp_path))
+    put(lakehouse.table(key), {"n": [1]})
+    altered(lakehouse.table(key), change=not_null("n"))
+    check = environment_checks(load_settings(lakehouse=str(tmp_path)))["tables"]
+    if passes:
+        assert "1 table, each can be opened" in check()
+    else:
+        with pytest.raises(DataError, match="NOT NULL"):
+            check()

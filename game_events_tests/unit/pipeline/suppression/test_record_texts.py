@@ -106,6 +106,9 @@ def test_a_short_id_is_found_only_as_the_whole_text():
     assert b"7" in texts_of(b'"7"')
     assert b"7" in texts_of(ID + avro("string", "7"))
     assert b"7" in texts_of(b'{"gamer_id": 7}')
+    message = StringValue(value="7").SerializeToString()
+    assert all(b"7" in texts_of(head + message) for head in (b"", ID + b"\x00", ID + b"\x02\x04", GUID + b"\x00"))
+    assert b"7" not in texts_of(ID + b"\x00" + message + b"\x12\x03bob")
     assert b"7" not in texts_of(avro(AVRO_RECORD, {"game": "g", "gamer_id": "7"}))
     assert b"7" not in texts_of(b'{"shard": 7, "gamer_id": "bob"}')
 
