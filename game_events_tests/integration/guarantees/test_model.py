@@ -134,6 +134,11 @@ class FanOutModel(RuleBasedStateMachine):
         """Which joins a table's files at the last moment before each of its commits."""
         self.world.beside_maintenance(**how)
 
+    @rule(step=STEPS, how=HOW)
+    def a_run_during_which_all_files_are_renewed(self, step: int, how: dict[str, Any]) -> None:
+        """Between two of its steps: the rows of each file are in another one then."""
+        self.world.disturbed(step, self.world.files_are_renewed, **how)
+
     @rule(game=st.sampled_from(GAMES), number=st.integers(3, 5), events=EVENTS)
     def a_game_whose_gold_cannot_be_looked_at(self, game: str, number: int, events: list[Any]) -> None:
         """Once, after it was committed to; and then nothing more comes of it."""

@@ -22,7 +22,8 @@ from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
-from game_events.lakehouse.tables import UNIFIED, Lakehouse, Table
+from game_events.lakehouse.maintenance.renewal import OutdatedFile, first_groups, renew
+from game_events.lakehouse.tables import UNIFIED, Lakehouse, Table, paths
 from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline
@@ -151,6 +152,16 @@ class World:
             for group in small_files(table, handle, FULL_GOAL) if handle is not None else []:
                 with suppress(GameEventsError):
                     join_files(table, handle, group)
+
+    def files_are_renewed(self) -> None:
+        """All files of all tables, as if an earlier release had written them; a rival may have been first."""
+        lakehouse = Lakehouse(self.folder)
+        for table in map(lakehouse.table, lakehouse.names()):
+            handle = table.open()
+            files = [OutdatedFile(path, 1) for path in paths(handle)] if handle is not None else []
+            for group in first_groups(files):
+                with suppress(GameEventsError):
+                    renew(lakehouse, table, table.open(), group)
 
     def beside_maintenance(self, **how: Any) -> None:
         """A run during which the files of each table are joined right before it is committed to."""

@@ -22,16 +22,6 @@ def lakehouse(tmp_path):
     return Lakehouse(str(tmp_path))
 
 
-def test_an_entry_that_others_delete_while_a_table_cannot_be_opened_does_not_hide_why(lakehouse):
-    table = lakehouse.silver("uno")
-    commit(plan(table, [1], None, 1))
-    log = Path(table.uri, "_delta_log")
-    (log / f"{1:020}.json").write_text("no JSON")
-    (log / f"{0:020}.checkpoint.parquet").symlink_to("deleted")  # listed, and gone
-    with pytest.raises(DataError, match="cannot be opened"):
-        table.open()
-
-
 @pytest.fixture
 def events(monkeypatch):
     """What is written out, and deleted, in its order."""
@@ -48,6 +38,16 @@ def replaced(table, count=2):
     before = data_files(table)
     commit(plan(table, [7], count, count + 1, replace=True))
     return sorted(before)
+
+
+def test_an_entry_that_others_delete_while_a_table_cannot_be_opened_does_not_hide_why(lakehouse):
+    table = lakehouse.silver("uno")
+    commit(plan(table, [1], None, 1))
+    log = Path(table.uri, "_delta_log")
+    (log / f"{1:020}.json").write_text("no JSON")
+    (log / f"{0:020}.checkpoint.parquet").symlink_to("deleted")  # listed, and gone
+    with pytest.raises(DataError, match="cannot be opened"):
+        table.open()
 
 
 def test_files_that_were_replaced_a_moment_ago_are_deleted_after_their_replacement_is_on_the_disk(lakehouse, events):
