@@ -52,7 +52,7 @@ COMMANDS = {
     ),
     "maintain": (
         "commands.maintain:maintain",
-        "Join small files, delete files that no version needs any more, shorten logs; no row changes, whoever is at work.",
+        "Join small files, renew outdated ones, delete unneeded ones, shorten logs; no row changes, whoever is at work.",
     ),
     "archive": (
         "commands.archive:archive",

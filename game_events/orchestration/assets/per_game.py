@@ -59,7 +59,7 @@ def _one_run(graph: Graph) -> str:
     words, refresh = graph.settings.names, graph.keys.named("refresh")
     return (
         f"Chosen {words.entities} that follow each other in the list of partitions are one run and one Spark job; each further "
-        f"range is a run of its own. Any choice in one run: the job `{refresh}` with `games`."
+        f"range is a run of its own. Any choice in one run: by the options of the job `{refresh}`."
     )
 
 

@@ -76,7 +76,7 @@ def plan_files(pipeline: Pipeline, tables: ExportTables, account: Export, folder
     outbox = tables.outbox.open()
     place = folder_table(pipeline, folder)
     # One version, also of a table that is compacted meanwhile.
-    delta = place.open()
+    delta = place.open_to_read()
     files = new_files(tables, place, delta, outbox)
     if not files:
         return False

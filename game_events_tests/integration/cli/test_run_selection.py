@@ -30,7 +30,17 @@ def test_a_selection_a_full_refresh_and_a_dry_run_from_the_command_line(cli, rea
     first = cli("run", "--dry-run", "--json")
     assert first.code == 0
     assert not Path(ready.lakehouse).exists()
-    needed = ["java", "java parts", "kafka", "schema registry", "lakehouse", "encryption", "tables", "forgotten gamers"]
+    needed = [
+        "settings",
+        "java",
+        "java parts",
+        "kafka",
+        "schema registry",
+        "lakehouse",
+        "encryption",
+        "tables",
+        "forgotten gamers",
+    ]
     planned = ["rules", "graph", "selection", "plan"]
     assert {c["check"]: c["ok"] for c in first.result["checks"]} == dict.fromkeys([*needed, *planned], True)
     plan = first.result["checks"][-1]["data"]

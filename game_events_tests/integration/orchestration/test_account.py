@@ -5,6 +5,7 @@ import json
 import dagster as dg
 import pytest
 
+from game_events.orchestration.events.texts import plain
 from game_events.orchestration.keys import REPORT
 from game_events.pipeline.checks.registry import CHECKS
 from game_events.producer.produce import produce
@@ -106,5 +107,5 @@ def test_each_check_by_itself_has_a_result_in_dagster_and_in_the_event_log(runs,
     assert found.description
     rows = logged_rows(environment, f"name = '{check}'")
     assert rows[-1]["status"] == ("passed" if found.passed else "warned")
-    assert json.loads(rows[-1]["detail"])["summary"] == found.description
+    assert json.loads(rows[-1]["detail"])["summary"] == plain(found.description)
     assert [r["status"] for r in logged_rows(environment, f"kind = 'run' AND name = 'check {check}'")] == ["succeeded"]

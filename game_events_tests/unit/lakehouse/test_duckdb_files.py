@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from game_events.errors import ConfigurationError
+from game_events.errors import ConfigurationError, LostFileError
 from game_events.lakehouse.query import TablesSql
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.tables import put
@@ -231,7 +231,7 @@ def test_a_file_that_became_shorter_is_an_error_and_never_other_rows(tmp_path):
             with pytest.raises(ConfigurationError, match="the query failed"):
                 list(tables.query(f"SELECT sum(n + {left}) FROM silver_a_events")[1])
         path.unlink()
-        with pytest.raises(ConfigurationError, match="are gone: maintenance deletes"):
+        with pytest.raises(LostFileError, match="is gone, though the table's log lists it"):
             list(tables.query("SELECT sum(n) FROM silver_a_events")[1])
 
 

@@ -49,6 +49,9 @@ class Topic:
     def batch_limit(self, _):
         return 5
 
+    def take_notices(self):
+        return []
+
 
 def write(table, schema, rows):
     return staged(table, pa.Table.from_pylist(rows, schema=schema))
