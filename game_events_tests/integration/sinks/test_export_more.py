@@ -120,7 +120,7 @@ def test_a_table_that_is_compacted_while_its_export_is_planned_is_sent_whole(wor
     for number in range(2):
         write_deltalake(folder, pa.table({"at": ["one"], "x": [number]}), partition_by=["at"], mode="append")
     place = folder_table(pipeline, str(folder))
-    delta = place.open()
+    delta = place.open_to_read()
     files = new_files(ExportTables.of(pipeline.lakehouse, "gamer_id"), place, delta, None)
     DeltaTable(folder).optimize.compact()
     sent = file_rows(pipeline, place, delta, files).collect()
