@@ -9,12 +9,11 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from google.protobuf import descriptor_pb2
 
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.runs.refresh import refresh
 from game_events.sources.kafka.client import ensure_topic
-from game_events_tests.support.decoding.helpers import compiled
+from game_events_tests.support.decoding.helpers import descriptor_set
 from game_events_tests.support.javascript.clients import run_script
 from game_events_tests.support.reconciliation import gold, rows
 
@@ -163,7 +162,6 @@ def records() -> list[dict[str, Any]]:
 
 
 def test_every_value_of_every_format_arrives_as_it_was_sent(settings, pipeline, records):
-    files = descriptor_pb2.FileDescriptorSet.FromString(compiled(PROTO, 7001).files)
     ensure_topic(settings, 1)
     sent = run_script(
         "produce.mjs",
@@ -171,7 +169,7 @@ def test_every_value_of_every_format_arrives_as_it_was_sent(settings, pipeline, 
             "brokers": settings.kafka_bootstrap_servers,
             "registry": settings.schema_registry_url,
             "topic": settings.kafka_topic,
-            "descriptors": base64.b64encode(files.SerializeToString()).decode(),
+            "descriptors": base64.b64encode(descriptor_set(PROTO)).decode(),
             "records": records,
         },
     )

@@ -6,13 +6,12 @@ import base64
 from typing import Any
 
 import pytest
-from google.protobuf import descriptor_pb2
 
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events_tests.support.decoding.helpers import compiled, decode, reasons_by_position, rows_by_position
+from game_events_tests.support.decoding.helpers import compiled, decode, descriptor_set, reasons_by_position, rows_by_position
 from game_events_tests.support.decoding.registered_forms import FORMS, in_form
 from game_events_tests.support.javascript.clients import run_script
 
@@ -61,13 +60,12 @@ class Registry:
 @pytest.fixture(scope="module")
 def written() -> dict[str, Any]:
     """What the client's serializer made of `SENT`, and the one schema that it registered."""
-    files = descriptor_pb2.FileDescriptorSet.FromString(compiled(PROTO, 7301).files)
     return run_script(
         "produce.mjs",
         {
             "registry": "mock://javascript",
             "topic": "nested",
-            "descriptors": base64.b64encode(files.SerializeToString()).decode(),
+            "descriptors": base64.b64encode(descriptor_set(PROTO)).decode(),
             "records": [{"format": "protobuf", "message": name, "value": value} for name, (value, _) in SENT.items()],
         },
     )

@@ -97,7 +97,9 @@ def test_a_game_that_fails_every_time_holds_up_no_other_by_hand_and_by_the_job(r
         sent = sent.merge(produce(environment, wave(*games, seed=seed)))
         result = runs.refresh()
         assert not result.success
-        (failure,) = [e for e in result.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE]
+        failures = {e.step_key: e for e in result.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE}
+        assert failures.keys() == {"refresh_silver", "refresh_gold", "report"}
+        failure = failures["report"]
         assert all(name in failure.step_failure_data.user_failure_data.description for name in damaged)
         truth = {g: (t.session_count, t.min_timestamp, t.max_timestamp) for g, t in sent.truth["spades"].items()}
         assert reconciliation.gold(environment, "spades") == truth

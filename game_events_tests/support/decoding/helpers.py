@@ -1,12 +1,16 @@
 """What the decoding tests share: compiled schemas, frames from the Confluent serializer, expected columns."""
 
 import functools
+import tempfile
+from importlib.resources import files
+from pathlib import Path
 
 import pyarrow as pa
 from confluent_kafka.schema_registry import SchemaRegistryClient, prefix_schema_id_serializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.schema_registry.serde import SchemaId
 from google.protobuf import message_factory
+from grpc_tools import protoc
 
 from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
 from game_events.decoding.compiler import compile_schema
@@ -21,6 +25,17 @@ REGISTRY = SchemaRegistryClient.new_client({"url": "mock://decoding"})
 def compiled(text, schema_id=1, references=()):
     """A schema as the driver compiles it."""
     return compile_schema(RegistrySchema(schema_id, "PROTOBUF", text, references))
+
+
+def descriptor_set(text):
+    """The descriptors of a schema as protoc itself makes them, with JSON names and all imports."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "main.proto").write_text(text)
+        known = files("grpc_tools") / "_proto"
+        target = Path(folder, "set")
+        options = [f"-I{folder}", f"-I{known}", "--include_imports", f"--descriptor_set_out={target}"]
+        assert protoc.main(["protoc", *options, "main.proto"]) == 0
+        return target.read_bytes()
 
 
 def python_class(schema, path=(0,)):
