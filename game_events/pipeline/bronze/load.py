@@ -156,8 +156,6 @@ def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, pa
     landed = commit(replace(planned, about=about, follows=bronze))
     pipeline.handles.share(pipeline.bronze, landed.handle)
     failpoints.reach("bronze_committed")
-    if isinstance(pipeline.source, KafkaSource) and pipeline.source.small_records:
-        pipeline.small_batches.add(batch)
     report_batch(pipeline, report, known, planned, landed, staged)
     report.add_read(part.start, part.end, part.unit)
     report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed, nulled=staged.nulled))

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -21,7 +22,7 @@ from game_events.config.sql_text import columns_in
 from game_events.lakehouse.data.snapshot import FileSelection
 from game_events.lakehouse.data.spark_files import read_files
 from game_events.lakehouse.event_columns import BRONZE_ONLY, OWN_COLUMNS
-from game_events.pipeline.quality.judging import DECIDED, DISPOSITION, REJECT, RuleSplit
+from game_events.pipeline.quality.judging import DISPOSITION, REJECT, RuleColumns, RuleSplit
 from game_events.spark.config import null_on_error
 
 #: Violating rows of one pass that go through the driver's memory, 100 bytes each, and to every worker, some bytes each.
@@ -36,8 +37,8 @@ class Violations:
 
     Attributes:
         split: what is done with them.
-        files: path of a file below the table's folder -> its violating rows, ascending, as an Arrow stream: `ROW`, the bits of
-            the rules, the disposition. A file without any is left out.
+        files: path of a file below the table's folder -> its violating rows, ascending, as an Arrow stream: `ROW`, and the
+            bits of the rules. A file without any is left out.
     """
 
     split: RuleSplit
@@ -46,32 +47,39 @@ class Violations:
     def of_file(self, path: str) -> pa.Table:
         """A file's violating rows."""
         data = self.files.get(path)
-        return _read(data) if data is not None else _schema(self.split).empty_table()
+        return _read(data) if data is not None else _schema(self.split.rules).empty_table()
 
     def schema(self, columns: pa.Schema, of_file: pa.Table) -> pa.Schema:
         """Columns to read of a file: those of the table, and bronze's own if rows are rejected."""
-        rejects = self.split.quarantine is not None and pc.any(pc.equal(of_file.column(DISPOSITION), REJECT)).as_py()
+        rejects = self.split.quarantine is not None and bool((self._dispositions(of_file) == REJECT).any())
         return pa.schema([*columns, *(OWN_COLUMNS.field(name) for name in BRONZE_ONLY)]) if rejects else columns
 
     def added(self, rows: pa.Table, first: int, of_file: pa.Table) -> pa.Table:
         """The rows, the first of which has the place `first`, with `RuleSplit.columns`: bronze's own of rejected rows only."""
-        count = rows.num_rows
-        begin, end = np.searchsorted(of_file.column(ROW).to_numpy(), [first, first + count])
+        begin, end = np.searchsorted(of_file.column(ROW).to_numpy(), [first, first + rows.num_rows])
         mine = of_file.slice(begin, end - begin)
-        places = mine.column(ROW).to_numpy() - first
-        found: dict[str, pa.Array | pa.ChunkedArray] = {}
-        for name in mine.column_names[1:]:
-            values = np.zeros(count, mine.schema.field(name).type.to_pandas_dtype())  # zero: no bit, and `KEEP`
-            values[places] = mine.column(name).to_numpy()
-            found[name] = pa.array(values)
+        places, dispositions = mine.column(ROW).to_numpy() - first, self._dispositions(mine)
+        more = {name: _at(places, mine.column(name).to_numpy(), rows.num_rows) for name in self.split.rules.names}
+        if self.split.has_disposition:
+            more[DISPOSITION] = _at(places, dispositions, rows.num_rows)
         if self.split.quarantine is not None:
-            rejected = places[mine.column(DISPOSITION).to_numpy() == REJECT]
-            found |= _only(rows, rejected)
-        with_all = {name: rows.column(name) for name in rows.column_names if name not in BRONZE_ONLY}
-        return pa.table(with_all | {name: found[name] for name in self.split.columns})
+            more |= _only(rows, places[dispositions == REJECT])
+        table = {name: rows.column(name) for name in rows.column_names if name not in BRONZE_ONLY}
+        return pa.table(table | {name: more[name] for name in self.split.columns})
+
+    def _dispositions(self, violating: pa.Table) -> npt.NDArray[np.int32]:
+        rules = self.split.rules
+        return rules.dispositions([violating.column(name).to_numpy() for name in rules.names])
 
 
-def _only(rows: pa.Table, places: np.ndarray) -> dict[str, pa.Array | pa.ChunkedArray]:
+def _at(places: npt.NDArray[np.int64], values: npt.NDArray[Any], count: int) -> pa.Array:
+    """So many values: these at their places, and zero elsewhere: no rule is violated, and the row is kept."""
+    found = np.zeros(count, values.dtype)
+    found[places] = values
+    return pa.array(found)
+
+
+def _only(rows: pa.Table, places: npt.NDArray[np.int64]) -> dict[str, pa.Array | pa.ChunkedArray]:
     """Bronze's own columns, with values at these places and NULL elsewhere."""
     if not len(places):
         return {name: pa.nulls(rows.num_rows, OWN_COLUMNS.field(name).type) for name in BRONZE_ONLY}
@@ -97,15 +105,15 @@ def find_violations(
     needed = {rules.game_column, "_batch"}.union(*(columns_in(rule.sql, columns.names) for rule in rules.rules))
     with null_on_error(spark):
         rows = read_files(spark, files.files, StructType([f for f in columns.fields if f.name in needed]))
-        rows = rows.select("*", F.col("_metadata.file_path").alias(FILE), F.col("_metadata.row_index").alias(ROW))
-        rows = (rows if above is None else rows.where(F.col("_batch") > above)).withColumn(DECIDED, F.lit(0).cast("bigint"))
+        rows = rows if above is None else rows.where(F.col("_batch") > above)
+        place = (F.col("_metadata.file_path").alias(FILE), F.col("_metadata.row_index").alias(ROW))
         violating = reduce(Column.__or__, (F.col(name) != 0 for name in rules.names))
-        found = rules.judged(rows, held=None).where(violating).select(FILE, *_schema(split).names)
+        rows = rows.select(*place, *rules.violated()).where(violating)
         # The limit is another stage.
-        found = (found.limit(MOST_VIOLATIONS + 1) if files.rows > MOST_VIOLATIONS else found).toArrow()
+        found = (rows.limit(MOST_VIOLATIONS + 1) if files.rows > MOST_VIOLATIONS else rows).toArrow()
     if found.num_rows > MOST_VIOLATIONS:
         return None
-    return Violations(split, _by_path(found, files, _schema(split)))
+    return Violations(split, _by_path(found, files, _schema(split.rules)))
 
 
 def _by_path(found: pa.Table, files: FileSelection, schema: pa.Schema) -> dict[str, bytes]:
@@ -125,9 +133,8 @@ def _by_path(found: pa.Table, files: FileSelection, schema: pa.Schema) -> dict[s
     return by_path
 
 
-def _schema(split: RuleSplit) -> pa.Schema:
-    fields = [(ROW, pa.int64()), *((name, pa.int64()) for name in split.rules.names)]
-    return pa.schema([*fields, (DISPOSITION, pa.int32())] if split.has_disposition else fields)
+def _schema(rules: RuleColumns) -> pa.Schema:
+    return pa.schema([(name, pa.int64()) for name in (ROW, *rules.names)])
 
 
 def _written(rows: pa.Table) -> bytes:
