@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
+from functools import lru_cache, reduce
 
 from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
@@ -24,7 +24,7 @@ def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructTyp
             message has the rule, the problem and the columns.
     """
     rules = list(rules)
-    if any(_refused(rule.sql) for rule in rules) or not _sound_together(spark, [rule.sql for rule in rules], columns):
+    if any(_refused(rule.sql) for rule in rules) or not _sound_together(spark, tuple(rule.sql for rule in rules), columns):
         refuse(problems(spark, rules, columns), columns.names)
 
 
@@ -56,7 +56,8 @@ def _refused(sql: str) -> str | None:
     return None
 
 
-def _sound_together(spark: SparkSession, conditions: Sequence[str], columns: StructType) -> bool:
+@lru_cache(maxsize=16)  # continuous mode asks each second
+def _sound_together(spark: SparkSession, conditions: tuple[str, ...], columns: StructType) -> bool:
     """Whether Spark's analysis accepts all conditions at once, in a fraction of the time that each of them takes by itself."""
     with null_on_error(spark), _quiet():
         try:

@@ -35,8 +35,6 @@ from game_events.spark.schemas import quoted, united
 
 #: Files of which a part is read to estimate the number of games.
 SAMPLED_FILES = 8
-#: Rows up to which Spark evaluates the rules and sends the rows in one job: another job costs more than that.
-FEW_ROWS = 20_000
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ class Staging:
         held = self.decisions.held_rows(source.pipeline, asked) if asked else None
         split = _split(source, held=held is not None)
         # A part is what is left of a job that crashed: its workers get no row of another game.
-        by_workers = part is None and self._is_plain and (split is None or self.files.rows > FEW_ROWS)
+        by_workers = part is None and self._is_plain
         games = self.games if part is None else len(part)
         is_sampled = self.files.rows > TASK_ROWS and (by_workers or not games)
         sample = self._games_in_sample() if is_sampled else Counter[object]()
@@ -141,7 +139,7 @@ class Staging:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether nothing in Spark's SQL chooses or changes the rows, apart from rules."""
+        """Whether nothing in Spark's SQL chooses or changes the rows; the rules are evaluated before."""
         return self.starts is None and not self.left_out and not self.source.pipeline.extensions.transformations
 
     def file_rows(self, tasks: int, shares: int = 1) -> FileRows:
