@@ -99,7 +99,7 @@ def some_rules(random, *actions):
 
 
 def batch(random, number, count):
-    """Random rows of a batch, the last of them far from any other violation."""
+    """Random rows of a batch."""
     made = {
         name: pa.array([None if random.random() < 0.1 else random.choice(values) for _ in range(count)], kind)
         for name, (kind, values) in COLUMNS.items()
@@ -173,7 +173,8 @@ def test_random_rows_of_every_type_are_judged_alike(
         put(pipeline.bronze, both, {Txn.BATCH: 2}, rewritten=frozenset(paths(pipeline.bronze.open())))
         refresh_silver(pipeline, report)
         found[how] = found_in(pipeline, report)
-    assert len(used) == 2
+    assert len(used) == 2 or "fail" in actions, "after a failure each game goes on from a batch of its own"
+    assert used
     assert None not in used
     assert found["workers"] == found["Spark"], rules
     silver, quarantine, tables, counted, _ = found["workers"]
