@@ -168,6 +168,12 @@ class _Assignment:
         #: Range -> next offset.
         self._reached = np.array([r.start for r in ranges], np.int64)
         self._waiting = set(range(len(ranges)))
+        #: Partition -> range, if they are of one topic.
+        self._of_partition: Integers | None = None
+        if len({r.split.topic for r in ranges}) == 1:
+            self._of_partition = np.zeros(1 + max(r.split.partition for r in ranges), np.int64)
+            for number, r in enumerate(ranges):
+                self._of_partition[r.split.partition] = number
 
     def messages(self, silence_s: float) -> Iterator[Messages]:
         """Messages of the ranges, some at a time.
@@ -224,10 +230,9 @@ class _Assignment:
 
     def _numbers_of(self, records: Sequence[Message]) -> Integers:
         """Record -> number of its range."""
-        partitions = map(Message.partition, records)
-        if len({topic for topic, _ in self._numbers}) == 1:
-            of_partition = {partition: number for (_, partition), number in self._numbers.items()}
-            return np.fromiter((of_partition[int(p)] for p in partitions if p is not None), np.int64, len(records))
+        partitions: Any = map(Message.partition, records)
+        if self._of_partition is not None:
+            return self._of_partition[np.fromiter(partitions, np.int64, len(records))]
         places: Any = zip(map(Message.topic, records), partitions, strict=True)
         return np.fromiter((self._numbers[place] for place in places), np.int64, len(records))
 
@@ -252,12 +257,11 @@ class MessageColumns:
 
     def batch(self, ranges: Sequence[Range], messages: Messages) -> pa.RecordBatch:
         """A batch of `RECORD_SCHEMA`."""
-        found, of = messages.found, pa.array(messages.of)
-        splits = [r.split for r in ranges]
+        found, splits = messages.found, [r.split for r in ranges]
         columns = {
-            "topic": pa.array([split.topic for split in splits]).take(of),
-            "topic_id": pa.array([split.topic_id for split in splits]).take(of),
-            "partition": pa.array([split.partition for split in splits], pa.int32()).take(of),
+            "topic": _of_each(pa.array([split.topic for split in splits]), messages.of),
+            "topic_id": _of_each(pa.array([split.topic_id for split in splits]), messages.of),
+            "partition": _of_each(pa.array([split.partition for split in splits], pa.int32()), messages.of),
             "offset": pa.array(messages.offsets),
             "timestamp": self._timestamps(splits, messages),
             "key": pa.array(list(map(Message.key, found)), pa.binary()),
@@ -326,6 +330,13 @@ class MessageColumns:
         details = [too_large(f"{size:,}", self._most) if over else None for size, over in zip(sizes, large, strict=True)]
         reasons = pc.if_else(mask, pa.scalar(str(Reason.TOO_LARGE)), pa.nulls(len(large), pa.string()))
         return columns | {"reason": reasons, "detail": pa.array(details, pa.string())}
+
+
+def _of_each(values: pa.Array, of: Integers) -> pa.Array:
+    """The value of each record's range; most often all records are of one."""
+    if (of == of[0]).all():
+        return pa.repeat(values[int(of[0])], len(of))
+    return values.take(pa.array(of))
 
 
 def _lengths(values: pa.Array) -> Integers:
