@@ -38,16 +38,8 @@ LATE_OPTIMIZATION = (
 ARROW_RECORDS = 20_000
 #: Bytes of an Arrow batch: some records are megabytes.
 ARROW_BYTES = 64 * 1024 * 1024
-#: Bytes of a record, with key and headers, up to which it is small.
-SMALL_RECORD_BYTES = 2_048
-#: Bytes that a header takes in memory beside its key and value.
-HEADER_BYTES = 32
-#: Kafka records of an Arrow batch: small ones need no limit of bytes. Large enough for groups of 20 schema versions.
-KAFKA_ARROW_RECORDS = ARROW_BYTES // SMALL_RECORD_BYTES
 ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
 ARROW_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
-#: The value that turns the limit off.
-NO_BYTES_LIMIT = str(2**31 - 1)
 #: Off, whatever a user sets: decoding reads Arrow's 32-bit offsets (decoding/core/wire_format.py).
 LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"
 #: Class path before PySpark's own jars in the driver's JVM.
@@ -68,13 +60,6 @@ _CLASSIC = {
     "spark.ui.retainedStages": "50",
     "spark.ui.retainedTasks": "500",
     "spark.sql.ui.retainedExecutions": "20",
-    # Of each partition Spark keeps the consumer and the last poll of a micro-batch, by default for 5 minutes. The next
-    # micro-batch never asks for them, as it reads with a consumer group of its own. Of 24 partitions with records of 300 bytes
-    # the polls are 22 MB: 44 micro-batches within these minutes ended a JVM of 1 GiB.
-    "spark.kafka.consumer.cache.timeout": "5s",
-    "spark.kafka.consumer.cache.evictorThreadRunInterval": "5s",
-    "spark.kafka.consumer.fetchedData.cache.timeout": "5s",
-    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "5s",
     # Masks options with credentials in plans and the UI.
     "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]key|sasl|jaas|ssl[.]key",
 }
@@ -103,25 +88,11 @@ def changed(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def arrow_batches(spark: SparkSession, records: int, *, unlimited: bool = False) -> Iterator[None]:
-    """Arrow batches of so many records for the jobs of a block, unless the user has set other sizes.
-
-    `unlimited`: so many records are known to be small, so without a limit of bytes: for that, Spark computes the size of the
-    batch anew for each row, which takes as long as the conversion to Arrow itself.
-    """
-    wanted = {ARROW_RECORDS_KEY: str(records)} | ({ARROW_BYTES_KEY: NO_BYTES_LIMIT} if unlimited else {})
-    own = {ARROW_RECORDS_KEY: str(ARROW_RECORDS), ARROW_BYTES_KEY: str(ARROW_BYTES)}
-    unchanged = all(spark.conf.get(key) == value for key, value in own.items())
-    with changed(spark, wanted if unchanged else {}):
-        yield
-
-
-@contextmanager
 def null_on_error(spark: SparkSession) -> Iterator[None]:
     """Expressions that fail for a row give NULL, for the jobs of a block; then the former settings return.
 
     Besides ANSI mode, elimination of common subexpressions is off: it would move what two rules share out of the `try` around
-    each (`rule_columns.holds`), and one row's error would end the job.
+    each (`judging.holds`), and one row's error would end the job.
     """
     with changed(spark, {"spark.sql.ansi.enabled": "false", "spark.sql.subexpressionElimination.enabled": "false"}):
         yield
@@ -147,8 +118,6 @@ def session_config(settings: Settings) -> dict[str, str]:
         # For small jobs; large ones set their number of tasks by their rows.
         "spark.sql.shuffle.partitions": "8",
         "spark.sql.debug.maxToStringFields": "50",
-        # Spark's default without Kafka: the newer reader does not convert each record to Java objects and back.
-        "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
         # A crashed worker logs its stack.
         "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     }
