@@ -109,8 +109,9 @@ def find_violations(
         place = (F.col("_metadata.file_path").alias(FILE), F.col("_metadata.row_index").alias(ROW))
         violating = reduce(Column.__or__, (F.col(name) != 0 for name in rules.names))
         rows = rows.select(*place, *rules.violated()).where(violating)
-        # The limit is another stage.
-        found = (rows.limit(MOST_VIOLATIONS + 1) if files.rows > MOST_VIOLATIONS else rows).toArrow()
+        if files.rows > MOST_VIOLATIONS or not files.rows_known:
+            rows = rows.limit(MOST_VIOLATIONS + 1)  # another stage
+        found = rows.toArrow()
     if found.num_rows > MOST_VIOLATIONS:
         return None
     return Violations(split, _by_path(found, files, _schema(split.rules)))
