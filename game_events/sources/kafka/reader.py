@@ -205,6 +205,8 @@ class _Assignment:
         self._reached = np.array([r.start for r in ranges], np.int64)
         self._waiting = set(range(len(ranges)))
         self._damage: Damage | None = None
+        #: Whether the client has left a position: behind a damaged batch it takes other bytes for the next one.
+        self._astray = False
 
     def messages(self) -> Iterator[Messages | Unreadable]:
         """Messages of the ranges, some at a time, and offsets that have none because their batch cannot be unpacked.
@@ -223,12 +225,13 @@ class _Assignment:
     def _assign(self, places: Mapping[int, int]) -> None:
         """Fetch these ranges from these offsets on, and nothing else."""
         splits = [(self._ranges[number].split, offset) for number, offset in places.items()]
+        self._astray = False
         self._opened.consumer.assign([TopicPartition(split.topic, split.partition, offset) for split, offset in splits])
 
     def _until_damage(self) -> Iterator[Messages]:
         """Messages up to the ends of all ranges, or to a batch that cannot be unpacked; records of others may come later."""
         consumer, last = self._opened.consumer, time.monotonic()
-        while self._waiting and self._damage is None:
+        while self._waiting and self._damage is None and not self._astray:
             # What was fetched already is taken at once: waiting for a full list would hold as many messages, however large.
             found = consumer.consume(MESSAGES, 0) or consumer.consume(1, LOOK_S)
             records = self._without_errors(found) if any(map(Message.error, found)) else found
@@ -258,7 +261,7 @@ class _Assignment:
                     self._reached[number] = max(self._reached[number], int(message.offset() or 0))
             else:
                 self._damage = self._damage_of(message, error)
-                if self._damage is not None:
+                if self._damage is not None or self._astray:
                     break
         return records
 
@@ -269,19 +272,22 @@ class _Assignment:
         """The damage that an error tells of; None: it is of no offset of a range. Raises other errors."""
         topic = message.topic()
         where = f"{topic}[{message.partition()}]"
-        if error.code() in GONE:
-            raise ConflictError(f"{where}: records have gone since they were planned to be read ({error.str()})")
-        if error.code() not in DAMAGED:
-            if topic is None:  # Of the consumer group, which is not used and which this login may not be allowed to see.
-                return None
+        if topic is None:  # Of the consumer group, which is not used and which this login may not be allowed to see.
+            return None
+        if error.code() not in (*GONE, *DAMAGED):
             raise self._opened.memory.explain(f"{_READING} of {where}", error)
         number, offset = self._number_of(message), int(message.offset() or 0)
         if number is None or number not in self._waiting:
             return None
-        if offset >= self._ends[number]:
+        if error.code() in DAMAGED and offset < self._ends[number]:
+            return Damage(number, offset, error.str())
+        if error.code() in DAMAGED:
             self._reached[number] = self._ends[number]
-            return None
-        return Damage(number, offset, error.str())
+        elif offset > self._ends[number]:
+            self._astray = True
+        else:
+            raise ConflictError(f"{where}: records have gone since they were planned to be read ({error.str()})")
+        return None
 
     def _passed(self, damage: Damage) -> Unreadable:
         """The range's offsets of a damaged batch, which are passed: up to the first offset that is none of it."""
@@ -303,7 +309,9 @@ class _Assignment:
                 if error is None or error.code() == KafkaError._PARTITION_EOF:
                     return False
                 found = self._damage_of(message, error)
-                return found is not None and found.offset == damage.offset
+                if not self._astray:
+                    return found is not None and found.offset == damage.offset
+                self._assign({damage.number: offset})
             self._refuse_silence(last)
 
     def _wanted(self, records: list[Message]) -> Iterator[Messages]:
