@@ -43,12 +43,13 @@ MESSAGES = 2_000
 PARTITIONS_AT_ONCE = 64
 #: Records that are described to the user, of each task.
 EXAMPLES = 5
-#: Seconds without a record after which a task fails: a new leader may take some.
-SILENCE_S = 60.0
+#: Seconds without a record after which a task fails: a new leader takes some, and unpacking a batch of a gigabyte a minute.
+SILENCE_S = 120.0
 #: Options that a user may replace: no wait for more records where a partition ends, large fetches, bounded memory.
 DEFAULTS: dict[str, object] = {
     "fetch.wait.max.ms": 20,
     "fetch.message.max.bytes": 4 * 1024 * 1024,
+    "fetch.max.bytes": 16 * 1024 * 1024,
     "queued.min.messages": 1_000_000,
     "queued.max.messages.kbytes": 32 * 1024,
     # Else a second, while what is queued is used up earlier.
@@ -174,16 +175,25 @@ class KeptConsumer:
                 raise taken.memory.explain(_READING, error.args[0]) from error
             raise
         taken.consumer.unassign()
-        if self._kept is not None:  # of a reading that began later
-            self._kept.consumer.close()
+        self.close()  # that of a reading which began later
         self._kept = taken
+
+    @property
+    def consumer(self) -> Consumer | None:
+        """The consumer, while it is not lent."""
+        return None if self._kept is None else self._kept.consumer
+
+    def close(self) -> None:
+        """Close the consumer, unless it is another process's, whose threads it would wait for."""
+        if self._kept is not None and self._kept.process == os.getpid():
+            self._kept.consumer.close()
+        self._kept = None
 
     def _take(self, reading: KafkaReading) -> OpenConsumer:
         kept, process = self._kept, os.getpid()
-        if kept is not None and kept.process == process:
-            if kept.options == reading.options:
-                return kept
-            kept.consumer.close()
+        if kept is not None and kept.process == process and kept.options == reading.options:
+            return kept
+        self.close()
         memory = CauseMemory(reading.servers)
         consumer = new_client(reading.make or Consumer, {**reading.options, "error_cb": memory})
         return OpenConsumer(consumer, reading.options, memory, process)
@@ -398,10 +408,17 @@ class MessageColumns:
             "offset": pa.array(messages.offsets),
             "timestamp": self._timestamps(splits, messages),
             "key": pa.array(list(map(Message.key, found)), pa.binary()),
-            "value": pa.array(list(map(Message.value, found)), pa.binary()),
             "headers": self._headers(splits, messages),
         }
-        return columns_of(self._cut(columns), len(found))
+        values: list[bytes | None] = list(map(Message.value, found))
+        lost = np.zeros(len(found), np.int64)
+        for row in np.flatnonzero(np.fromiter(map(len, found), np.int64, len(found)) > self._most).tolist():
+            # Cut before it is copied: it may be hundreds of megabytes.
+            whole = values[row] or b""
+            values[row] = whole[:KEPT_BYTES]
+            lost[row] = len(whole) - len(values[row] or b"")
+        columns["value"] = pa.array(values, pa.binary())
+        return columns_of(self._cut(columns, lost), len(found))
 
     def _timestamps(self, splits: Sequence[Split], messages: Messages) -> pa.Array:
         """Microseconds; NULL where a producer's number is more than a column can hold."""
@@ -447,11 +464,15 @@ class MessageColumns:
         if len(self._notes.examples) < EXAMPLES:
             self._notes.examples.append(f"{split}@{message.offset()} ({what})")
 
-    def _cut(self, columns: dict[str, pa.Array]) -> dict[str, pa.Array]:
-        """The columns, of records that are too large the first bytes only, with reason and detail."""
+    def _cut(self, columns: dict[str, pa.Array], lost: Integers) -> dict[str, pa.Array]:
+        """The columns, of records that are too large the first bytes only, with reason and detail.
+
+        `lost`: bytes of each value that were cut off already.
+        """
         sizes = RecordBytes(columns)
-        self._notes.largest = max(self._notes.largest, int(sizes.held.max(initial=0)))
-        large = sizes.all > self._most
+        whole = sizes.all + lost
+        self._notes.largest = max(self._notes.largest, int((sizes.held + lost).max(initial=0)))
+        large = whole > self._most
         if not large.any():
             return columns
         mask = pa.array(large)
@@ -459,7 +480,7 @@ class MessageColumns:
             columns[name] = pc.if_else(mask, pc.binary_slice(columns[name], 0, KEPT_BYTES), columns[name])
         no_room = pa.array(large & (sizes.headers > min(self._most, KEPT_BYTES)))
         columns["headers"] = pc.if_else(no_room, pa.scalar([], HEADERS), columns["headers"])
-        details = [too_large(f"{size:,}", self._most) if over else None for size, over in zip(sizes.all, large, strict=True)]
+        details = [too_large(f"{size:,}", self._most) if over else None for size, over in zip(whole, large, strict=True)]
         reasons = pc.if_else(mask, pa.scalar(str(Reason.TOO_LARGE)), pa.nulls(len(large), pa.string()))
         return columns | {"reason": reasons, "detail": pa.array(details, pa.string())}
 
