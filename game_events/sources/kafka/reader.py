@@ -400,11 +400,11 @@ class MessageColumns:
                     yield self._batch(splits, part)
 
     def _batch(self, splits: Sequence[Split], messages: Messages) -> pa.RecordBatch:
-        found, of = messages.found, pa.array(messages.of)
+        found, of = messages.found, messages.of
         columns = {
-            "topic": pa.array([split.topic for split in splits]).take(of),
-            "topic_id": pa.array([split.topic_id for split in splits]).take(of),
-            "partition": pa.array([split.partition for split in splits], pa.int32()).take(of),
+            "topic": _of_each(pa.array([split.topic for split in splits]), of),
+            "topic_id": _of_each(pa.array([split.topic_id for split in splits]), of),
+            "partition": _of_each(pa.array([split.partition for split in splits], pa.int32()), of),
             "offset": pa.array(messages.offsets),
             "timestamp": self._timestamps(splits, messages),
             "key": pa.array(list(map(Message.key, found)), pa.binary()),
@@ -483,6 +483,13 @@ class MessageColumns:
         details = [too_large(f"{size:,}", self._most) if over else None for size, over in zip(whole, large, strict=True)]
         reasons = pc.if_else(mask, pa.scalar(str(Reason.TOO_LARGE)), pa.nulls(len(large), pa.string()))
         return columns | {"reason": reasons, "detail": pa.array(details, pa.string())}
+
+
+def _of_each(values: pa.Array, of: Integers) -> pa.Array:
+    """The value of each record's range; most often all records are of one."""
+    if (of == of[0]).all():
+        return pa.repeat(values[int(of[0])], len(of))
+    return values.take(pa.array(of))
 
 
 def _parts(messages: Messages) -> Iterator[Messages]:
