@@ -48,7 +48,6 @@ from game_events.pipeline.state.commit_info import batch_info
 from game_events.pipeline.state.offsets import after_origins, archive_noted, identity
 from game_events.pipeline.suppression.driver import erasure_fence
 from game_events.sources.core.source import FILES, Gap, MicroBatch, SourceSnapshot
-from game_events.spark.config import SMALL_RECORD_BYTES
 
 #: Records that a notice names.
 EXAMPLES = 5
@@ -157,8 +156,6 @@ def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, pa
     landed = commit(replace(planned, about=about, follows=bronze))
     pipeline.handles.share(pipeline.bronze, landed.handle)
     failpoints.reach("bronze_committed")
-    if staged.largest <= SMALL_RECORD_BYTES:
-        pipeline.small_batches.add(batch)
     report_batch(pipeline, report, known, planned, landed, staged)
     report.add_read(part.start, part.end, part.unit)
     report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed, nulled=staged.nulled))
