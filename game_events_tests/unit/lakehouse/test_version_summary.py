@@ -150,7 +150,7 @@ def test_a_version_that_a_power_cut_has_emptied_is_not_known_by_it(table, opens)
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda text: b"", lambda text: text[:-7], lambda text: bytes(len(text)), lambda text: text * 2]
+    "damage", [lambda text: text[:0], lambda text: text[:-7], lambda text: bytes(len(text)), lambda text: text * 2]
 )
 def test_a_damaged_one_is_not_believed(table, opens, damage):
     leave(table)
