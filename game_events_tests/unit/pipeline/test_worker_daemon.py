@@ -239,7 +239,7 @@ def test_each_part_is_acknowledged_as_soon_as_it_was_read():
     done = []
 
     class Connection:
-        def recv_into(self, buffer):
+        def recv_into(self, _buffer):
             done.append("read")
             return 0
 
