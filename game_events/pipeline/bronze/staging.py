@@ -7,6 +7,7 @@ are cut in the JVM: no worker, no Arrow batch and no file ever holds one whole.
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from deltalake import DeltaTable
 from py4j.protocol import Py4JJavaError
@@ -24,6 +25,7 @@ from game_events.pipeline.bronze.isolation import Deadly, deadly_records
 from game_events.pipeline.bronze.quarantine import Decided
 from game_events.pipeline.bronze.worker import BronzeTask, DecodeJob, StageResult
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.suppression.driver import suppression
 from game_events.sources.core.source import MicroBatch
 from game_events.sources.files.offsets import FileGap
@@ -40,12 +42,19 @@ TASK_RECORDS = 500_000
 #: Columns with a record's reason and detail for quarantine; NULL: it is to be decoded.
 WHY = ("reason", "detail")
 _DEADLY = "_deadly"
+Job = TypeVar("Job", bound=DecodeJob)
 
 
 def stage_micro_batch(
-    pipeline: Pipeline, bronze: DeltaTable, columns: ColumnMap, part: MicroBatch, batch: int, decided: Decided
+    pipeline: Pipeline,
+    bronze: DeltaTable,
+    columns: ColumnMap,
+    part: MicroBatch,
+    batch: int,
+    decided: Decided,
+    one_pass: OnePass | None = None,
 ) -> StageResult:
-    """Decode a micro-batch and write its files.
+    """Decode a micro-batch and write its files; `one_pass`: gets silver's files of the same rows, where the workers write them.
 
     `bronze`: the version with the `erasures` that the commit compares; the list of erased data subjects is read after it.
     `batch`: the number of its rows. `decided`: records that are left out, as quarantine holds them.
@@ -69,7 +78,7 @@ def stage_micro_batch(
     job = BronzeTask(*tables, DecodePlan(), constants, batch, pipeline.run_id, keep_raw, decided, whom, reading)
     attempt = _Attempt(pipeline, job, columns, expected)
     try:
-        staged = attempt.run(part)
+        staged = attempt.with_silver(bronze, part, one_pass)
     except WorkerCrashError as error:
         if not isinstance(source, KafkaSource):  # only in a topic each offset is one record
             raise
@@ -93,6 +102,7 @@ class _Attempt:
     job: BronzeTask
     columns: ColumnMap
     expected: list[TypeKey]
+    one_pass: OnePass | None = None
 
     def run(self, part: MicroBatch, deadly: Deadly | None = None) -> StageResult:
         """Decode a part; raises WorkerCrashError. `deadly`: records that are quarantined without being decoded."""
@@ -109,13 +119,22 @@ class _Attempt:
             rows = rows.coalesce(max(1, -(-source.records(part) // TASK_RECORDS)))
         ranges = named([f"{split} {part.start[split]} to {end - 1}" for split, end in sorted(part.end.items())])
         with arrow_batches(spark, KAFKA_ARROW_RECORDS, unlimited=small), crashes_explained(f" over {ranges}"):
-            staged = run_decode_job(self.pipeline, job, rows, self.columns, self.expected)
+            job, staged = run_decode_job(self.pipeline, job, rows, self.columns, self.expected)
         if isinstance(source, KafkaSource) and staged.large:
             # Nothing was written: once more, and from now on, as a job that takes large records.
-            staged.discard(job.bronze, job.quarantine)
+            job.discard(staged)
             source.small_records = False
             return self.run(part, deadly)
+        if self.one_pass is not None:
+            self.one_pass.staged(job.fan_out, staged.silver)
         return staged
+
+    def with_silver(self, bronze: DeltaTable, part: MicroBatch, one_pass: OnePass | None) -> StageResult:
+        """As `run`; where it is possible, the workers write silver's files of the rows, too."""
+        if one_pass is None:
+            return self.run(part)
+        task = one_pass.plan(self.pipeline, bronze, self.pipeline.source.records(part), TASK_RECORDS)
+        return replace(self, job=replace(self.job, one_pass=task), one_pass=one_pass).run(part)
 
 
 def _isolated(attempt: _Attempt, part: MicroBatch, error: WorkerCrashError) -> StageResult:
@@ -166,14 +185,15 @@ def _detail_of(deadly: Deadly) -> Column:
 
 
 def run_decode_job(
-    pipeline: Pipeline, job: DecodeJob, rows: DataFrame, columns: ColumnMap, wanted: Iterable[TypeKey]
-) -> StageResult:
+    pipeline: Pipeline, job: Job, rows: DataFrame, columns: ColumnMap, wanted: Iterable[TypeKey]
+) -> tuple[Job, StageResult]:
     """Run rows through the workers, again if types occurred that the plan did not know: only the driver asks the registry.
 
     Files of earlier attempts are deleted; so are files of a plan with types that did not occur and that changed columns, as the
     commit gives the table the columns of the types that occurred. Not again if there are `large` records.
 
-    `wanted`: types to plan for at once; those that this process met are added.
+    `wanted`: types to plan for at once; those that this process met are added. Returns the job with the plan of the last
+    attempt, too.
 
     Raises:
         TransientError: a type's schema is not archived and the registry does not answer.
@@ -187,8 +207,8 @@ def run_decode_job(
         catalog.offer(staged.schemas)
         new = staged.unknown - planned
         if staged.large or (not new and _same_columns(job.plan.columns, catalog.message_columns(columns, staged.types))):
-            return staged
-        staged.discard(job.bronze, job.quarantine)
+            return job, staged
+        job.discard(staged)
         asked, missed = catalog.look_up(new, room)
         room -= missed
         if asked < new:
