@@ -130,7 +130,7 @@ def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
 
 
 def _commit_micro_batch(
-    pipeline: Pipeline, tables: Tables, plan: OffsetPlan, part: MicroBatch, report: RunReport, one_pass: OnePass | None
+    pipeline: Pipeline, tables: Tables, plan: OffsetPlan, part: MicroBatch, report: RunReport, one_pass: OnePass | None = None
 ) -> None:
     """Decode a micro-batch in the workers, then commit quarantine, then bronze: from the versions that were checked."""
     bronze, quarantine = tables
