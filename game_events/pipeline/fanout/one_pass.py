@@ -32,6 +32,7 @@ from game_events.pipeline.fanout.job import BUFFER_BYTES, FILE_ROWS, FanOut, Fan
 from game_events.pipeline.fanout.old_rows import parts_by_game
 from game_events.pipeline.fanout.partial_rows import COUNT, FIRST, GAME, KEY, LAST, PartialAggregate, merged
 from game_events.pipeline.fanout.routing import ColumnChoice, Routing
+from game_events.sources.core.reading import TASK_RECORDS
 
 log = logging.getLogger(__name__)
 #: Where a game may get several files, a task gives up that would write fewer rows to each: a job of silver's own, which knows
@@ -131,11 +132,8 @@ class OnePass:
     _pending: tuple[FanOut, FanOutResult] | None = None
     _partials: dict[str, GamePartial] | None = None
 
-    def plan(self, pipeline: Pipeline, bronze: DeltaTable, records: int, task_records: int) -> OnePassTask | None:
-        """How workers shall write silver's files of the next micro-batch; None: silver will have to read bronze anyway.
-
-        `records`: of the micro-batch; `task_records`: of one of its tasks at most.
-        """
+    def plan(self, pipeline: Pipeline, bronze: DeltaTable, tasks: int) -> OnePassTask | None:
+        """How workers shall write silver's files of the next micro-batch, of so many tasks; None: silver will read bronze."""
         self._drop_pending()  # of a micro-batch whose commit failed
         settings = pipeline.settings
         ruled = {rule.layer for rule in pipeline.rules}
@@ -144,16 +142,15 @@ class OnePass:
         state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
         behind = selection(bronze, state.floor(Layer.SILVER))
         admitted = state.left_out.covers(Admission.of(settings)) and not state.failed_in(Layer.SILVER)
-        if not admitted or not self._is_of(behind):
+        if not admitted or not self._is_of(behind) or self._has_small_files:
             self.drop()
             return None
-        alone = records <= task_records and not self._sources
         return OnePassTask(
             pipeline.lakehouse,
             Routing.of_all(settings, state.games),
             _columns(settings),
             not settings.gold_columns and "gold" not in ruled,
-            None if alone else min(records, task_records) // FEWEST_FILE_ROWS,
+            None if tasks == 1 and not self._sources else TASK_RECORDS // FEWEST_FILE_ROWS,
         )
 
     def staged(self, task: FanOut | None, result: FanOutResult) -> None:
@@ -221,6 +218,12 @@ class OnePass:
             return None
         # Of a task that had too many of them, partial rows are missing.
         return found.rows if pc.sum(found.rows.column(COUNT)).as_py() == files.rows else None
+
+    @property
+    def _has_small_files(self) -> bool:
+        """Whether each further micro-batch would add files where silver's own job would write larger ones."""
+        files = [file for of_game in self._result.files.values() for file in of_game] if self._result is not None else []
+        return sum(file.rows for file in files) < len(files) * FEWEST_FILE_ROWS
 
     def _is_of(self, files: FileSelection) -> bool:
         return files.exact and set(files.paths) == self._sources

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 
 from game_events.errors import first_line
 from game_events.lakehouse.data.staging import StagedWriter
-from game_events.lakehouse.data.worker_job import WorkerJob
+from game_events.lakehouse.data.worker_job import WorkerJob, task_numbers
 from game_events.pipeline.fanout.job import FanOutResult, written_alone
 from game_events.pipeline.fanout.old_rows import OldRows
 from game_events.pipeline.fanout.one_pass import OnePass
@@ -30,6 +30,7 @@ from game_events.pipeline.gold.execute import TASK_OLD_ROWS, Staged
 from game_events.pipeline.gold.new_rows import GAME
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
 from game_events.pipeline.quality.judging import RuleColumns
+from game_events.sources.core.reading import dealt
 
 log = logging.getLogger(__name__)
 #: The partial rows' names of gold's columns beside the key.
@@ -119,12 +120,11 @@ def merge_partials(run: GoldRun, plans: Mapping[str, GamePlan], found: Mapping[s
     files = {game: plans[game].old.paths for game in found if plans[game].old.files}
     old = OldRows(lakehouse, run.aggregate.name, GAME, run.aggregate.keys, schema, files)
     old_rows = sum(plans[game].old.rows for game in found)
-    tasks = min(len(found), 1 + old_rows // TASK_OLD_ROWS)
+    tasks = 1 + old_rows // TASK_OLD_ROWS
     largest_first = sorted(found, key=lambda game: -plans[game].old.rows)
-    dealt = [largest_first[number::tasks] for number in range(tasks)]
-    job = GoldMerge(old, together, parts, dealt)
+    job = GoldMerge(old, together, parts, dealt(largest_first, tasks))
     try:
-        result = FanOutResult.sum(job.collect(pipeline.spark.range(0, tasks, 1, tasks)))
+        result = FanOutResult.sum(job.collect(task_numbers(pipeline.spark, len(job.tasks))))
     except (PySparkException, Py4JJavaError) as error:
         log.warning("gold=read_from_silver error=%r", first_line(error))
         return None

@@ -51,7 +51,7 @@ def contents(settings: Settings) -> dict[str, list[str]]:
         handle = lakehouse.table(name).open() if name.startswith(("silver", "gold")) else None
         if handle is not None:
             columns = ", ".join(f'"{field}"' for field in sorted(field.name for field in handle.schema().fields))
-            found[name] = sorted(map(repr, rows(settings, name, f"SELECT {columns} FROM t")))  # noqa: S608 - our own columns
+            found[name] = sorted(map(repr, rows(settings, name, f"SELECT {columns} FROM t")))
     return found
 
 
@@ -59,7 +59,9 @@ def types(settings: Settings) -> dict[str, list[str]]:
     """Table -> its columns, with type, comment and place."""
     lakehouse = Lakehouse.of(settings)
     opened = {name: lakehouse.table(name).open() for name in lakehouse.names() if name.startswith(("silver", "gold"))}
-    return {name: [field.to_json() for field in handle.schema().fields] for name, handle in opened.items() if handle is not None}
+    return {
+        name: [field.to_json() for field in handle.schema().fields] for name, handle in opened.items() if handle is not None
+    }
 
 
 def elsewhere(settings: Settings, folder: Path) -> Settings:
@@ -264,5 +266,3 @@ def test_where_only_bronze_is_selected_nothing_is_written_for_silver(begun: Sett
         step()
     assert not Path(pipeline.lakehouse.silver("chess").uri).exists()
     held(make_pipeline(begun), (0, 0))
-
-

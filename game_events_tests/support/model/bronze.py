@@ -6,7 +6,7 @@ Everything else is the pipeline's own (`load_bronze`, its commits to both tables
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from game_events.pipeline.bronze import load as bronze
 from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.one_pass import OnePass, SecondStage
-from game_events.sources.core.source import MicroBatch, Offsets, SourceSnapshot, Split
+from game_events.sources.core.source import MicroBatch, Offsets, Source, SourceSnapshot, Split
 from game_events_tests.support.pipelines import reading, stage_by_hand
 
 LANE = Split("t", "A" * 21 + "A", 0)
@@ -57,7 +57,7 @@ class Topic:
 
 
 @dataclass
-class Reader:
+class Reader(Source):
     """The source as one run has it: what it makes of a record depends on the schemas that it knows.
 
     Attributes:
@@ -74,7 +74,7 @@ class Reader:
     until: int | None = None
     epochs: Offsets = field(default_factory=dict)
 
-    def snapshot(self) -> SourceSnapshot:
+    def snapshot(self, *, take_in: bool = True, full_refresh: bool = False) -> SourceSnapshot:  # noqa: ARG002
         """As it is seen by this run."""
         now = self.topic.snapshot()
         return SourceSnapshot(
@@ -83,17 +83,9 @@ class Reader:
             epochs=self.epochs,
         )
 
-    def subjects(self, _: Iterable[Split]) -> tuple[str, ...]:
-        """There is no registry."""
-        return ()
-
-    def batch_limit(self, _: Offsets) -> int:
+    def batch_limit(self, reached: Offsets) -> int:  # noqa: ARG002
         """Records of a slice."""
         return self.most
-
-    def take_notices(self) -> list[str]:
-        """Every record can be read."""
-        return []
 
 
 def pipeline_of(settings: Settings, reader: Reader) -> Pipeline:
@@ -139,10 +131,8 @@ def stage_micro_batch(
     return StageResult(*files, types, set(), Counter({UNKNOWN: len(bad)} if bad else {}))
 
 
-def _write_silver(
-    pipeline: Pipeline, handle: Any, columns: ColumnMap, rows: list[dict[str, Any]], one_pass: OnePass
-) -> None:
-    task = one_pass.plan(pipeline, handle, len(rows), 1_000)
+def _write_silver(pipeline: Pipeline, handle: Any, columns: ColumnMap, rows: list[dict[str, Any]], one_pass: OnePass) -> None:
+    task = one_pass.plan(pipeline, handle, 1)
     fan_out = task.fan_out(columns) if task is not None else None
     if fan_out is not None:
         silver, table = SecondStage(fan_out), pa.Table.from_pylist(rows, schema=bronze.bronze_schema(columns))
