@@ -278,6 +278,22 @@ def test_a_plain_run_takes_what_bronzes_workers_have_written_for_silver_and_gold
         world.assert_settled()
 
 
+@pytest.mark.parametrize(("point", "taken", "merged"), [("bronze_committed", 0, 0), ("silver_committed", 1, 0)])
+def test_what_is_held_is_not_used_after_a_rival_has_added_files_and_is_gone(point: str, taken: int, merged: int) -> None:
+    with closing(World(plain=True)) as world:
+        world.records_come([("rummy", "a", 1, 1), ("uno", "a", 1, 1)])
+
+        def rival() -> None:
+            world.records_come([("rummy", "a", 2, 1), ("rummy", "b", 3, 1), ("uno", "a", 2, 1)])
+            world.disturbed(point, cut)
+
+        world.disturbed(point, rival)
+        assert (world.taken, world.merged) == (taken, merged)
+        world.records_come([(game, "a", 1, 1) for game in GAMES])
+        world.work()
+        world.assert_settled()
+
+
 def test_a_rejected_record_that_does_not_decode_for_a_time_is_judged_again_and_held_once() -> None:
     with closing(World()) as world:
         world.records_come([("rummy", "a", 8, 1), ("rummy", "a", 4, 2), ("rummy", "a", 8, 2), ("rummy", "a", 1, 1)])
