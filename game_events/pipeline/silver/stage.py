@@ -21,6 +21,7 @@ from game_events.lakehouse.data.snapshot import FileSelection, read_parts, selec
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.event_columns import BRONZE_ONLY, HEADERS
 from game_events.lakehouse.event_expressions import NO_HEADERS
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.fanout.file_rows import FileRows
 from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, is_shuffled, shares_for, spread, stage, tasks_for
 from game_events.pipeline.fanout.routing import Routing
@@ -99,6 +100,13 @@ class Staging:
         entity = F.col(quoted(self.source.pipeline.settings.entity_column))
         return self.rows().groupBy(entity.alias("name")).agg(F.count(F.lit(1)).alias("rows"))
 
+    @property
+    def task(self) -> FanOut:
+        """The workers' part of the job, without rules."""
+        source, settings = self.source, self.source.pipeline.settings
+        entity, lakehouse = settings.entity_column, source.pipeline.lakehouse
+        return FanOut(lakehouse, Layer.SILVER, entity, source.schema, self.routing, choice=source.choice)
+
     def stage(self, part: Collection[str] | None = None) -> FanOutResult:
         """Write the rows of all games, or of a part of them, to files by game in one job.
 
@@ -107,8 +115,7 @@ class Staging:
             ExtensionError: a transformation failed, or a rule ran out of stack.
             TransientError, ConfigurationError: the object store failed, not this code.
         """
-        source, starts, schema = self.source, self.starts, self.source.schema
-        entity, spark = source.pipeline.settings.entity_column, source.pipeline.spark
+        source, starts, spark = self.source, self.starts, self.source.pipeline.spark
         asked = [game for game, start in (starts or {}).items() if start.redecide or start.decided > start.begin]
         held = self.decisions.held_rows(source.pipeline, asked) if asked else None
         split = _split(source, held=held is not None)
@@ -118,7 +125,7 @@ class Staging:
         is_sampled = self.files.rows > TASK_ROWS and (by_workers or not games)
         sample = self._games_in_sample() if is_sampled else Counter[object]()
         games = games or len(sample)
-        task = FanOut(source.pipeline.lakehouse, "silver", entity, schema, self.routing, split=split, choice=source.choice)
+        task = replace(self.task, split=split)
         try:
             shares = shares_for(self.files.rows, games, max(sample.values(), default=0) / max(1, sample.total()))
             if by_workers and not is_shuffled(self.files.rows, games, shares):
