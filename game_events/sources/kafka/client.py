@@ -78,15 +78,14 @@ def _is_refusal(error: KafkaError | None) -> bool:
     return error is not None and (_is_login(error) or error.code() in REQUEST)
 
 
-def client_options(settings: Settings, memory: CauseMemory, defaults: Mapping[str, object]) -> dict[str, object]:
-    """Options of a client: `defaults`, then the settings', then those that this code depends on."""
+def client_options(settings: Settings, defaults: Mapping[str, object]) -> dict[str, object]:
+    """Options of a client: `defaults`, then the settings', then the brokers. `error_cb` is left to the caller."""
     return {
-        # Connection failures reach the caller through `memory`; librdkafka would also print each attempt to stderr.
+        # Connection failures reach the caller through a `CauseMemory`; librdkafka would also print each attempt to stderr.
         "log_level": 2,
         **defaults,
         **for_librdkafka({key: value.get_secret_value() for key, value in settings.kafka_options.items()}),
         "bootstrap.servers": settings.kafka_bootstrap_servers,
-        "error_cb": memory,
     }
 
 
@@ -114,7 +113,7 @@ def ensure_topic(
     """
     topic = name or settings.produced_topic
     memory = CauseMemory(settings.kafka_bootstrap_servers)
-    admin = new_client(connect, client_options(settings, memory, {}))
+    admin = new_client(connect, client_options(settings, {}) | {"error_cb": memory})
     if topic in _topics(admin, memory):
         return
     try:
