@@ -100,7 +100,7 @@ class Arena:
         for what, share in (("hot", hot_share), ("bad", bad_share)):
             name += f"_{what}_{share:g}".replace(".", "_") if share else ""
         if name not in self._topics:
-            shares = {"hot_share": hot_share, "bad_share": bad_share}
+            shares: dict[str, Any] = {"hot_share": hot_share, "bad_share": bad_share}
             self._topics[name] = self.produce(name, count, games, distinct=distinct, **shares, more_bytes=more_bytes)
         return name
 

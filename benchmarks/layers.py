@@ -1,28 +1,29 @@
-"""Each layer alone: bronze against Spark's Kafka source, silver and gold against a scan of bronze."""
+"""Each layer alone: bronze beside its source, silver and gold beside a scan of bronze."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
-from pydantic import SecretStr
+import pyarrow as pa
 
 from benchmarks.arena import Arena
 from benchmarks.figures import Figure, Target, ratio
-from game_events.lakehouse.event_columns import RAW_COLUMNS
-from game_events.lakehouse.event_expressions import NO_HEADERS
+from game_events.lakehouse.data.worker_job import WorkerJob, task_numbers
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.bronze.staging import TASK_RECORDS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.sources.core.micro_batch import plan_micro_batch
+from game_events.sources.core.reading import Reading, ReadNotes
 from game_events.sources.core.source import MicroBatch
-from game_events.spark.config import changed
 
 GAMES = (10, 100, 1_000)
 SCAN, SILVER, GOLD, UNIFIED = "Delta scan to nothing", "silver", "gold", "unified gold"
@@ -91,3 +92,36 @@ def _fan_out_once(arena: Arena, pair: int, games: int, made: Path) -> None:
         assert report.success, report.errors
         assert report.rows("silver") == arena.events, f"silver has {report.rows('silver')} of {arena.events} rows"
         assert len(report.of("gold")) == games, f"gold has {len(report.of('gold'))} of {games} games"
+
+
+@dataclass
+class Count:
+    """What a worker counted."""
+
+    records: int = 0
+
+
+@dataclass(frozen=True)
+class Discard(WorkerJob[Count]):
+    """Reads a task's records as bronze does, and throws them away."""
+
+    result: ClassVar[type] = Count
+    reading: Reading
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> Count:
+        """Count the records of the tasks of these numbers."""
+        notes, found = ReadNotes(), Count()
+        for numbers in batches:
+            for task in numbers.column(0).to_pylist():
+                for batch in self.reading.batches(task, notes):
+                    found.records += len(batch)
+        return found
+
+
+def source_to_nothing(pipeline: Pipeline) -> None:
+    """Read the whole topic in bronze's own tasks, and nothing else: what a refresh could reach at most."""
+    part = whole_topic(pipeline)
+    reading = pipeline.source.reading(part)
+    counts = Discard(reading).collect(task_numbers(pipeline.spark, reading.tasks))
+    found = sum(count.records for count in counts)
+    assert found == part.records, f"{found:,} of {part.records:,} records were read"

@@ -220,7 +220,7 @@ def commit(
     kind = Schema.from_arrow(schema)
     if DeltaTable.is_deltatable(str(table)):
         handle = DeltaTable(str(table))
-        handle.create_write_transaction(actions, "append", kind, by, commit_properties=properties)
+        handle.create_write_transaction([*actions], "append", kind, by, commit_properties=properties)
     else:
         create_table_with_add_actions(str(table), kind, actions, "append", by, commit_properties=properties)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from delta.tables import DeltaTable
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
-from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 
 #: Magic byte, schema id, message index.
@@ -72,7 +72,7 @@ def decoded(records: DataFrame, request: Request) -> DataFrame:
     """Kafka's columns and the message's."""
     descriptor, message = Path(request["descriptor"]).read_bytes(), request["message"]
 
-    def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         pool = DescriptorPool()
         for file in FileDescriptorSet.FromString(descriptor).file:
             pool.Add(file)
@@ -102,7 +102,7 @@ def merge(spark: SparkSession, path: str, rows: DataFrame, keys: list[str]) -> N
         rows.write.format("delta").save(path)
         return
     same = " AND ".join(f"old.{key} = new.{key}" for key in keys)
-    merged = {
+    merged: dict[str, str | Column] = {
         "session_count": "old.session_count + new.session_count",
         "min_timestamp": "least(old.min_timestamp, new.min_timestamp)",
         "max_timestamp": "greatest(old.max_timestamp, new.max_timestamp)",
