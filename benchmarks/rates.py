@@ -34,13 +34,13 @@ def rates(arena: Arena) -> list[Figure]:
             until(lambda: rows_of(root, "gold"), "the warm-up", loop)
             for rate in RATES:
                 lag = list[float]()
-                producer = steady_producer(arena, settings, rate, STEP_S)
-                began = time.monotonic()
-                while producer.poll() is None:
-                    time.sleep(SAMPLE_S)
-                    assert loop.poll() is None, "the loop has ended"
-                    lag.append(lag_of(topic, settings) / rate)
-                produced = int(producer.communicate()[0].splitlines()[-1])
+                with steady_producer(arena, settings, rate, STEP_S) as producer:
+                    began = time.monotonic()
+                    while producer.poll() is None:
+                        time.sleep(SAMPLE_S)
+                        assert loop.poll() is None, "the loop has ended"
+                        lag.append(lag_of(topic, settings) / rate)
+                    produced = int(producer.communicate()[0].splitlines()[-1])
                 sent += produced
                 _, middle, last = (float(np.median(part)) for part in np.array_split(np.array(lag), 3))
                 reached = produced / (time.monotonic() - began)

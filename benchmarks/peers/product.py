@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import cache
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -19,20 +18,19 @@ from game_events.pipeline.runs.refresh import refresh
 
 
 def main(folder: Path) -> None:
-    """Each refresh has new parts, as a run of its own has them; only the session is shared."""
-
-    @cache
-    def spark() -> SparkSession:
-        return make_spark(settings_for(folder, "unused", folder / "unused"))
-
+    """Each refresh has new parts, as a run of its own has them; only the session is shared, made by the first one's settings."""
+    sessions = list[SparkSession]()
     for line in sys.stdin:
         request = json.loads(line)
         plain = settings_for(folder, request["topic"], Path(request["root"]))
         settings = Settings.model_validate(plain.model_dump() | request.get("settings", {}))
-        report = refresh(Pipeline(settings, spark))
+        if not sessions:
+            sessions.append(make_spark(settings))
+        report = refresh(Pipeline(settings, lambda: sessions[0]))
         assert report.success, report.errors
         print(json.dumps({"records": report.rows("silver"), "steps": report.seconds}), flush=True)
-    spark().stop()
+    for session in sessions:
+        session.stop()
 
 
 if __name__ == "__main__":

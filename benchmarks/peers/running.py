@@ -86,7 +86,7 @@ def running(arena: Arena, names: Sequence[str]) -> Iterator[dict[str, Peer]]:
     with ExitStack() as stack:
         processes: dict[str, PeerProcess] = {}
         peers: dict[str, Peer] = {}
-        request = _request(arena)
+        request = request_of(arena)
         for name in names:
             kind = PEERS[name]
             if kind.program not in processes:
@@ -132,7 +132,8 @@ def measured(arena: Arena, peer: Peer, step: str, work: Work) -> Step:
     return arena.add(Step(step, work.games, work.pair, work.new, seconds, peak.mib, peak.cpu_s, note))
 
 
-def _request(arena: Arena) -> dict[str, object]:
+def request_of(arena: Arena) -> dict[str, object]:
+    """What is the same in every request."""
     descriptor = arena.folder / "version2.desc"
     descriptor.write_bytes(compile_text(BUILT_IN.text(2)).SerializeToString())
     settings = settings_for(arena.folder, "unused", arena.folder / "unused")
