@@ -1,4 +1,4 @@
-"""A lakehouse in an object store that answers after 50 ms, beside one that answers at once: first load and increments, in turns.
+"""A lakehouse in an object store that answers after 50 ms, beside one that answers at once, in turns.
 
 The store is the tests' own, on this machine: it costs processor time of its own, so compare the two, not with a local disk.
 """

@@ -43,13 +43,13 @@ def records(arena: Arena) -> list[Figure]:
                     if pair >= 0:
                         sizes.setdefault((data.label, peer.name), []).append(written)
     figures = list[Figure]()
-    for (label, name), written in sizes.items():
+    for (label, name), bytes_each in sizes.items():
         steps = arena.measured.of(_step(label, name), GAMES)
         columns: dict[str, list[float]] = {
             "k events/s": [step.rate / 1_000 for step in steps],
             "processor time an event (us)": [step.cpu_s / step.events * 1e6 for step in steps],
             "peak memory (MiB)": [step.peak_mib for step in steps],
-            "bytes an event": written,
+            "bytes an event": bytes_each,
         }
         figures += [Figure(f"every event distinct, {label} | {name} | {what}", what, found) for what, found in columns.items()]
     for data in DATA:

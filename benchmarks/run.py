@@ -69,7 +69,7 @@ QUICK_S = 20.0
 RESULTS = Path(__file__).parent / "results"
 
 
-def main(
+def main(  # noqa: PLR0913, PLR0917 - options of a command
     events: Annotated[int, typer.Option(min=10_000, help="events of each topic; memory takes 2.5 times as many")] = 2_000_000,
     pairs: Annotated[int, typer.Option(min=1, help="interleaved repetitions")] = 3,
     seconds: Annotated[float, typer.Option(min=10, help="how long events arrive in continuous mode")] = 120,

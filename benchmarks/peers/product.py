@@ -18,7 +18,7 @@ from game_events.pipeline.runs.refresh import refresh
 
 
 def main(folder: Path) -> None:
-    """Each refresh has new parts, as a run of its own has them; only the session is shared, made by the first one's settings."""
+    """Each refresh has new parts, as a run of its own has them; only the session is shared, which the first one makes."""
     sessions = list[SparkSession]()
     for line in sys.stdin:
         request = json.loads(line)
