@@ -156,7 +156,7 @@ def _part(name: str, measured: Mapping[str, Any] | None) -> str:
     ]
     by_name = {figure["name"]: figure for figure in measured["figures"]}
     for chart in CHARTS.get(name, ()):
-        text += ["", *_chart(*chart, by_name)]
+        text += _chart(*chart, by_name)
     return "\n".join(text) + "\n"
 
 
@@ -212,9 +212,12 @@ def _cell(figure: Mapping[str, Any]) -> str:
 
 
 def _chart(title: str, unit: str, bars: Mapping[str, str], figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A bar for each figure that was measured."""
+    """A bar for each figure that was measured; nothing if none was."""
     found = {label: figures[name]["median"] for label, name in bars.items() if name in figures}
+    if not found:
+        return []
     return [
+        "",
         "<!-- not run: a chart -->",
         "```mermaid",
         "xychart-beta horizontal",

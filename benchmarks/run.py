@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from benchmarks.arena import Arena, arena
 from benchmarks.backlog import memory
@@ -120,7 +121,7 @@ def _measured(name: str, place: Arena) -> tuple[list[Figure], list[Step], float]
     try:
         found = SCENARIOS[name](place)
     except Exception as error:  # noqa: BLE001 - see above
-        place.say(traceback.format_exc())
+        place.say(escape(traceback.format_exc()))
         found = [Figure(name, "", error=f"{type(error).__name__}: {error}")]
     seconds = time.monotonic() - began
     place.say(f"scenario {name} took {seconds:.0f} s")

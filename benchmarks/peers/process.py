@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -42,10 +43,10 @@ class PeerProcess:
         raise RuntimeError(f"the peer's process ended: {self.log.read_text()[-2000:]}")
 
 
-def own_environment(**more: str) -> dict[str, str]:
-    """This process's environment without Spark's settings, which a session of its own has left there."""
+def own_environment() -> dict[str, str]:
+    """This process's environment without Spark's settings, which a session of its own has left there; with its interpreter."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
-    return kept | {"SPARK_LOCAL_IP": "127.0.0.1"} | more
+    return kept | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
 
 
 @contextmanager
