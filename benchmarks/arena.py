@@ -7,9 +7,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -31,7 +34,7 @@ from game_events.stack import local_stack
 PARTITIONS = 8
 WARM_EVENTS = 200_000
 #: Of topics with distinct events: gamers of each game, and events that are made at a time.
-DISTINCT_GAMERS, DISTINCT_PART = 100_000, 250_000
+DISTINCT_GAMERS, DISTINCT_PART = 100_000, 125_000
 #: A user's settings must not reach a benchmark; these two say where things are, not what runs.
 _KEPT = (f"{ENV_PREFIX}CACHE",)
 
@@ -107,19 +110,23 @@ class Arena:
     def produce(self, topic: str, count: int, games: int, seed: int = 0, *, distinct: bool = False, **more: Any) -> int:  # noqa: ANN401 - fields of the simulation
         """Send so many events, `more` as `BulkSimulation` has it; returns how many of them nobody can decode.
 
-        The same seed sends the same events. Distinct ones are made part by part, as a part is in memory.
+        The same seed sends the same events. Distinct ones are made part by part, as a part is in memory, by several processes.
         """
         self.say(f"producing {count:,} events of {games:,} games" + (", each another one" if distinct else ""))
-        settings, bad = settings_for(self.folder, topic, self.folder / "unused"), 0
+        settings = settings_for(self.folder, topic, self.folder / "unused")
         part = min(count, DISTINCT_PART) if distinct else count
-        gamers = {"gamers_per_game": DISTINCT_GAMERS, "pool_per_version": part} if distinct else {}
-        for start in range(0, count, part):
-            simulation = BulkSimulation(
-                records=min(part, count - start), games=games, versions=2, seed=seed + start, **gamers, **more
-            )
-            manifest = produce_bulk(settings, simulation, partitions=PARTITIONS)
-            assert manifest.records_total == simulation.records, f"{manifest.records_total} records were produced"
-            bad += sum(manifest.poison.values())
+        if distinct:
+            more |= {"gamers_per_game": DISTINCT_GAMERS, "pool_per_version": part}
+        parts = [
+            BulkSimulation(records=min(part, count - start), games=games, versions=2, seed=seed + start, **more)
+            for start in range(0, count, part)
+        ]
+        # The first part makes the topic.
+        bad = _send(settings, parts[0])
+        if len(parts) > 1:
+            processes = ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("forkserver"))
+            with processes:
+                bad += sum(processes.map(_send, repeat(settings), parts[1:]))
         return bad
 
     def bad_records(self, topic: str) -> int:
@@ -189,6 +196,13 @@ def arena(events: int, pairs: int, say: Callable[[str], None], seconds: float = 
         state = local_stack.up(folder / "state", on_progress=say)
         servers = tuple(server.pid for server in (state.kafka, state.registry) if server is not None)
         yield Arena(folder, events, pairs, say, servers, closing, seconds)
+
+
+def _send(settings: Settings, simulation: BulkSimulation) -> int:
+    """Send a simulation's events; returns how many nobody can decode."""
+    manifest = produce_bulk(settings, simulation, partitions=PARTITIONS)
+    assert manifest.records_total == simulation.records, f"{manifest.records_total} of {simulation.records} were produced"
+    return sum(manifest.poison.values())
 
 
 def _down(folder: Path) -> None:

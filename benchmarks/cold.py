@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.arena import Arena, settings_for
-from benchmarks.figures import Figure, Step, ratio
+from benchmarks.figures import Figure, Step, Target, ratio
 from benchmarks.lakes import require
 from benchmarks.memory import peak_of
 from benchmarks.peers.process import own_environment
@@ -102,13 +102,16 @@ def command_environment(settings: Settings) -> dict[str, str]:
 
 def _figures(arena: Arena, events: int) -> list[Figure]:
     figures = list[Figure]()
-    for what in (FIRST, INCREMENT):
+    goals = {FIRST: None, INCREMENT: Target("<=", 2.5)}
+    for what, goal in goals.items():
         table = f"{what} of {events:,} events" if what == FIRST else what
         for name in NAMES:
             steps = arena.measured.of(f"cold {what}, {name}", GAMES)
             columns = {"s": [s.seconds for s in steps], "processor time (s)": [s.cpu_s for s in steps]}
             columns["peak memory (MiB)"] = [s.peak_mib for s in steps]
-            figures += [Figure(f"cold, {table} | {name} | {unit}", unit, samples) for unit, samples in columns.items()]
+            for unit, samples in columns.items():
+                own = goal if name == OURS and unit == "s" else None
+                figures.append(Figure(f"cold, {table} | {name} | {unit}", unit, samples, own))
         ours, *others = (arena.measured.seconds([f"cold {what}, {name}"], GAMES) for name in NAMES)
         for name, theirs in zip(NAMES[1:], others, strict=True):
             figures.append(ratio(f"cold {what}: this project's time / {name}", ours, theirs))

@@ -20,7 +20,7 @@ BATCH, BATCHES = BATCH_RECORDS, 2
 LEAST = 30
 #: How many custom columns the versions of a mix have: always 10 on average, so that only the number of versions counts.
 MIXES = {1: (10,), 3: (9, 10, 11), 20: (*range(10), *range(11, 21))}
-SHARE = Target(">=", 0.7)
+SHARE = Target(">=", 0.8)
 
 
 def decoding(arena: Arena) -> list[Figure]:

@@ -31,7 +31,7 @@ class Shape:
 
     def events(self, arena: Arena) -> int:
         """Many gamers, or as many events as the warm-up has."""
-        return arena.events // 2 if self.distinct else min(WARM_EVENTS, arena.events)
+        return arena.events // 4 if self.distinct else min(WARM_EVENTS, arena.events)
 
 
 SHAPES = (

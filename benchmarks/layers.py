@@ -73,7 +73,7 @@ def fan_out(arena: Arena) -> list[Figure]:
             figures.append(ratio(f"{name}'s time / the scan's, {games:,} games", measured.seconds([name], games), scan))
     many, few = (measured.seconds([SILVER, GOLD], games) for games in (GAMES[-1], GAMES[0]))
     name = f"silver + gold, time for {GAMES[-1]:,} games / for {GAMES[0]}"
-    return [*figures, ratio(name, many, few, Target("<=", 3))]
+    return [*figures, ratio(name, many, few, Target("<=", 2))]
 
 
 def _fan_out_once(arena: Arena, pair: int, games: int, made: Path) -> None:

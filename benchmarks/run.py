@@ -18,7 +18,6 @@ from rich.markup import escape
 from benchmarks.arena import Arena, arena
 from benchmarks.backlog import memory
 from benchmarks.bookkeeping import bookkeeping
-from benchmarks.checked_rules import rules
 from benchmarks.cold import cold
 from benchmarks.continuous import continuous, continuous_many
 from benchmarks.decoding import decoding
@@ -35,6 +34,7 @@ from benchmarks.rates import rates
 from benchmarks.readers import readers
 from benchmarks.records import records
 from benchmarks.rest import rest
+from benchmarks.rules import rules
 from benchmarks.starts import starts
 from benchmarks.workers import workers
 

@@ -28,16 +28,16 @@ COLD, WARM, IDLE = (
 )
 #: Name -> arguments, and the seconds that it may take on an idle machine.
 COMMANDS: Mapping[str, tuple[tuple[str, ...], float]] = {
-    IDLE: (("run",), 2.5),
-    "--help": (("--help",), 0.5),
-    "tables": (("tables",), 1.2),
-    "sql": (("sql", "SELECT count(*) FROM gold_unified_player_agg"), 1.2),
-    "log": (("log",), 1.2),
+    IDLE: (("run",), 1.0),
+    "--help": (("--help",), 0.2),
+    "tables": (("tables",), 0.5),
+    "sql": (("sql", "SELECT count(*) FROM gold_unified_player_agg"), 0.8),
+    "log": (("log",), 0.6),
     "doctor": (("doctor",), 1.2),
 }
 #: Seconds between two looks at the processor time of a command's processes: each look takes some of it.
 LOOK_S = 0.25
-TARGETS = {COLD: 15.0, WARM: 3.5} | {name: seconds for name, (_, seconds) in COMMANDS.items()}
+TARGETS = {COLD: 5.0, WARM: 2.0} | {name: seconds for name, (_, seconds) in COMMANDS.items()}
 
 
 def starts(arena: Arena) -> list[Figure]:
