@@ -13,7 +13,7 @@ from game_events.sources.core.reading import TASK_RECORDS
 from game_events.sources.core.source import MicroBatch, Offsets, Source, SourceSnapshot, Split
 from game_events.sources.kafka.admin import KafkaAdmin
 from game_events.sources.kafka.client import client_options
-from game_events.sources.kafka.options import refuse_managed
+from game_events.sources.kafka.options import refuse_managed, with_file_contents
 from game_events.sources.kafka.reader import DEFAULTS, REQUIRED, KafkaReading, planned_ranges
 
 #: Id of a topic from a broker without topic ids: 16 bytes of zeros, as librdkafka writes them.
@@ -74,7 +74,7 @@ class KafkaSource(Source):
 
     def reading(self, batch: MicroBatch) -> KafkaReading:
         """Ranges of about `TASK_RECORDS` offsets by task; a record that has expired meanwhile fails the job."""
-        options = client_options(self._settings, DEFAULTS) | REQUIRED
+        options = with_file_contents(client_options(self._settings, DEFAULTS) | REQUIRED)
         ranges = planned_ranges(batch.start, batch.end, TASK_RECORDS)
         return KafkaReading(self.servers, options, ranges, self._settings.max_record_bytes)
 
