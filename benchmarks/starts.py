@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import time
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from benchmarks.arena import Arena, settings_for
+from benchmarks.cold import command_environment
 from benchmarks.figures import Figure, Step, Target
 from benchmarks.memory import tree_cpu_s
 from game_events.cli.local.class_archive import GAME_EVENTS, make_archive
@@ -45,7 +45,7 @@ def starts(arena: Arena) -> list[Figure]:
     make_archive(arena.say)
     with arena.lakehouse() as lakehouse:
         settings = settings_for(arena.folder, TOPIC, lakehouse)
-        environment = _environment(settings)
+        environment = command_environment(settings)
         # Makes topic, tables and Dagster's instance.
         _produce(settings, seed=0)
         _call(arena, "first run", -1, environment, "run")
@@ -71,18 +71,6 @@ def _figure(arena: Arena, name: str, seconds: float) -> Figure:
     # A command in another process has spent little itself.
     note = "" if name == WARM else f"{processor:.1f} s of processor time"
     return Figure(name, "s", [step.seconds for step in steps], Target("<=", seconds), note)
-
-
-def _environment(settings: Settings) -> Mapping[str, str]:
-    """`settings_for` has left no settings of the caller's."""
-    own = {
-        "STATE_DIR": str(settings.state_dir),
-        "LAKEHOUSE": settings.lakehouse,
-        "KAFKA_TOPIC": TOPIC,
-        "KAFKA_BOOTSTRAP_SERVERS": settings.kafka_bootstrap_servers,
-        "SCHEMA_REGISTRY_URL": settings.schema_registry_url,
-    }
-    return os.environ | {f"GAME_EVENTS_{key}": value for key, value in own.items()}
 
 
 def _produce(settings: Settings, seed: int) -> None:
