@@ -56,7 +56,8 @@ LOADS = (
 )
 CPU_GOAL = Target("<=", 3.5)
 
-Sizes = dict[tuple[Load, str], list[float]]
+#: Label of a load, peer -> bytes written for each event, pair by pair.
+Sizes = dict[tuple[str, str], list[float]]
 
 
 def graph(arena: Arena) -> list[Figure]:
@@ -67,12 +68,12 @@ def graph(arena: Arena) -> list[Figure]:
             present = [peers[name] for name in load.peers if name in peers]
             for pair in range(arena.pairs):
                 for peer in present if pair % 2 == 0 else reversed(present):
-                    sizes[load, peer.name].append(_load(arena, load, peer, pair))
+                    sizes[load.label, peer.name].append(_load(arena, load, peer, pair))
     figures = list[Figure]()
     for load in LOADS:
         for name in load.peers:
-            if (load, name) in sizes:
-                figures += _figures(arena, load, name, sizes[load, name])
+            if (load.label, name) in sizes:
+                figures += _figures(arena, load, name, sizes[load.label, name])
         figures += _ratios(arena, load)
     return figures
 
