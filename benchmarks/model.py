@@ -50,7 +50,7 @@ SHAPES = (
 )
 #: Layer -> what its seconds depend on, beside a constant.
 LAYERS = {
-    "bronze": ("rows",),
+    "bronze": ("games", "made", "rows"),
     "silver": ("games", "made", "rows"),
     "gold": ("games", "made", "rows", "old"),
     "unified": ("games", "made"),
