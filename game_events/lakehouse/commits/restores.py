@@ -42,7 +42,8 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int 
     the log, which may be long.
     """
     if version is None:
-        version = max(TableLog(table).versions(), default=-1) if table.exists() else -1
+        # A local folder that is not there has no versions.
+        version = max(TableLog(table).versions(), default=-1) if table.is_local or table.exists() else -1
     for info in TableLog(table).infos(version, version - LOOK_BACK) if version >= 0 else ():
         if _is_checked(info, marks):
             return False
