@@ -60,11 +60,8 @@ def types(settings: Settings) -> dict[str, list[Any]]:
     """Table -> its columns, with type, comment and place."""
     lakehouse = Lakehouse.of(settings)
     opened = {name: lakehouse.table(name).open() for name in lakehouse.names() if name.startswith(("silver", "gold"))}
-    return {
-        name: [json.loads(field.to_json()) for field in handle.schema().fields]
-        for name, handle in opened.items()
-        if handle is not None
-    }
+    fields = {name: handle.schema().fields for name, handle in opened.items() if handle is not None}
+    return {name: [json.loads(field.to_json()) for field in of_table] for name, of_table in fields.items()}
 
 
 def elsewhere(settings: Settings, folder: Path) -> Settings:
