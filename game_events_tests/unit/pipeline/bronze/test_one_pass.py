@@ -38,7 +38,7 @@ def staged(
     task = BronzeTask(
         *tables, plan, ReadByHand([list(batches)]), 9, "run 1", keep_raw=True, suppression=suppression, one_pass=one_pass
     )
-    return lakehouse, run(task, task_numbers(0))
+    return lakehouse, run(task.planned(plan), task_numbers(0))
 
 
 def on_disk(folder: Path) -> list[Path]:
