@@ -220,20 +220,20 @@ def test_the_garbage_collector_is_off_only_while_a_batch_is_made(enabled):
             states.append(gc.isenabled())
             return super().consume(number, wait)
 
-    broker = Broker(message(0), failure=KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    good, refusing = Broker(message(0)), Broker(failure=KafkaError.TOPIC_AUTHORIZATION_FAILED)
     before = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
-        batches = reading(lambda options: Watched(broker, options), Range(SPLITS[0], 0, 1)).batches(0, ReadNotes())
-        next(batches)
-        states.append(gc.isenabled())
+        for _ in reading(lambda options: Watched(good, options), Range(SPLITS[0], 0, 1)).batches(0, ReadNotes()):
+            between = gc.isenabled()
         with pytest.raises(ConfigurationError):
-            read(lambda options: Watched(broker, options), Range(SPLITS[0], 0, 2))
-        states.append(gc.isenabled())
+            read(lambda options: Watched(refusing, options), Range(SPLITS[0], 0, 1))
+        behind = gc.isenabled()
     finally:
         (gc.enable if before else gc.disable)()
-    assert (states[1], states[-1]) == (enabled, enabled)
-    assert not any(states[:1] + states[2:-1])
+    assert (between, behind) == (enabled, enabled)
+    assert states
+    assert not any(states)
 
 
 # --- what a producer may put into a record
