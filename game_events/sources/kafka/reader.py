@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -57,6 +57,14 @@ DEFAULTS: dict[str, object] = {
     "fetch.queue.backoff.ms": 20,
     # As in Java's client: a damaged batch is found as such, not read as other records.
     "check.crcs": True,
+}
+#: Options of a reading that spares memory: one batch in each answer of a broker, however many its records unpack to.
+SPARING: dict[str, object] = {
+    "fetch.message.max.bytes": 1,
+    "fetch.max.bytes": 1_000,
+    "message.max.bytes": 1_000,
+    "queued.min.messages": 1,
+    "queued.max.messages.kbytes": 1,
 }
 #: Options that this code depends on.
 REQUIRED: dict[str, object] = {
@@ -134,6 +142,10 @@ class KafkaReading(Reading):
     def tasks(self) -> int:
         """Number of the tasks."""
         return len(self.ranges)
+
+    def sparing(self) -> "KafkaReading":
+        """See `Reading.sparing`."""
+        return replace(self, options={**self.options, **SPARING})
 
     def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:
         """See `Reading.batches`."""

@@ -227,7 +227,7 @@ def test_the_garbage_collector_is_off_only_while_a_batch_is_made(enabled):
         for _ in reading(lambda options: Watched(good, options), Range(SPLITS[0], 0, 1)).batches(0, ReadNotes()):
             between = gc.isenabled()
         with pytest.raises(ConfigurationError):
-            read(lambda options: Watched(refusing, options), Range(SPLITS[0], 0, 1))
+            read(lambda options: Watched(refusing, options), Range(SPLITS[0], 0, 1), another=1)
         behind = gc.isenabled()
     finally:
         (gc.enable if before else gc.disable)()
