@@ -22,8 +22,6 @@ from game_events.spark.config import (
     ARROW_BYTES,
     ARROW_RECORDS,
     LARGE_TYPES_KEY,
-    SMALL_RECORD_BYTES,
-    arrow_batches,
     session_config,
     spark_config,
 )
@@ -43,15 +41,6 @@ def test_large_records_reach_the_workers_in_small_batches_and_small_ones_in_larg
     assert sum(rows for rows, _ in large) == 300
     assert max(size for _, size in large) <= 1.05 * ARROW_BYTES
     assert max(rows for rows, _ in batches(100, ARROW_RECORDS + 1)) == ARROW_RECORDS
-    many = ARROW_BYTES // SMALL_RECORD_BYTES
-    with arrow_batches(spark, many):
-        assert max(rows for rows, _ in batches(100, many + 1)) == many
-    with arrow_batches(spark, many, unlimited=True):
-        full = batches(SMALL_RECORD_BYTES, many + 1)
-    assert max(rows for rows, _ in full) == many
-    assert max(size for _, size in full) <= 1.05 * ARROW_BYTES
-    assert max(rows for rows, _ in batches(100, ARROW_RECORDS + 1)) == ARROW_RECORDS
-    assert max(size for _, size in batches(1_000_000, 100)) <= 1.05 * ARROW_BYTES
 
 
 def test_large_arrow_types_are_off_whatever_the_user_or_the_cluster_says() -> None:
