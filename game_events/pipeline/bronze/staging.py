@@ -65,7 +65,7 @@ def stage_micro_batch(
     except WorkerCrashError as error:
         if not source.one_by_one:
             raise
-        staged = _isolated(attempt, part, error)
+        staged = _isolated(replace(attempt, sparing=True), part, error)
     other = source.changed(part)
     if other is not None:
         staged.discard(pipeline.bronze, pipeline.quarantine)
@@ -75,7 +75,7 @@ def stage_micro_batch(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """Decodes parts of a micro-batch."""
+    """Decodes parts of a micro-batch; `sparing`: with as little memory as possible."""
 
     pipeline: Pipeline
     columns: ColumnMap
@@ -83,10 +83,12 @@ class _Attempt:
     batch: int
     decided: Decided
     suppression: Suppression | None
+    sparing: bool = False
 
     def run(self, part: MicroBatch, deadly: Deadly | None = None) -> StageResult:
         """Decode a part; raises WorkerCrashError. `deadly`: records that are quarantined without being decoded."""
-        _, staged = self._decoded(part, self._job(self.pipeline.source.reading(part), deadly or {}))
+        reading = self.pipeline.source.reading(part)
+        _, staged = self._decoded(part, self._job(reading.sparing() if self.sparing else reading, deadly or {}))
         return staged
 
     def with_silver(self, bronze: DeltaTable, part: MicroBatch, one_pass: OnePass | None) -> StageResult:

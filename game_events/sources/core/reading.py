@@ -72,6 +72,10 @@ class Reading(ABC):
             TransientError, ConfigurationError: the source does not answer, or refuses.
         """
 
+    def sparing(self) -> "Reading":
+        """The same records with as little memory as possible, after a worker crashed, perhaps for lack of it; slower."""
+        return self
+
 
 def dealt(parts: Sequence[Part], tasks: int) -> list[Sequence[Part]]:
     """The parts in so many tasks, or fewer."""

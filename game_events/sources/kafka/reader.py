@@ -5,11 +5,12 @@ consumer from one micro-batch to the next, with its connections and metadata; re
 the assignment. Spark ends the process, and so the consumer, when it has been idle for a minute.
 """
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -37,8 +38,8 @@ from game_events.sources.kafka.client import LOOK_S, CauseMemory, new_client
 HEADERS = RAW_SCHEMA.field("headers").type
 #: Milliseconds from 1970 at most, before and after it, that a column of microseconds can hold.
 MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
-#: Messages of one call: few enough that their objects stay in the processor's cache.
-MESSAGES = 2_000
+#: Messages of one call.
+MESSAGES = 8_000
 #: Partitions that are assigned together: a consumer fetches for all of them, also past the end of a range.
 PARTITIONS_AT_ONCE = 64
 #: Records that are described to the user, of each task.
@@ -56,6 +57,14 @@ DEFAULTS: dict[str, object] = {
     "fetch.queue.backoff.ms": 20,
     # As in Java's client: a damaged batch is found as such, not read as other records.
     "check.crcs": True,
+}
+#: Options of a reading that spares memory: one batch in each answer of a broker, however many its records unpack to.
+SPARING: dict[str, object] = {
+    "fetch.message.max.bytes": 1,
+    "fetch.max.bytes": 1_000,
+    "message.max.bytes": 1_000,
+    "queued.min.messages": 1,
+    "queued.max.messages.kbytes": 1,
 }
 #: Options that this code depends on.
 REQUIRED: dict[str, object] = {
@@ -134,13 +143,18 @@ class KafkaReading(Reading):
         """Number of the tasks."""
         return len(self.ranges)
 
+    def sparing(self) -> "KafkaReading":
+        """See `Reading.sparing`."""
+        return replace(self, options={**self.options, **SPARING})
+
     def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:
         """See `Reading.batches`."""
         columns = MessageColumns(self.max_record_bytes, notes)
         with _KEPT.lent(self) as opened:
             for first in range(0, len(self.ranges[task]), PARTITIONS_AT_ONCE):
                 some = self.ranges[task][first : first + PARTITIONS_AT_ONCE]
-                yield from _joined(columns.batches(some, _Assignment(opened, some, self.silence_s).messages()))
+                found = columns.batches(some, _Assignment(opened, some, self.silence_s).messages())
+                yield from _uncollected(_joined(found))
 
 
 @dataclass(frozen=True)
@@ -396,10 +410,12 @@ class MessageColumns:
             if isinstance(some, Unreadable):
                 yield _unreadable(some)
             else:
-                for part in _parts(some):
-                    yield self._batch(splits, part)
+                sizes = np.fromiter(map(len, some.found), np.int64, len(some.found))
+                for start, end in _parts(sizes):
+                    part = Messages(some.found[start:end], some.of[start:end], some.offsets[start:end])
+                    yield self._batch(splits, part, sizes[start:end])
 
-    def _batch(self, splits: Sequence[Split], messages: Messages) -> pa.RecordBatch:
+    def _batch(self, splits: Sequence[Split], messages: Messages, sizes: Integers) -> pa.RecordBatch:
         found, of = messages.found, messages.of
         columns = {
             "topic": _of_each(pa.array([split.topic for split in splits]), of),
@@ -412,7 +428,7 @@ class MessageColumns:
         }
         values: list[bytes | None] = list(map(Message.value, found))
         lost = np.zeros(len(found), np.int64)
-        for row in np.flatnonzero(np.fromiter(map(len, found), np.int64, len(found)) > self._most).tolist():
+        for row in np.flatnonzero(sizes > self._most).tolist():
             # Cut before it is copied: it may be hundreds of megabytes.
             whole = values[row] or b""
             values[row] = whole[:KEPT_BYTES]
@@ -492,15 +508,11 @@ def _of_each(values: pa.Array, of: Integers) -> pa.Array:
     return values.take(pa.array(of))
 
 
-def _parts(messages: Messages) -> Iterator[Messages]:
-    """The messages in parts of `BATCH_BYTES`, or of one more message: a column holds no more than 2 GiB."""
-    sizes = np.cumsum(np.fromiter(map(len, messages.found), np.int64, len(messages.found)))
-    if sizes[-1] <= BATCH_BYTES:
-        yield messages
-        return
-    cuts = [0, *(np.flatnonzero(np.diff(sizes // BATCH_BYTES)) + 1).tolist(), len(sizes)]
-    for start, end in pairwise(cuts):
-        yield Messages(messages.found[start:end], messages.of[start:end], messages.offsets[start:end])
+def _parts(sizes: Integers) -> list[tuple[int, int]]:
+    """Messages of these sizes in parts [start, end) of `BATCH_BYTES`, or of one more message: a column has 2 GiB at most."""
+    ends = np.cumsum(sizes)
+    cuts = (np.flatnonzero(np.diff(ends // BATCH_BYTES)) + 1).tolist() if ends[-1] > BATCH_BYTES else []
+    return list(pairwise([0, *cuts, len(sizes)]))
 
 
 def _unreadable(found: Unreadable) -> pa.RecordBatch:
@@ -526,6 +538,21 @@ def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             held, rows, size = [], 0, 0
     if held:
         yield pa.concat_batches(held)
+
+
+def _uncollected(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches, each made without Python's garbage collector: it would look for cycles among each 700 messages."""
+    enabled = gc.isenabled()
+    while True:
+        gc.disable()
+        try:
+            batch = next(batches, None)
+        finally:
+            if enabled:
+                gc.enable()
+        if batch is None:
+            return
+        yield batch
 
 
 def planned_ranges(start: Offsets, end: Offsets, task_records: int) -> list[list[Range]]:

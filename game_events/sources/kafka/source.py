@@ -14,7 +14,7 @@ from game_events.sources.core.source import MicroBatch, Offsets, Source, SourceS
 from game_events.sources.kafka.admin import KafkaAdmin
 from game_events.sources.kafka.client import client_options
 from game_events.sources.kafka.options import refuse_managed, with_file_contents
-from game_events.sources.kafka.reader import DEFAULTS, REQUIRED, KafkaReading, planned_ranges
+from game_events.sources.kafka.reader import DEFAULTS, REQUIRED, SILENCE_S, KafkaReading, planned_ranges
 
 #: Id of a topic from a broker without topic ids: 16 bytes of zeros, as librdkafka writes them.
 NO_ID = "A" * 22
@@ -76,7 +76,7 @@ class KafkaSource(Source):
         """Ranges of about `TASK_RECORDS` offsets by task; a record that has expired meanwhile fails the job."""
         options = with_file_contents(client_options(self._settings, DEFAULTS) | REQUIRED)
         ranges = planned_ranges(batch.start, batch.end, TASK_RECORDS)
-        return KafkaReading(self.servers, options, ranges, self._settings.max_record_bytes)
+        return KafkaReading(self.servers, options, ranges, self._settings.max_record_bytes, SILENCE_S)
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
         """Commit offsets for a consumer group, so that monitoring tools see bronze's lag; raises as `snapshot`."""

@@ -150,9 +150,10 @@ def test_a_damaged_batch_on_the_brokers_disk_is_passed_with_a_row_for_each_recor
 ) -> None:
     settings = make_settings(max_records_per_batch=40)
     send_values(settings, [record(settings)] * 3)
-    producer = Producer({"bootstrap.servers": settings.kafka_bootstrap_servers, "compression.type": codec, "linger.ms": 1_000})
+    producer = Producer({"bootstrap.servers": settings.kafka_bootstrap_servers, "compression.type": codec, "linger.ms": 5_000})
+    value = record(settings)
     for _ in range(50):
-        producer.produce(settings.kafka_topic, record(settings), partition=0)
+        producer.produce(settings.kafka_topic, value, partition=0)
     assert producer.flush(60) == 0
     damage(servers, settings)
     send_values(settings, [record(settings)] * 2)

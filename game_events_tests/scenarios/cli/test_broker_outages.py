@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from game_events.config.settings import Settings
@@ -15,55 +14,35 @@ from game_events.stack import local_stack
 from game_events.stack.local_stack import StackState
 from game_events_tests.support.fixtures.cli import Cli
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates
+from game_events_tests.support.servers.own_stack import OwnStack
 from game_events_tests.support.worlds.waves import at_point, send
 
 pytestmark = [
     # Dagster 1.13 calls its own deprecated property for every nested resource.
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning"),
 ]
-#: Spark's own clients give up after a minute or two: with a broker that is known to be dead, sooner.
-PATIENCE = {"default.api.timeout.ms": "3000", "request.timeout.ms": "2000", "max.block.ms": "3000"}
-
-
-class Broker:
-    """A stack of the test's own whose broker can be killed in the middle of a run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.state: StackState = local_stack.up(folder)
-        self.away = False
-
-    def kill(self) -> None:
-        self.away = True
-        broker = psutil.Process(self.state.kafka.pid)
-        broker.kill()
-        broker.wait(30)
-
-    def start(self) -> None:
-        addresses = self.state.kafka_bootstrap_servers
-        self.state = local_stack.up(self.folder)
-        assert self.state.kafka_bootstrap_servers == addresses
-        self.away = False
+#: Workers give up after two minutes without a record: with a broker that is known to be dead, sooner.
+SILENCE_S = 5.0
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    own = Broker(tmp_path / "own-stack")
+def broker(tmp_path: Path) -> Iterator[OwnStack]:
+    own = OwnStack(tmp_path / "own-stack")
     yield own
     local_stack.down(own.folder, delete_data=True)
 
 
 @pytest.fixture
-def stack(broker: Broker) -> StackState:
+def stack(broker: OwnStack) -> StackState:
     """Instead of the one that all tests share."""
     return broker.state
 
 
 @pytest.mark.usefixtures("spark")
 def test_a_run_whose_broker_dies_ends_with_the_reason_or_goes_on_when_it_is_back_and_every_row_is_there_once(
-    cli: Cli, environment: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, environment: Settings, broker: OwnStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka, "for_java", lambda _: PATIENCE if broker.away else {})
+    monkeypatch.setattr(kafka, "SILENCE_S", SILENCE_S)
     monkeypatch.setenv("GAME_EVENTS_MAX_RECORDS_PER_BATCH", "10")
     servers = environment.kafka_bootstrap_servers
     sent = send(environment)

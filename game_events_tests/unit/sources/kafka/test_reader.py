@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections import defaultdict
 from types import SimpleNamespace
@@ -208,6 +209,31 @@ def test_batches_are_bounded_in_rows_and_bytes(monkeypatch):
     assert [offset for batch in batches for offset in batch.column("offset").to_pylist()] == list(range(200))
     assert max(sum(map(len, batch.column("value").to_pylist())) for batch in batches) <= 2 * 1_000 + 2 * 300
     assert max(map(len, batches)) <= 70
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_off_only_while_a_batch_is_made(enabled):
+    states = []
+
+    class Watched(Consumer):
+        def consume(self, number, wait):
+            states.append(gc.isenabled())
+            return super().consume(number, wait)
+
+    good, refusing = Broker(message(0)), Broker(failure=KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        for _ in reading(lambda options: Watched(good, options), Range(SPLITS[0], 0, 1)).batches(0, ReadNotes()):
+            between = gc.isenabled()
+        with pytest.raises(ConfigurationError):
+            read(lambda options: Watched(refusing, options), Range(SPLITS[0], 0, 1), another=1)
+        behind = gc.isenabled()
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert (between, behind) == (enabled, enabled)
+    assert states
+    assert not any(states)
 
 
 # --- what a producer may put into a record
