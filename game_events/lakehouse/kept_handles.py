@@ -1,11 +1,14 @@
 """Handles that wait for their next use: between the steps of a run, and between the cycles of a loop."""
 
+from __future__ import annotations
+
 import threading
 from typing import Protocol
 
 from deltalake import DeltaTable
 
 from game_events.lakehouse.handle import Handle
+from game_events.lakehouse.parts import Part, PartedHandle
 
 #: Handles that wait at most. One takes some 0.3 MiB, more with many files.
 MOST_KEPT = 2_000
@@ -17,6 +20,16 @@ class Openable(Protocol):
     @property
     def uri(self) -> str:
         """Where the table is."""
+        ...
+
+    @property
+    def part(self) -> str | None:
+        """The game, if it is a part of a table."""
+        ...
+
+    @property
+    def whole(self) -> Openable:
+        """The table that it is a part of."""
         ...
 
     def open(self) -> Handle | None:
@@ -39,13 +52,15 @@ class Openable(Protocol):
 class KeptHandles:
     """Handles between the steps of a run and between the cycles of a loop, as opening a table reads its log.
 
-    Guarantee: a handle has one user at a time, or readers only; what `take` and `shared` return has the newest version.
+    Guarantee: a handle has one user at a time, or readers only; what `take` and `shared` return has the newest version. Parts
+    of one table share the table's handle, and stay as they are when it moves.
     """
 
     def __init__(self, most: int = MOST_KEPT) -> None:
         self._most = most
         self._kept: dict[str, Handle] = {}
         self._shared: dict[str, Handle] = {}
+        self._parted: dict[str, PartedHandle] = {}
         self._lock = threading.Lock()
 
     def take(self, table: Openable) -> Handle | None:
@@ -55,6 +70,10 @@ class KeptHandles:
 
     def take_to_read(self, table: Openable) -> Handle | None:
         """The same for a caller that plans no commit. Raises as `Table.open_to_read`."""
+        if table.part is not None:
+            with self._lock:  # the first caller opens the table for all
+                whole = self._whole(table.whole)
+                return None if whole is None else whole.part(table.part)
         with self._lock:
             handle = self._kept.pop(table.uri, None)
         if handle is None or not handle.is_young or not table.is_newest(handle):
@@ -73,6 +92,17 @@ class KeptHandles:
         self.share(table, opened)
         return opened
 
+    def _whole(self, table: Openable) -> PartedHandle | None:
+        known = self._parted.get(table.uri)
+        if known is not None and known.is_young and table.is_newest(known):
+            return known
+        opened = _identified(table.open_to_read())
+        if isinstance(opened, PartedHandle):
+            self._parted[table.uri] = opened
+            return opened
+        self._parted.pop(table.uri, None)
+        return None
+
     def withdraw(self, table: Openable) -> None:
         """Let `shared` return another handle: the caller moves the present one, which no other step uses any more."""
         self._shared.pop(table.uri, None)
@@ -90,6 +120,10 @@ class KeptHandles:
         The others stay where there is no room: each cycle takes the handles in the same order, so those that have waited the
         longest are the next ones that it takes.
         """
+        if isinstance(handle, Part):  # a commit may have opened the table anew
+            with self._lock:
+                self._parted[table.uri] = handle.whole
+            return
         if not isinstance(handle, Handle) or handle.entry is None or not handle.is_young:
             return
         with self._lock:

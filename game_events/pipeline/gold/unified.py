@@ -146,6 +146,10 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
         return
     key = BronzeIdentity.of(bronze).key
     state = pipeline.progress.read(key)
+    if pipeline.lakehouse.is_partitioned:  # it is gold itself
+        if state.floor(Layer.UNIFIED) != state.floor(Layer.GOLD) or state.failed_in(Layer.UNIFIED):
+            pipeline.progress.update(key, partial(_progress, state, {}))
+        return
     table, behind = pipeline.lakehouse.table(UNIFIED), state.failed_in(Layer.GOLD)
     try:
         unread = _refresh(pipeline, state, report, full=full)

@@ -18,6 +18,7 @@ from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Admission, CountedRows, LeftOut, Mark, Progress
+from game_events.lakehouse.tables import refuse_other_layout
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout.routing import INVALID, NO_NAME
 from game_events.pipeline.quality.decisions import Decisions
@@ -67,6 +68,7 @@ def refresh_silver(
         ConfigurationError: the tables were made by another entity column: only a full refresh of all of them may change it.
     """
     began, failed = time.monotonic(), dict[str, str]()
+    refuse_other_layout(pipeline.lakehouse)
     for attempt in range(GAME_ATTEMPTS):
         # Also right after bronze's step: Dagster's steps may have waited between them.
         handle, _ = intact_tables(pipeline, report) or (None, None)

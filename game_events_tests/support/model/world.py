@@ -23,7 +23,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
 from game_events.lakehouse.maintenance.renewal import OutdatedFile, first_groups, renew
-from game_events.lakehouse.tables import UNIFIED, Lakehouse, Table, paths
+from game_events.lakehouse.tables import TABLES, UNIFIED, Lakehouse, Table, paths
 from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline
@@ -62,12 +62,12 @@ Event = tuple[str, str, int, int]
 class World:
     """A topic, its tables, and the rules that are in force."""
 
-    def __init__(self) -> None:
-        self.folder = tempfile.mkdtemp()
+    def __init__(self, layout: str = TABLES) -> None:
+        self.folder, self.layout = tempfile.mkdtemp(), layout
         self.strictness = 0
         own = {"game_name": pa.string(), "gamer_id": pa.string(), "n": pa.int64(), "event_timestamp": arrow_plans.TIME}
         self.topic = Topic(columns=own)
-        self.seen: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        self.seen: dict[tuple[str, str | None, int], list[dict[str, Any]]] = {}
         #: What happens at each step of a run, and at the last moment before each of its commits; None: nothing.
         self.step: Callable[[str], None] | None = None
         self.late: Callable[[str], None] | None = None
@@ -106,10 +106,15 @@ class World:
 
     # --- runs
 
+    @property
+    def lakehouse(self) -> Lakehouse:
+        """All tables."""
+        return Lakehouse.of(DEFAULTS().model_copy(update={"lakehouse": self.folder, "silver_layout": self.layout}))
+
     def pipeline(self, knows: tuple[int, ...] = SCHEMAS, games: tuple[str, ...] = (), **limits: int) -> Pipeline:
         """As a new process has it, with the rules that are in force now; `limits`: settings."""
         rules = (DROPS, *(r for r in (REJECTS[self.strictness],) if r is not None))
-        more = {"lakehouse": self.folder, "rules": rules, "games": games, "allow_bronze_full_refresh": True, **limits}
+        more = {"lakehouse": self.folder, "silver_layout": self.layout, "rules": rules, "games": games, "allow_bronze_full_refresh": True, **limits}
         made = pipeline_of(DEFAULTS().model_copy(update=more), Reader(self.topic, knows))
         # Asked for by the rules' check alone, which is replaced above.
         object.__setattr__(made, "get_spark", lambda: None)
@@ -146,8 +151,9 @@ class World:
 
     def files_are_joined(self, uri: str) -> None:
         """Of that table, if it is one that maintenance joins; a rival may have been first."""
-        lakehouse = Lakehouse(self.folder)
-        for table in (lakehouse.table("bronze_events"), lakehouse.table("quarantine_events"), *map(lakehouse.silver, GAMES)):
+        lakehouse = self.lakehouse
+        of_silver = [lakehouse.table("silver_events")] if lakehouse.is_partitioned else map(lakehouse.silver, GAMES)
+        for table in (lakehouse.table("bronze_events"), lakehouse.table("quarantine_events"), *of_silver):
             handle = table.open() if table.uri.rstrip("/") in uri.rstrip("/") else None
             for group in small_files(table, handle, FULL_GOAL) if handle is not None else []:
                 with suppress(GameEventsError):
@@ -155,7 +161,7 @@ class World:
 
     def files_are_renewed(self) -> None:
         """All files of all tables, as if an earlier release had written them; a rival may have been first."""
-        lakehouse = Lakehouse(self.folder)
+        lakehouse = self.lakehouse
         for table in map(lakehouse.table, lakehouse.names()):
             handle = table.open()
             files = [OutdatedFile(path, 1) for path in paths(handle)] if handle is not None else []
@@ -214,7 +220,7 @@ class World:
 
     def assert_unified_shows_gold(self) -> None:
         """After a run without an error, also of games that nothing came of; but for tables that somebody else has changed."""
-        shown = self.rows(Lakehouse(self.folder).table(UNIFIED))
+        shown = self.rows(self.lakehouse.table(UNIFIED))
         for game in GAMES:
             handle = self.table(game, of_gold=True).open()
             if handle is not None and not restored(handle):
@@ -223,7 +229,7 @@ class World:
 
     def table(self, game: str, *, of_gold: bool = False) -> Table:
         """Silver's or gold's."""
-        lakehouse = Lakehouse(self.folder)
+        lakehouse = self.lakehouse
         return lakehouse.gold(game) if of_gold else lakehouse.silver(game)
 
     def rows(self, table: Table) -> list[dict[str, Any]]:
@@ -231,7 +237,7 @@ class World:
         handle = table.open()
         if handle is None:
             return []
-        version = (str(handle.metadata().id), handle.version())
+        version = (str(handle.metadata().id), table.part, handle.version())
         if version not in self.seen:
             self.seen[version] = read_arrow(table, handle).to_pylist()
         return self.seen[version]
@@ -258,7 +264,7 @@ class World:
             assert len(players) == len(set(players)), f"{game}: gold holds a player twice"
         rejected = [r["_kafka_offset"] for r in held if is_kept_out(r, GAMES)]
         assert len(rejected) == len(set(rejected)), "quarantine holds a rejected row twice"
-        players = [(r["game_name"], r["gamer_id"]) for r in self.rows(Lakehouse(self.folder).table(UNIFIED))]
+        players = [(r["game_name"], r["gamer_id"]) for r in self.rows(self.lakehouse.table(UNIFIED))]
         assert len(players) == len(set(players)), "the unified table holds a player twice"
 
     def assert_no_record_is_in_both(self, pipeline: Pipeline, there: Any, undecodable: list[dict[str, Any]]) -> None:
