@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from game_events.config.naming import PROGRESS
 from game_events.errors import GameEventsError
-from game_events.lakehouse.tables import UNIFIED, Lakehouse
+from game_events.lakehouse.tables import PARTITIONED, TABLES, UNIFIED
 from game_events_tests.support.faults import Write, at_commit
 from game_events_tests.support.model.plans import REJECTS
 from game_events_tests.support.model.world import BRONZE, GAMES, NOBODY, SCHEMAS, SILVER, World
@@ -64,9 +64,11 @@ def cut() -> None:
 class FanOutModel(RuleBasedStateMachine):
     """Records come; runs bring all layers up to them, or do not get that far."""
 
+    layout = TABLES
+
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = World(self.layout)
 
     def teardown(self) -> None:
         """Whatever happened: one undisturbed run later everything is in its place."""
@@ -189,7 +191,7 @@ class FanOutModel(RuleBasedStateMachine):
     @rule(version=st.none() | st.integers(0, 5))
     def the_unified_table_is_deleted_or_restored(self, version: int | None) -> None:
         """By somebody else: to an older version, which may have rows of games that are gone, or none of later ones."""
-        table = Lakehouse(self.world.folder).table(UNIFIED)
+        table = self.world.lakehouse.table(UNIFIED)
         handle = table.open()
         if handle is not None and version is None:
             shutil.rmtree(table.uri)
@@ -219,10 +221,22 @@ class FanOutModel(RuleBasedStateMachine):
         assert self.world.work().tables == [], "a run with nothing to do has changed something"
 
 
+class PartitionedModel(FanOutModel):
+    """The same with one table of silver and one of gold for all games."""
+
+    layout = PARTITIONED
+
+
 class TestFewFanOutsThroughCrashesRivalsAndLostTables(FanOutModel.TestCase):
     """For `make test`."""
 
     settings = settings(max_examples=5, stateful_step_count=12, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+class TestFewFanOutsThroughCrashesRivalsAndLostTablesOfAllGames(PartitionedModel.TestCase):
+    """For `make test`."""
+
+    settings = TestFewFanOutsThroughCrashesRivalsAndLostTables.settings
 
 
 @pytest.mark.scenario
@@ -237,6 +251,13 @@ class TestFanOutThroughCrashesRivalsAndLostTables(FanOutModel.TestCase):
         derandomize=EXAMPLES <= 20,
         suppress_health_check=list(HealthCheck),
     )
+
+
+@pytest.mark.scenario
+class TestFanOutThroughCrashesRivalsAndLostTablesOfAllGames(PartitionedModel.TestCase):
+    """Many."""
+
+    settings = TestFanOutThroughCrashesRivalsAndLostTables.settings
 
 
 def test_a_rejected_record_that_does_not_decode_for_a_time_is_judged_again_and_held_once() -> None:

@@ -208,8 +208,8 @@ class World:
         looks = Counter[str]()
 
         def opened(look: Open, asked: Table) -> DeltaTable | None:
-            looks[asked.key] += 1
-            if asked.key == table.key and looks[table.key] == number:
+            looks[asked.uri] += 1
+            if asked.uri == table.uri and looks[table.uri] == number:
                 raise TransientError("the object store answers 503")
             return look(asked)
 
