@@ -23,6 +23,11 @@ class Openable(Protocol):
         ...
 
     @property
+    def by(self) -> str | None:
+        """The column of its parts, if it is a part of a table, or has parts."""
+        ...
+
+    @property
     def part(self) -> str | None:
         """The game, if it is a part of a table."""
         ...
@@ -70,15 +75,19 @@ class KeptHandles:
 
     def take_to_read(self, table: Openable) -> Handle | None:
         """The same for a caller that plans no commit. Raises as `Table.open_to_read`."""
-        if table.part is not None:
+        if table.by is not None:
             with self._lock:  # the first caller opens the table for all
                 whole = self._whole(table.whole)
-                return None if whole is None else whole.part(table.part)
+            return whole.part(table.part) if whole is not None and table.part is not None else whole
         with self._lock:
             handle = self._kept.pop(table.uri, None)
         if handle is None or not handle.is_young or not table.is_newest(handle):
             return _identified(table.open_to_read())
         return handle
+
+    def look(self, table: Openable) -> Handle | None:
+        """A handle for a reader that keeps nothing: of a part that of its table. Raises as `Table.open_to_read`."""
+        return table.open_to_read() if table.by is None else self.take_to_read(table)
 
     def shared(self, table: Openable) -> Handle | None:
         """A handle that all who ask for it share, until the table has a newer version: none of them may move it.

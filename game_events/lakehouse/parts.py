@@ -64,6 +64,8 @@ class PartedHandle(Handle):
         self._states: tuple[int, dict[str, PartState]] = -1, {}
         #: A version, and whether it was restored (`restores.restored`).
         self.restored: tuple[int, bool] = -1, False
+        #: A version, the files of its log with all statistics, and the numbers of each game's files.
+        self._actions: tuple[int, pa.Table, Mapping[str, list[int]]] = -1, pa.table({}), {}
 
     def states(self) -> Mapping[str, PartState]:
         """Game -> its state; of the whole table's transaction ids the game is empty."""
@@ -79,6 +81,15 @@ class PartedHandle(Handle):
         """The part of a game; None: there is none."""
         state = self.states().get(game)
         return Part(self, game, state) if state is not None and state.transactions else None
+
+    def actions_of(self, game: str) -> pa.Table:
+        """`tables.add_actions` of a game's files."""
+        if self._actions[0] != self.version():
+            found, numbers = read_add_actions(self), defaultdict[str, list[int]](list)
+            for number, path in enumerate(found.column("path").to_pylist()):
+                numbers[_game_of(path)].append(number)
+            self._actions = self.version(), found, numbers
+        return self._actions[1].take(pa.array(self._actions[2].get(game, []), pa.int64()))
 
     def files(self) -> tuple[DataFile, ...]:
         """The files of this version."""
@@ -229,6 +240,8 @@ class Part(Handle):
 
     def actions(self) -> pa.Table:
         """`tables.add_actions` of the game's files."""
+        if self._is_newest_of_whole:
+            return self.whole.actions_of(self.game)
         found = read_add_actions(self)
         mine = {file.path for file in self.files()}
         return found.filter(pa.array([path in mine for path in found.column("path").to_pylist()], pa.bool_()))

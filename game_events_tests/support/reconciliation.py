@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from game_events.config.settings import Settings
+from game_events.lakehouse.tables import Lakehouse
 from game_events.producer.manifest import Manifest
 
 
@@ -30,9 +31,12 @@ def database() -> duckdb.DuckDBPyConnection:
 
 def rows(settings: Settings, table: str, sql: str = "SELECT * FROM t") -> list[tuple[Any, ...]]:
     """Rows of a query over one table, called `t` in it; no rows if there is no such table."""
-    uri = f"{settings.lakehouse}/{table}"
+    lakehouse = Lakehouse.of(settings)
+    found = lakehouse.table(lakehouse.key(table))
+    uri = found.uri
     try:
-        files = DeltaTable(uri).file_uris()
+        # Of a game's part of a table, its folder.
+        files = [file for file in DeltaTable(uri).file_uris() if found.folder in file]
     except TableNotFoundError:
         return []
     if not files:

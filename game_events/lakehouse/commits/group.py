@@ -20,6 +20,7 @@ from game_events.lakehouse.commits.restores import RESTORE_CHECKED, restored, re
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.data.staging import discard
+from game_events.lakehouse.format_version import unmarked
 from game_events.lakehouse.handle import of_columns
 from game_events.lakehouse.parts import FORGOTTEN, Part, PartedHandle, PartState, of_part
 from game_events.lakehouse.tables import Table, table_id
@@ -192,7 +193,7 @@ def _merged(table: Table, whole: PartedHandle | None, plans: Mapping[str, Commit
     some = next(iter(plans.values()))
     return Commit(
         table,
-        columns,
+        unmarked(columns),
         [file for plan in plans.values() for file in plan.files],
         expected,
         advance,

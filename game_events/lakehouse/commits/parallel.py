@@ -19,6 +19,7 @@ from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.group import commit_group
+from game_events.lakehouse.parts import PartedHandle
 from game_events.lakehouse.tables import Table
 
 T = TypeVar("T")
@@ -113,8 +114,19 @@ def threads_for(latency_s: float) -> int:
 def opened(
     games: Iterable[str], table: Callable[[str], Table], take: Callable[[Table], DeltaTable | None] = Table.open_to_read
 ) -> dict[str, DeltaTable]:
-    """Game -> handle, of its tables that exist; `take`: how a table is opened."""
-    found = for_games(games, lambda game: take(table(game)))
+    """Game -> handle, of its tables that exist; `take`: how a table is opened. A table with parts is opened once for all."""
+    wholes: dict[str, DeltaTable | None] = {}
+
+    def one(game: str) -> DeltaTable | None:
+        wanted = table(game)
+        if wanted.part is None:
+            return take(wanted)
+        if wanted.uri not in wholes:
+            wholes[wanted.uri] = take(wanted.whole)
+        whole = wholes[wanted.uri]
+        return whole.part(game) if isinstance(whole, PartedHandle) else None
+
+    found = for_games(games, one)
     return {game: handle for game, handle in found.items() if handle is not None}
 
 

@@ -28,10 +28,12 @@ from game_events.lakehouse.tables import (
     EVENT_LOG,
     OWN_TABLES,
     QUARANTINE,
+    SILVER,
     Lakehouse,
     Table,
     game_of_gold,
     game_of_silver,
+    gold_of_all,
     is_game,
     paths,
 )
@@ -222,7 +224,8 @@ def _is_ours(pipeline: Pipeline, name: str) -> bool:
     """Whether a table is one of this project's, by its key: other tables below the root are never touched."""
     aggregates = (PLAYER_AGG, *(aggregate.name for aggregate in pipeline.extensions.aggregates))
     games = (game_of_silver(name), *(game_of_gold(name, aggregate) for aggregate in aggregates))
-    return name in OWN_TABLES or any(is_game(game) for game in games)
+    of_all = (SILVER, *map(gold_of_all, aggregates)) if pipeline.lakehouse.is_partitioned else ()
+    return name in (*OWN_TABLES, *of_all) or any(is_game(game) for game in games)
 
 
 def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:

@@ -105,7 +105,8 @@ def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
         decisions = Decisions.read(pipeline, run.source.bronze.key)
         if decisions.redecisions != redecided:
             # Games that quarantine has decided again, and whose tables a crash has kept from being replaced.
-            due = guarded(lambda game: decisions.incarnation(game) > incarnation(pipeline.lakehouse.silver(game).open()))
+            look, silver = pipeline.handles.look, pipeline.lakehouse.silver
+            due = guarded(lambda game: decisions.incarnation(game) > incarnation(look(silver(game))))
             undone = {game for game, found in for_games(filter(decisions.incarnation, state.games), due).items() if found}
             _note_replaced(run, undone)
             result, redecided = replace(result, retry=result.retry | undone), decisions.redecisions
