@@ -114,7 +114,14 @@ class World:
     def pipeline(self, knows: tuple[int, ...] = SCHEMAS, games: tuple[str, ...] = (), **limits: int) -> Pipeline:
         """As a new process has it, with the rules that are in force now; `limits`: settings."""
         rules = (DROPS, *(r for r in (REJECTS[self.strictness],) if r is not None))
-        more = {"lakehouse": self.folder, "silver_layout": self.layout, "rules": rules, "games": games, "allow_bronze_full_refresh": True, **limits}
+        more = {
+            "lakehouse": self.folder,
+            "silver_layout": self.layout,
+            "rules": rules,
+            "games": games,
+            "allow_bronze_full_refresh": True,
+            **limits,
+        }
         made = pipeline_of(DEFAULTS().model_copy(update=more), Reader(self.topic, knows))
         # Asked for by the rules' check alone, which is replaced above.
         object.__setattr__(made, "get_spark", lambda: None)
