@@ -40,10 +40,6 @@ class ConflictError(TransientError):
     """A concurrent run committed first and nothing of this one is visible: plan again from the table's progress."""
 
 
-class SmallerPartsError(ConflictError):
-    """A micro-batch is read in smaller parts: plan again, the source's limit is lower now."""
-
-
 class ReadOnlyError(Exception):
     """Something was to be changed, or Spark was needed, where a caller only looks whether there is work.
 

@@ -42,7 +42,7 @@ class Group:
     what: str
 
 
-SPARK = Group("spark", ("spark",), "Delta and Spark's Kafka source (about 22 MB, once per machine)")
+SPARK = Group("spark", ("spark",), "Delta (about 17 MB, once per machine)")
 STACK = Group("stack", ("kafka", "registry"), "a Kafka broker and a Schema Registry (about 150 MB, once per machine)")
 S3 = Group("s3", ("s3",), "Spark's way to S3 (about 9 MB, once per machine)")
 GROUPS = {group.name: group for group in (SPARK, STACK, S3)}
@@ -65,7 +65,7 @@ def cache_dir() -> Path:
 
 
 def spark_jars() -> tuple[Path, ...]:
-    """Jars for ``spark.jars``: the Kafka source and Delta; otherwise as `folder_of`."""
+    """Jars for ``spark.jars``: Delta; otherwise as `folder_of`."""
     return tuple(sorted((folder_of(SPARK) / "spark").glob("*.jar")))
 
 

@@ -7,8 +7,8 @@ from deltalake import DeltaTable
 from game_events.decoding.core.column_map import ColumnMap
 from game_events.decoding.core.wire_format import SchemaId, SchemaRef
 
-#: Columns of `Source.read`: what bronze keeps of a record besides its decoded fields. `topic_id`, `partition` and `offset` tell
-#: every record from every other. The types are those of Spark's Kafka source.
+#: Columns of a source's records: what bronze keeps of a record besides its decoded fields. `topic_id`, `partition` and
+#: `offset` tell every record from every other.
 RAW_COLUMNS = ("topic", "topic_id", "partition", "offset", "timestamp", "key", "value", "headers")
 
 HEADERS = "_kafka_headers"
@@ -73,7 +73,7 @@ FIRST_MESSAGE = (0,)
 
 
 def none_if_empty(headers: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """No headers are NULL, as Spark's Kafka source has them; they travel as empty lists (`travelling`)."""
+    """No headers are NULL; they travel as empty lists (`travelling`)."""
     lengths = pc.list_value_length(headers)
     if not pc.any(pc.greater(lengths, 0)).as_py():
         return pa.nulls(len(headers), headers.type)

@@ -24,7 +24,7 @@ from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.state.offsets import refuse_twice, topic_id_read
 from game_events.rules import Rule, all_rules
 from game_events.schema_registry import SchemaRegistry
-from game_events.sources.core.source import FILES, Gap, MicroBatch, Source, SourceSnapshot
+from game_events.sources.core.source import FILES, Source, SourceSnapshot
 from game_events.sources.factory import make_source
 from game_events.sources.files.schemas import FileSchemas
 from game_events.sources.files.source import FileSource
@@ -146,13 +146,7 @@ class Pipeline:
 
     def source_snapshot(self) -> SourceSnapshot:
         """A snapshot of the source; writes nothing."""
-        source = self.source
-        return source.snapshot(take_in=False) if isinstance(source, FileSource) else source.snapshot()
-
-    def files_gone(self, part: MicroBatch) -> tuple[Gap, ...]:
-        """Files of a micro-batch that were deleted before they were read; empty for other sources."""
-        source = self.source
-        return source.missing_files(part) if isinstance(source, FileSource) else ()
+        return self.source.snapshot(take_in=False)
 
     @property
     def things(self) -> str:

@@ -27,7 +27,6 @@ from game_events.lakehouse.event_expressions import no_headers, schema_ids
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
 from game_events.lakehouse.tables import Table, table_id
-from game_events.pipeline.bronze.staging import TASK_RECORDS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
@@ -35,6 +34,7 @@ from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.reporting.steps import ArchiveResult
 from game_events.pipeline.state.offsets import next_offsets
 from game_events.pipeline.state.row_conditions import since as at_or_behind
+from game_events.sources.core.reading import TASK_RECORDS
 from game_events.sources.core.source import FILES, KAFKA, Offsets, Split
 from game_events.sources.files.archive_format import RECORDS, UNKNOWN, marked_records
 from game_events.sources.files.location import SourceLocation

@@ -54,7 +54,7 @@ class KafkaWriter:
         self._memory = CauseMemory(settings.kafka_bootstrap_servers)
         self._failure: GameEventsError | None = None
         defaults = DEFAULTS | {key.replace("_", "."): value for key, value in tuning.items()}
-        self._producer = new_client(Producer, client_options(settings, self._memory, defaults))
+        self._producer = new_client(Producer, client_options(settings, defaults) | {"error_cb": self._memory})
 
     def __enter__(self) -> Self:
         return self

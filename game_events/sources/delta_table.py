@@ -8,28 +8,32 @@ Guarantee: as for a micro-batch of Kafka; each record keeps its Kafka coordinate
 """
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.incarnations import incarnation, oldest_batch
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import files_with, selection
-from game_events.lakehouse.data.spark_files import read_files, spark_schema
-from game_events.lakehouse.event_columns import RAW_COLUMNS, STORED_AS
+from game_events.lakehouse.data.file_parts import FilePart, parts_of
+from game_events.lakehouse.data.snapshot import read_parts, selection
+from game_events.lakehouse.event_columns import STORED_AS
 from game_events.lakehouse.storage.options import delta_options
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table, add_actions
+from game_events.sources.core.reading import BATCH_RECORDS, RAW_SCHEMA, TASK_RECORDS, Reading, ReadNotes, columns_of, dealt
 from game_events.sources.core.source import TABLE, MicroBatch, Offsets, Source, SourceSnapshot, Split
 
 _NO_RAW = (
     "has rows without their raw value (that pipeline runs with GAME_EVENTS_KEEP_RAW=failures): they cannot be decoded. Set "
     "it to `all` there and refresh its bronze fully"
 )
+#: Columns that are read.
+_COLUMNS = (*STORED_AS.values(), "_batch")
 
 
 class TableSource(Source):
@@ -47,7 +51,7 @@ class TableSource(Source):
                 "GAME_EVENTS_SOURCE_TABLE is this pipeline's own bronze: name another pipeline's, or unset it"
             )
 
-    def snapshot(self) -> SourceSnapshot:
+    def snapshot(self, *, take_in: bool = True, full_refresh: bool = False) -> SourceSnapshot:  # noqa: ARG002
         """First and next batch of the table; raises ConfigurationError if it does not exist or is no bronze table."""
         handle = self._handle()
         missing = sorted({*STORED_AS.values(), "_batch"} - {f.name for f in handle.schema().fields})
@@ -85,20 +89,15 @@ class TableSource(Source):
         # Batches behind the last one with rows are empty.
         return max(batches, int(handle.transaction_version(Txn.BATCH) or 0) - start + 1)
 
-    def records(self, batch: MicroBatch) -> int:
-        """Rows of the files that hold the batch: an upper bound."""
-        return selection(self._handle(), min(batch.start.values()) - 1).rows
-
-    def read(self, spark: SparkSession, batch: MicroBatch) -> DataFrame:
-        """Rows of these batches, columns `RAW_COLUMNS`; a row without its raw value fails the job."""
+    def reading(self, batch: MicroBatch) -> "TableReading":
+        """Rows of these batches; a row without its raw value fails the job."""
         handle = self._handle()
         (split,) = batch.end
-        start, end = batch.start[split], batch.end[split]
-        rows = read_files(spark, files_with(handle, start - 1), spark_schema(handle.schema()))
-        rows = rows.where(F.col("_batch").between(start, end - 1))
-        missing = F.raise_error(F.lit(f"{self._table.uri} {_NO_RAW}"))
-        raw = F.when(F.col("_raw_value").isNull(), missing.cast("binary")).otherwise(F.col("_raw_value"))
-        return rows.withColumn("_raw_value", raw).select(*(F.col(STORED_AS[name]).alias(name) for name in RAW_COLUMNS))
+        files = selection(handle, batch.start[split] - 1)
+        tasks = max(1, -(-files.rows // TASK_RECORDS))
+        columns = pa.schema([f for f in pa.schema(handle.schema()) if f.name in _COLUMNS])
+        parts = dealt(parts_of(files, self._table.key, -(-files.rows // tasks)), tasks)
+        return TableReading(self._table, columns, parts, batch.start[split], batch.end[split])
 
     def changed(self, batch: MicroBatch) -> str | None:
         """Whether the table was replaced: a read sees one version of it."""
@@ -110,6 +109,44 @@ class TableSource(Source):
         if handle is None:
             raise ConfigurationError(f"GAME_EVENTS_SOURCE_TABLE: there is no Delta table at {self._table.uri}")
         return handle
+
+
+@dataclass(frozen=True)
+class TableReading(Reading):
+    """Rows of the table's batches [start, end).
+
+    Attributes:
+        columns: those of `_COLUMNS` with their types.
+        parts: task -> files, or parts of files.
+    """
+
+    table: Table
+    columns: pa.Schema
+    parts: Sequence[Sequence[FilePart]]
+    start: int
+    end: int
+
+    @property
+    def tasks(self) -> int:
+        """Number of the tasks."""
+        return len(self.parts)
+
+    def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:
+        """See `Reading.batches`; ConfigurationError for a row without its raw value."""
+        for part in self.parts[task]:
+            for rows in read_parts(self.table, self.columns, [part.path], BATCH_RECORDS, slice(part.number, None, part.of)):
+                batches = rows.column("_batch")
+                wanted = rows.filter(pc.and_(pc.greater_equal(batches, self.start), pc.less(batches, self.end)))
+                if wanted.column("_raw_value").null_count:
+                    raise ConfigurationError(f"GAME_EVENTS_SOURCE_TABLE: {self.table.uri} {_NO_RAW}")
+                yield from self._records(wanted, notes)
+
+    def _records(self, rows: pa.Table, notes: ReadNotes) -> Iterator[pa.RecordBatch]:
+        for batch in rows.combine_chunks().to_batches():
+            found = {f.name: batch.column(STORED_AS[f.name]).cast(f.type) for f in RAW_SCHEMA}
+            lengths = pc.max(pc.binary_length(found["value"])).as_py()
+            notes.largest = max(notes.largest, lengths or 0)
+            yield columns_of(found, len(batch))
 
 
 def _content_id(handle: DeltaTable) -> str:

@@ -40,10 +40,6 @@ ARROW_RECORDS = 20_000
 ARROW_BYTES = 64 * 1024 * 1024
 #: Bytes of a record, with key and headers, up to which it is small.
 SMALL_RECORD_BYTES = 2_048
-#: Bytes that a header takes in memory beside its key and value.
-HEADER_BYTES = 32
-#: Kafka records of an Arrow batch: small ones need no limit of bytes. Large enough for groups of 20 schema versions.
-KAFKA_ARROW_RECORDS = ARROW_BYTES // SMALL_RECORD_BYTES
 ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
 ARROW_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
 #: The value that turns the limit off.
@@ -68,13 +64,6 @@ _CLASSIC = {
     "spark.ui.retainedStages": "50",
     "spark.ui.retainedTasks": "500",
     "spark.sql.ui.retainedExecutions": "20",
-    # Of each partition Spark keeps the consumer and the last poll of a micro-batch, by default for 5 minutes. The next
-    # micro-batch never asks for them, as it reads with a consumer group of its own. Of 24 partitions with records of 300 bytes
-    # the polls are 22 MB: 44 micro-batches within these minutes ended a JVM of 1 GiB.
-    "spark.kafka.consumer.cache.timeout": "5s",
-    "spark.kafka.consumer.cache.evictorThreadRunInterval": "5s",
-    "spark.kafka.consumer.fetchedData.cache.timeout": "5s",
-    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "5s",
     # Masks options with credentials in plans and the UI.
     "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]key|sasl|jaas|ssl[.]key",
 }
@@ -147,8 +136,6 @@ def session_config(settings: Settings) -> dict[str, str]:
         # For small jobs; large ones set their number of tasks by their rows.
         "spark.sql.shuffle.partitions": "8",
         "spark.sql.debug.maxToStringFields": "50",
-        # Spark's default without Kafka: the newer reader does not convert each record to Java objects and back.
-        "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
         # A crashed worker logs its stack.
         "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     }

@@ -34,6 +34,6 @@ def next_micro_batch(
     settings: Settings, bronze: DeltaTable, now: SourceSnapshot, until: Offsets, most: int
 ) -> MicroBatch | None:
     """What bronze would read next of a source that is not asked again."""
-    source = SimpleNamespace(batch_limit=lambda _: most, snapshot=lambda: now)
-    pipeline: Any = SimpleNamespace(settings=settings, source=source, files_gone=lambda _: ())
+    source = SimpleNamespace(batch_limit=lambda _: most, snapshot=lambda: now, missing=lambda _: ())
+    pipeline: Any = SimpleNamespace(settings=settings, source=source)
     return OffsetPlan.of(pipeline, bronze, now, until).micro_batch

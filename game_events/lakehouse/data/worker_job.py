@@ -9,11 +9,16 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_or
 
 import pyarrow as pa
 from deltalake import Schema
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from game_events.lakehouse.data.spark_files import spark_schema
 
 Result = TypeVar("Result")
+
+
+def task_numbers(spark: SparkSession, tasks: int) -> DataFrame:
+    """The numbers of so many tasks, each in a task of Spark's: for workers that read their rows themselves."""
+    return spark.range(0, tasks, 1, tasks)
 
 
 class WorkerJob(ABC, Generic[Result]):

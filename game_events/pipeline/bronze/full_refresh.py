@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from game_events.decoding.core.column_map import ColumnMap
-from game_events.errors import ConflictError, DataError, SmallerPartsError
+from game_events.errors import ConflictError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.restore_check import refuse_restored
@@ -28,7 +28,7 @@ from game_events.lakehouse.event_expressions import travelling
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import names_of
 from game_events.pipeline.bronze.full_refresh_guard import Expired, count_expired, refuse_unless_allowed, source_to_read
-from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch
+from game_events.pipeline.bronze.load import archive_schemas, commit_of, incomplete_records, report_batch
 from game_events.pipeline.bronze.offset_plan import epochs_noted, epochs_unknown
 from game_events.pipeline.bronze.staging import stage_micro_batch
 from game_events.pipeline.bronze.worker import StageResult
@@ -132,12 +132,9 @@ class _FullRefresh:
         for subject in pipeline.source.subjects(now.latest):
             pipeline.catalog.ids_of(subject)
         while part := plan_micro_batch(now, self.end, now.latest, pipeline.source.batch_limit(self.end)):
-            part = replace(part, gaps=(*part.gaps, *pipeline.files_gone(part)))  # counted as expired
+            part = replace(part, gaps=(*part.gaps, *pipeline.source.missing(part)))  # counted as expired
             pipeline.on_progress(f"full refresh: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} left")
-            try:
-                found = stage_micro_batch(pipeline, self.bronze, self.columns, part, self.batch, {})
-            except SmallerPartsError:
-                continue
+            found = stage_micro_batch(pipeline, self.bronze, self.columns, part, self.batch, {})
             self.found.add(found)
             self.columns = pipeline.catalog.message_columns(self.columns, found.types)
             self.end |= part.end
@@ -192,7 +189,7 @@ class _FullRefresh:
         """Report what became of rows that are not in the new bronze."""
         pipeline, expired = self.pipeline, self.expired
         report.add_rejected(self.found.reasons)
-        report.warn(*pipeline.source.take_notices())
+        report.warn(*incomplete_records(self.found))
         gone_rows = expired.bronze.gone + expired.quarantine.gone
         report.add(BronzeResult(suppressed=self.found.suppressed, expired=gone_rows, nulled=self.found.nulled))
         name, holder = pipeline.bronze.name, pipeline.settings.source_holder

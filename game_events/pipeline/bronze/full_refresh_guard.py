@@ -1,19 +1,23 @@
 """Protection of bronze from a full refresh: refused, with what would be lost, until a setting allows it."""
 
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import functions as F
 
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.data.snapshot import row_count
 from game_events.lakehouse.data.spark_files import read_table
+from game_events.lakehouse.data.worker_job import task_numbers
 from game_events.lakehouse.event_columns import COORDINATES
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze.offset_plan import all_there_is
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.state.row_conditions import not_read, since
+from game_events.sources.core.reading import Reading, ReadNotes
 from game_events.sources.core.source import FILES, KAFKA, MicroBatch, Offsets, SourceSnapshot
 from game_events.sources.files.source import FileSource
 
@@ -90,18 +94,34 @@ def _counts(pipeline: Pipeline, table: Table, now: SourceSnapshot, origins: Offs
     elif all(split.kind == KAFKA for split in now.latest):
         gone = ~since(now.earliest) & ~stays
     else:
-        there = pipeline.source.read(pipeline.spark, MicroBatch(now.earliest, now.latest))
-        there = there.select(*(F.col(c.removeprefix("_kafka_")).alias(c) for c in COORDINATES), F.lit(False).alias("_there"))
+        read = _Coordinates(pipeline.source.reading(MicroBatch(now.earliest, now.latest)))
+        there = task_numbers(pipeline.spark, read.reading.tasks).mapInArrow(read, _Coordinates.COLUMNS)
+        there = there.withColumn("_there", F.lit(False))
         rows, gone = rows.join(there, list(COORDINATES), "left"), F.col("_there").isNull()
     which = {"rows": F.lit(1), "gone": F.when(gone, 1), "staying": F.when(stays, 1)}
     (found,) = rows.agg(*(F.count(condition).alias(name) for name, condition in which.items())).collect()
     return RowCounts(*found)
 
 
+@dataclass(frozen=True)
+class _Coordinates:
+    """For `mapInArrow`: numbers of tasks -> where their records are; picklable."""
+
+    COLUMNS: ClassVar[str] = "_kafka_topic_id string, _kafka_partition int, _kafka_offset bigint"
+    reading: Reading
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for numbers in batches:
+            for task in numbers.column(0).to_pylist():
+                for batch in self.reading.batches(task, ReadNotes()):
+                    places = [batch.column(name.removeprefix("_kafka_")) for name in COORDINATES]
+                    yield pa.RecordBatch.from_arrays(places, list(COORDINATES))
+
+
 def source_to_read(pipeline: Pipeline) -> SourceSnapshot:
     """The source as it will be read: what is older than the starting time counts as gone."""
     source = pipeline.source
-    now = source.snapshot(full_refresh=True) if isinstance(source, FileSource) else source.snapshot()
+    now = source.snapshot(full_refresh=True)
     return replace(now, earliest=all_there_is(pipeline, now))
 
 

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from game_events.decoding.core.column_map import ColumnMap
-from game_events.errors import ConflictError, GameEventsError
+from game_events.errors import ConflictError, GameEventsError, first_few
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.retry import CONFLICT_ATTEMPTS
@@ -47,10 +47,11 @@ from game_events.pipeline.reporting.result import BronzeResult
 from game_events.pipeline.state.commit_info import batch_info
 from game_events.pipeline.state.offsets import after_origins, archive_noted, identity
 from game_events.pipeline.suppression.driver import erasure_fence
-from game_events.sources.core.source import Gap, MicroBatch, SourceSnapshot
-from game_events.sources.files.source import FileSource
-from game_events.sources.kafka.source import KafkaSource
+from game_events.sources.core.source import FILES, Gap, MicroBatch, SourceSnapshot
+from game_events.spark.config import SMALL_RECORD_BYTES
 
+#: Records that a notice names.
+EXAMPLES = 5
 #: Bronze and, if it exists, quarantine, in versions that lack no row.
 Tables = tuple[DeltaTable, DeltaTable | None]
 
@@ -156,13 +157,13 @@ def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, pa
     landed = commit(replace(planned, about=about, follows=bronze))
     pipeline.handles.share(pipeline.bronze, landed.handle)
     failpoints.reach("bronze_committed")
-    if isinstance(pipeline.source, KafkaSource) and pipeline.source.small_records:
+    if staged.largest <= SMALL_RECORD_BYTES:
         pipeline.small_batches.add(batch)
     report_batch(pipeline, report, known, planned, landed, staged)
     report.add_read(part.start, part.end, part.unit)
     report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed, nulled=staged.nulled))
     report.warn(*loss_messages(part.gaps), *(f"topic {topic} joins: all that it has is read" for topic in part.joined))
-    report.warn(*pipeline.source.take_notices())
+    report.warn(*incomplete_records(staged))
     report.add_rejected(staged.reasons)
     report.arrived(staged.arrivals)
 
@@ -197,6 +198,15 @@ def commit_of(
     )
 
 
+def incomplete_records(staged: StageResult) -> list[str]:
+    """A notice about records that were read without what no column can hold."""
+    if not staged.incomplete:
+        return []
+    named = first_few(staged.examples[:EXAMPLES], EXAMPLES)
+    more = f"; and {staged.incomplete - EXAMPLES:,} more" if staged.incomplete > EXAMPLES else ""
+    return [f"{staged.incomplete:,} records were read without what no column can hold: {named}{more}"]
+
+
 def report_batch(
     pipeline: Pipeline, report: RunReport, known: Collection[str], planned: Commit, landed: Landed, staged: StageResult
 ) -> None:
@@ -213,9 +223,9 @@ def _report_source(pipeline: Pipeline, plan: OffsetPlan, report: RunReport) -> N
     """
     source, group, offsets = pipeline.source, pipeline.settings.consumer_group, plan.reached | plan.ends
     report.add(BronzeResult(lag=plan.lag))
-    if isinstance(source, FileSource):
-        report.add_files(source.counts)
-    if group is not None and offsets and isinstance(source, KafkaSource):
+    if pipeline.settings.source == FILES:
+        report.add_files(source.file_counts())
+    if group is not None and offsets:
         try:
             source.commit_group_offsets(group, offsets)
         except GameEventsError as error:

@@ -19,8 +19,7 @@ from game_events.pipeline.bronze.topic_changes import changes
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.state.offsets import next_offsets
 from game_events.sources.core.micro_batch import plan_micro_batch
-from game_events.sources.core.source import FILES, KAFKA, Gap, MicroBatch, Offsets, SourceSnapshot, Split
-from game_events.sources.kafka.source import KafkaSource
+from game_events.sources.core.source import FILES, KAFKA, Gap, MicroBatch, Offsets, Source, SourceSnapshot, Split
 
 #: Kafka's epochs are 32-bit integers.
 LAST_EPOCH = 2**31 - 1
@@ -69,8 +68,7 @@ class OffsetPlan:
             reached = next_offsets(bronze, now.latest)
         # `until` is older than a topic that joined, or was recreated, while this run reads.
         until = now.latest | {p: end for p, end in until.items() if p in now.latest}
-        if isinstance(source, KafkaSource):
-            refuse_cut_log(source, bronze, now, reached)
+        refuse_cut_log(source, bronze, now, reached)
         found = changes(settings, bronze, now, reached)
         batch = plan_micro_batch(now, reached | found.start, until, limit or source.batch_limit(reached))
         if found.anything:
@@ -80,7 +78,7 @@ class OffsetPlan:
             gaps = (*found.gaps, *batch.gaps)
             batch = replace(batch, start=batch.start | settled, end=batch.end | settled, gaps=gaps, joined=tuple(found.joined))
         if batch is not None:
-            batch = replace(batch, gaps=(*batch.gaps, *pipeline.files_gone(batch)))
+            batch = replace(batch, gaps=(*batch.gaps, *pipeline.source.missing(batch)))
         if batch is not None and batch.gaps:
             refuse_unless_recorded(settings, batch.gaps, now)
         return cls(now, reached, until, batch)
@@ -111,7 +109,7 @@ def epochs_unknown(splits: Iterable[Split]) -> dict[str, int]:
     return {split.epoch_app: LAST_EPOCH for split in splits}
 
 
-def refuse_cut_log(source: KafkaSource, bronze: DeltaTable, now: SourceSnapshot, reached: Offsets) -> None:
+def refuse_cut_log(source: Source, bronze: DeltaTable, now: SourceSnapshot, reached: Offsets) -> None:
     """Stop before records are skipped that have offsets of lost ones, where the broker keeps and returns epochs.
 
     An unclean election, or a broker that was restored from a copy, cuts a partition's log; producers then give the same offsets
@@ -230,7 +228,7 @@ def went_meanwhile(pipeline: Pipeline, part: MicroBatch) -> bool:
     if pipeline.source.changed(part) is not None:
         return True
     now = pipeline.source.snapshot()
-    if len(pipeline.files_gone(part)) > len(part.gaps):
+    if len(pipeline.source.missing(part)) > len(part.gaps):
         return True
     read: Mapping[Split, int] = {p: start for p, start in part.start.items() if part.end[p] > start}
     return any(start < now.earliest[p] for p, start in read.items() if p in now.earliest)

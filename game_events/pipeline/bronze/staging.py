@@ -1,45 +1,33 @@
-"""Staging: Spark's workers decode the records of a micro-batch (or stored rows) and write files; nothing is committed.
+"""Staging: Spark's workers read and decode the records of a micro-batch (or stored rows) and write files; nothing is committed.
 
-Records that go to quarantine without being decoded are marked here: too large ones, and ones that crash a worker. Large records
-are cut in the JVM: no worker, no Arrow batch and no file ever holds one whole.
+Spark gets the numbers of the tasks only: the workers read the records themselves (`sources.core.reading`).
 """
 
 import logging
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from deltalake import DeltaTable
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 
 from game_events.decoding.batch_decoder import DecodePlan, TypeKey
 from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.reasons import KEPT_BYTES, Reason, too_large
 from game_events.errors import ConflictError
-from game_events.lakehouse.event_columns import FIRST_MESSAGE, RAW_COLUMNS
-from game_events.lakehouse.event_expressions import NO_HEADERS
+from game_events.lakehouse.data.worker_job import task_numbers
+from game_events.lakehouse.event_columns import FIRST_MESSAGE
 from game_events.pipeline.bronze.isolation import Deadly, deadly_records
 from game_events.pipeline.bronze.quarantine import Decided
 from game_events.pipeline.bronze.worker import BronzeTask, DecodeJob, StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.suppression.driver import suppression
+from game_events.pipeline.suppression.worker import Suppression
 from game_events.sources.core.source import MicroBatch
 from game_events.sources.files.offsets import FileGap
-from game_events.sources.files.source import FileSource
-from game_events.sources.kafka.source import KafkaSource
-from game_events.spark.config import HEADER_BYTES, KAFKA_ARROW_RECORDS, SMALL_RECORD_BYTES, arrow_batches
 from game_events.spark.crashed_workers import WorkerCrashError, crashes_explained, named
-from game_events.spark.schemas import quoted
+from game_events.spark.worker_errors import worker_errors_named
 
 log = logging.getLogger(__name__)
-
-#: Records of one task: fewer tasks for small micro-batches, as each costs about 100 ms.
-TASK_RECORDS = 500_000
-#: Columns with a record's reason and detail for quarantine; NULL: it is to be decoded.
-WHY = ("reason", "detail")
-_DEADLY = "_deadly"
 
 
 def stage_micro_batch(
@@ -51,36 +39,26 @@ def stage_micro_batch(
     `batch`: the number of its rows. `decided`: records that are left out, as quarantine holds them.
 
     Raises:
-        ConflictError: a topic was recreated meanwhile; the files are deleted.
-        SmallerPartsError: as `KafkaSource.read_by_driver`.
+        ConflictError: a topic was recreated meanwhile, or records expired; the files are deleted.
         WorkerCrashError: as `deadly_records`; or workers crash over no record in particular.
     """
     if part.records <= sum(isinstance(gap, FileGap) for gap in part.gaps):  # it only skips a gap
         return StageResult()
-    source, catalog, reading = pipeline.source, pipeline.catalog, None
+    source, catalog = pipeline.source, pipeline.catalog
+    catalog.offer(source.schemas())
     # Types to plan for before the first record.
-    expected: list[TypeKey] = []
-    if isinstance(source, FileSource):
-        catalog.offer(source.schemas())
-        reading, expected = source.reading(), [*source.expected_types()]
+    expected = source.expected_types()
     expected += [(i, FIRST_MESSAGE) for subject in source.subjects(part.end) for i in catalog.expected_ids(subject)]
-    keep_raw, whom, constants = pipeline.settings.keep_raw == "all", suppression(pipeline, bronze), source.constants(part)
-    tables = pipeline.bronze, pipeline.quarantine
-    job = BronzeTask(*tables, DecodePlan(), constants, batch, pipeline.run_id, keep_raw, decided, whom, reading)
-    attempt = _Attempt(pipeline, job, columns, expected)
+    attempt = _Attempt(pipeline, columns, expected, batch, decided, suppression(pipeline, bronze))
     try:
         staged = attempt.run(part)
     except WorkerCrashError as error:
-        if not isinstance(source, KafkaSource):  # only in a topic each offset is one record
+        if not source.one_by_one:
             raise
         staged = _isolated(attempt, part, error)
-    except (PySparkException, Py4JJavaError) as error:
-        if not isinstance(source, KafkaSource) or not source.read_by_driver(part, error):
-            raise
-        staged = attempt.run(part)
     other = source.changed(part)
     if other is not None:
-        staged.discard(*tables)
+        staged.discard(pipeline.bronze, pipeline.quarantine)
         raise ConflictError(f"{other}. Nothing of it was kept")
     return staged
 
@@ -90,79 +68,54 @@ class _Attempt:
     """Decodes parts of a micro-batch."""
 
     pipeline: Pipeline
-    job: BronzeTask
     columns: ColumnMap
     expected: list[TypeKey]
+    batch: int
+    decided: Decided
+    suppression: Suppression | None
 
     def run(self, part: MicroBatch, deadly: Deadly | None = None) -> StageResult:
         """Decode a part; raises WorkerCrashError. `deadly`: records that are quarantined without being decoded."""
-        spark, source = self.pipeline.spark, self.pipeline.source
-        small = isinstance(source, KafkaSource) and source.small_records and not deadly
-        job, rows = replace(self.job, small=small), source.read(spark, part)
-        if job.reading is None:
-            most = self.pipeline.settings.max_record_bytes
-            names = [name for name in RAW_COLUMNS if name not in job.constants]
-            if small:
-                rows = for_workers(rows, names, min(most, SMALL_RECORD_BYTES), {}, 0, HEADER_BYTES)
-            else:
-                rows = for_workers(rows, names, most, deadly or {})
-            rows = rows.coalesce(max(1, -(-source.records(part) // TASK_RECORDS)))
+        pipeline = self.pipeline
+        reading, keep_raw = pipeline.source.reading(part), pipeline.settings.keep_raw == "all"
+        job = BronzeTask(
+            pipeline.bronze,
+            pipeline.quarantine,
+            DecodePlan(),
+            reading,
+            self.batch,
+            pipeline.run_id,
+            keep_raw,
+            self.decided,
+            self.suppression,
+            _by_partition(deadly or {}),
+        )
         ranges = named([f"{split} {part.start[split]} to {end - 1}" for split, end in sorted(part.end.items())])
-        with arrow_batches(spark, KAFKA_ARROW_RECORDS, unlimited=small), crashes_explained(f" over {ranges}"):
-            staged = run_decode_job(self.pipeline, job, rows, self.columns, self.expected)
-        if isinstance(source, KafkaSource) and staged.large:
-            # Nothing was written: once more, and from now on, as a job that takes large records.
-            staged.discard(job.bronze, job.quarantine)
-            source.small_records = False
-            return self.run(part, deadly)
-        return staged
+        with crashes_explained(f" over {ranges}"), worker_errors_named():
+            numbers = task_numbers(pipeline.spark, reading.tasks)
+            return run_decode_job(pipeline, job, numbers, self.columns, self.expected)
+
+
+def _by_partition(deadly: Deadly) -> Mapping[tuple[str, int], Mapping[int, str]]:
+    """(topic id, partition) -> offset -> detail for quarantine."""
+    found: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    for (split, offset), detail in deadly.items():
+        found[split.topic_id, split.partition][offset] = detail
+    return found
 
 
 def _isolated(attempt: _Attempt, part: MicroBatch, error: WorkerCrashError) -> StageResult:
     """Decode a micro-batch over which a worker crashed; without the records that crash it if it crashes again."""
-    attempt.pipeline.on_progress(f"bronze: {error}. The micro-batch is tried again, then its halves")
+    pipeline = attempt.pipeline
+    pipeline.on_progress(f"bronze: {error}. The micro-batch is tried again, then its halves")
     try:
         return attempt.run(part)
     except WorkerCrashError as again:
-        job = attempt.job
-        deadly = deadly_records(part, again, lambda some: attempt.run(some).discard(job.bronze, job.quarantine))
-        return attempt.run(part, deadly)
 
+        def decode(some: MicroBatch) -> None:
+            attempt.run(some).discard(pipeline.bronze, pipeline.quarantine)
 
-def for_workers(
-    records: DataFrame, names: Iterable[str], most: int, deadly: Deadly, kept_bytes: int = KEPT_BYTES, header_bytes: int = 0
-) -> DataFrame:
-    """Columns of a source's records as they travel to the workers, and `WHY`; of those too large only the first `kept_bytes`.
-
-    `records` has `RAW_COLUMNS`; `most`: bytes of value, key and headers together, a header counts `header_bytes` more than its
-    own; `deadly`: records that crash a worker. One selection of SQL texts: made of Spark's objects, call by call, it took a
-    twelfth of a small micro-batch's time.
-    """
-    # As one text: Spark compiles that, and does not compile a function for each header.
-    texts = "array_join(concat(headers.key, CAST(headers.value AS array<string>)), '')"
-    in_headers = f"if(size(headers) > 0, octet_length({texts}) + size(headers) * {header_bytes}, 0)"
-    size = f"coalesce(length(value), 0) + coalesce(length(key), 0) + {in_headers}"
-    large = f"{size} > {most}"
-    before, after = too_large("\0", most).split("\0")
-    reason = f"WHEN {large} THEN '{Reason.TOO_LARGE}'"
-    detail = f"WHEN {large} THEN concat('{before}', format_number({size}, 0), '{after}')"
-    if deadly:
-        records = records.withColumn(_DEADLY, _detail_of(deadly))
-        reason, detail = f"{reason} WHEN {_DEADLY} IS NOT NULL THEN '{Reason.MALFORMED}'", f"{detail} ELSE {_DEADLY}"
-    parts = {name: f"if({large}, substring({name}, 1, {kept_bytes}), {name})" for name in ("value", "key")}
-    no_room = f"{large} AND {in_headers} > {min(most, kept_bytes)}"
-    parts["headers"] = f"if({no_room} OR headers IS NULL, {NO_HEADERS}, headers)"
-    columns = [f"{parts.get(name, quoted(name))} AS {quoted(name)}" for name in names]
-    return records.selectExpr(*columns, f"CASE {reason} END AS {WHY[0]}", f"CASE {detail} END AS {WHY[1]}")
-
-
-def _detail_of(deadly: Deadly) -> Column:
-    """Detail for quarantine of the records that crash a worker; NULL: any other record."""
-    found = F.lit(None).cast("string")
-    for (split, offset), why in deadly.items():
-        here = (F.col("topic_id") == split.topic_id) & (F.col("partition") == split.partition) & (F.col("offset") == offset)
-        found = F.when(here, F.lit(why)).otherwise(found)
-    return found
+        return attempt.run(part, deadly_records(part, again, decode))
 
 
 def run_decode_job(
@@ -171,9 +124,9 @@ def run_decode_job(
     """Run rows through the workers, again if types occurred that the plan did not know: only the driver asks the registry.
 
     Files of earlier attempts are deleted; so are files of a plan with types that did not occur and that changed columns, as the
-    commit gives the table the columns of the types that occurred. Not again if there are `large` records.
+    commit gives the table the columns of the types that occurred.
 
-    `wanted`: types to plan for at once; those that this process met are added.
+    `rows`: numbers of tasks, or stored rows. `wanted`: types to plan for at once; those that this process met are added.
 
     Raises:
         TransientError: a type's schema is not archived and the registry does not answer.
@@ -186,7 +139,7 @@ def run_decode_job(
         staged = StageResult.sum(job.collect(rows))
         catalog.offer(staged.schemas)
         new = staged.unknown - planned
-        if staged.large or (not new and _same_columns(job.plan.columns, catalog.message_columns(columns, staged.types))):
+        if not new and _same_columns(job.plan.columns, catalog.message_columns(columns, staged.types)):
             return staged
         staged.discard(job.bronze, job.quarantine)
         asked, missed = catalog.look_up(new, room)

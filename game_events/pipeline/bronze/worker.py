@@ -31,8 +31,8 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.reporting.latency import Arrivals, count_arrivals
 from game_events.pipeline.reporting.merging import Summed, add_counts, by_key, extend, merged
 from game_events.pipeline.suppression.worker import Suppression, Suppressor
+from game_events.sources.core.reading import Reading, ReadNotes
 from game_events.sources.core.source import Offsets, Split
-from game_events.sources.files.reader import FileReader, FileReading
 
 
 @dataclass
@@ -50,7 +50,8 @@ class StageResult(Summed):
         origins: of records from files, an archive's too: split -> offset after the last one.
         undecoded: rows of message types that are not selected; they are in bronze's files.
         nulled: column -> bad values that became NULL.
-        large: records that are not small, where the job takes small ones only: then it has written nothing.
+        largest: bytes of the largest record that was read from the source.
+        incomplete: number of records that were read without what no column can hold; `examples` names some of them.
     """
 
     bronze: list[StagedFile] = merged(extend, list)
@@ -65,7 +66,9 @@ class StageResult(Summed):
     origins: Offsets = merged(by_key(max), dict)
     undecoded: Counter[TypeKey] = merged(add_counts, Counter)
     nulled: Counter[str] = merged(add_counts, Counter)
-    large: int = merged(add, int)
+    largest: int = merged(max, int)
+    incomplete: int = merged(add, int)
+    examples: list[str] = merged(extend, list)
 
     def discard(self, bronze: Table, quarantine: Table | None) -> None:
         """Delete the files; none of them is in a commit."""
@@ -89,38 +92,37 @@ class DecodeJob(WorkerJob[StageResult]):
 
 @dataclass(frozen=True)
 class BronzeTask(DecodeJob):
-    """Decodes a task's records of a micro-batch; picklable.
+    """Reads and decodes a task's records of a micro-batch; picklable.
 
     Attributes:
-        constants: columns of the source with one value in all rows, which are not sent to the workers.
+        reading: how the records are read.
         batch, run_id: of the rows.
         keep_raw: whether bronze keeps the raw values of decoded records.
         decided: (topic id, partition) -> offsets that quarantine holds already (a crash came between its commit and bronze's).
         suppression: the erased data subjects; their records are only counted. None: there are none.
-        reading: how to read files, if rows are files instead of records.
-        small: the job takes small records only (`SMALL_RECORD_BYTES`): others are counted, and nothing is written.
+        deadly: records that crash a worker, as in `decided`, each with its detail for quarantine: they are not decoded.
     """
 
     quarantine: Table
-    constants: Mapping[str, str]
+    reading: Reading
     batch: int
     run_id: str
     keep_raw: bool
     decided: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
     suppression: Suppression | None = None
-    reading: FileReading | None = None
-    small: bool = False
+    deadly: Mapping[tuple[str, int], Mapping[int, str]] = field(default_factory=dict)
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StageResult:
-        """Decode the records and write them to files."""
-        reader = FileReader(self.reading) if self.reading is not None else None
-        decoder, output = BatchDecoder(self.plan), _Output(self)
+        """Read the records of the tasks of these numbers, decode them and write them to files."""
+        decoder, output, notes = BatchDecoder(self.plan), _Output(self), ReadNotes()
         result = output.result
-        for batch in batches if reader is None else reader.batches(batches):
+        tasks = (number for numbers in batches for number in numbers.column(0).to_pylist())
+        for batch in (batch for task in tasks for batch in self.reading.batches(task, notes)):
             if "file_path" in batch.schema.names:
                 _note_origins(batch, result)
             rows = self._undecided(batch) if self.decided else batch
-            if "reason" in rows.schema.names and rows.column("reason").null_count < len(rows):
+            rows = _marked(rows, self.deadly) if self.deadly else rows
+            if rows.column("reason").null_count < len(rows):
                 rows = output.readable(rows)
             for part in decoder.parts(rows, "value"):
                 if "columns" in part.schema.names and len(part):
@@ -130,33 +132,41 @@ class BronzeTask(DecodeJob):
                 result.types |= decoded.types
                 result.unknown |= decoded.unknown
                 result.nulled.update(decoded.nulled)
-                # With an unknown type or large records the driver plans again: continue only to find all of them.
-                if not result.unknown and not result.large:
+                # With an unknown type the driver plans again: continue only to find all of them.
+                if not result.unknown:
                     output.write(part, decoded)
                     result.arrivals.update(count_arrivals(part.column("timestamp")))
-        if result.unknown or result.large:
+        if result.unknown:
             output.good.abort()
             output.bad.abort()
         result.bronze, result.quarantine = output.good.close(), output.bad.close()
-        if reader is not None:
-            known = self.plan
-            result.schemas += [s for i, s in reader.schemas.items() if i not in known.schemas and (i, ()) not in known.rejected]
+        known = self.plan
+        result.schemas += [s for i, s in notes.schemas.items() if i not in known.schemas and (i, ()) not in known.rejected]
+        result.largest = notes.largest
+        result.incomplete = notes.incomplete
+        result.examples = notes.examples
         return result
 
     def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows without those that quarantine holds since an earlier attempt."""
         partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
-        ids = self.source_column(batch, "topic_id")
+        ids = batch.column("topic_id")
         keep = np.ones(len(batch), dtype=bool)
         for (topic_id, partition), held in self.decided.items():
             mine = pc.fill_null(pc.equal(ids, topic_id), False).to_numpy(zero_copy_only=False) & (partitions == partition)
             keep &= ~(mine & np.isin(offsets, np.fromiter(held, dtype=np.int64)))
         return batch.filter(pa.array(keep))
 
-    def source_column(self, rows: pa.RecordBatch, name: str) -> pa.Array:
-        """A column of the source, from the rows or the constants."""
-        constant = self.constants.get(name)
-        return rows.column(name) if constant is None else pa.repeat(pa.scalar(constant), len(rows))
+
+def _marked(batch: pa.RecordBatch, deadly: Mapping[tuple[str, int], Mapping[int, str]]) -> pa.RecordBatch:
+    """The rows, those of records that crash a worker with a reason and a detail."""
+    places = zip(*(batch.column(name).to_pylist() for name in ("topic_id", "partition", "offset")), strict=True)
+    details = [deadly.get((topic_id, partition), {}).get(offset) for topic_id, partition, offset in places]
+    found = pa.array([detail is not None for detail in details])
+    reasons = pc.if_else(found, pa.scalar(str(Reason.MALFORMED)), batch.column("reason"))
+    marked = batch.set_column(batch.schema.get_field_index("reason"), "reason", reasons)
+    detail = pc.coalesce(pa.array(details, pa.string()), batch.column("detail"))
+    return marked.set_column(batch.schema.get_field_index("detail"), "detail", detail)
 
 
 def _note_origins(batch: pa.RecordBatch, result: StageResult) -> None:
@@ -184,9 +194,7 @@ class _Output:
     def readable(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows without those that are no records (damaged parts of files, excluded records); these go to quarantine."""
         refused = batch.filter(batch.column("reason").is_valid())
-        if self._task.small:
-            self.result.large += len(refused)
-        elif not self.result.unknown:
+        if not self.result.unknown:
             said = zip(refused.column("reason").to_pylist(), refused.column("detail").to_pylist(), strict=True)
             rejected = [Rejected(Reason(why), detail, np.array([row]), None) for row, (why, detail) in enumerate(said)]
             self.write(refused, DecodedBatch(rejected=rejected))
@@ -197,7 +205,7 @@ class _Output:
         result = self.result
         if (suppressor := self._suppressor) is not None:
             erased: list[Rows] = []
-            undecodable = partial(suppressor.undecodable, batch, self._task.source_column(batch, "topic_id"))
+            undecodable = partial(suppressor.undecodable, batch, batch.column("topic_id"))
             decoded = suppressor.without_erased(decoded, undecodable, erased.append, rejected=True)
             result.suppressed += sum(map(len, erased))
         for rows, schema_id, columns in decoded.good:
@@ -235,8 +243,8 @@ class _Output:
         count = len(rows)
         taken = batch if count == len(batch) and (np.diff(rows) > 0).all() else batch.take(pa.array(rows))
         own = {
-            "_kafka_topic": self._task.source_column(taken, "topic"),
-            "_kafka_topic_id": self._task.source_column(taken, "topic_id"),
+            "_kafka_topic": taken.column("topic"),
+            "_kafka_topic_id": taken.column("topic_id"),
             "_kafka_partition": taken.column("partition"),
             "_kafka_offset": taken.column("offset"),
             "_kafka_timestamp": taken.column("timestamp"),

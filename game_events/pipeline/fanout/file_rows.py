@@ -11,28 +11,11 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from game_events.lakehouse.commits.parallel import ahead
+from game_events.lakehouse.data.file_parts import FilePart
 from game_events.lakehouse.data.snapshot import read_parts
+from game_events.lakehouse.data.worker_job import task_numbers
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.fanout.batches import in_batches
-
-
-@dataclass(frozen=True)
-class FilePart:
-    """A file of a table, or every `of`-th of its row groups, from `number` on.
-
-    `table`: its key. `path`: below the table's folder.
-    """
-
-    table: str
-    path: str
-    number: int = 0
-    of: int = 1
-
-
-def dealt(parts: Sequence[FilePart], tasks: int) -> list[Sequence[FilePart]]:
-    """The files in so many tasks, or fewer."""
-    tasks = max(1, min(tasks, len(parts)))
-    return [parts[number::tasks] for number in range(tasks)]
 
 
 def in_share(games: pa.ChunkedArray, share: int, shares: int) -> pa.Array:
@@ -65,8 +48,7 @@ class FileRows:
 
     def numbers(self, spark: SparkSession) -> DataFrame:
         """The numbers of the tasks, each in a task of Spark's."""
-        tasks = len(self.tasks) * self.shares
-        return spark.range(0, tasks, 1, tasks)
+        return task_numbers(spark, len(self.tasks) * self.shares)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: numbers of tasks -> their rows."""

@@ -17,12 +17,14 @@ from pyspark.sql.types import StructField, StructType
 
 from game_events.column_names import folded
 from game_events.extending import GoldAggregate
+from game_events.lakehouse.data.file_parts import FilePart
 from game_events.lakehouse.data.snapshot import FileSelection
 from game_events.lakehouse.data.spark_files import read_files
 from game_events.lakehouse.tables import silver_name
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.file_rows import FilePart, FileRows, dealt
+from game_events.pipeline.fanout.file_rows import FileRows
 from game_events.pipeline.gold.plan import GamePlan
+from game_events.sources.core.reading import dealt
 from game_events.spark.schemas import nullable, quoted
 
 #: The column that names the game while rows of several games are in one plan.

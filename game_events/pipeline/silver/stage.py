@@ -16,17 +16,19 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from game_events.errors import UserCodeError
+from game_events.lakehouse.data.file_parts import parts_of
 from game_events.lakehouse.data.snapshot import FileSelection, read_parts, selection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.event_columns import BRONZE_ONLY, HEADERS
 from game_events.lakehouse.event_expressions import NO_HEADERS
-from game_events.pipeline.fanout.file_rows import FilePart, FileRows, dealt
+from game_events.pipeline.fanout.file_rows import FileRows
 from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, is_shuffled, shares_for, spread, stage, tasks_for
 from game_events.pipeline.fanout.routing import Routing
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.quality.judging import APART, DECIDED, DISPOSITION, KEEP, READMIT, REJECT, RuleSplit
 from game_events.pipeline.silver.source import SilverInput
 from game_events.pipeline.silver.transformations import run_time_failure
+from game_events.sources.core.reading import dealt
 from game_events.spark.config import ARROW_BYTES, ARROW_RECORDS, SMALL_RECORD_BYTES, arrow_batches, null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.crashed_workers import WorkerCrashError, bisect, crash, is_crash, named
@@ -143,13 +145,7 @@ class Staging:
     def file_rows(self, tasks: int, shares: int = 1) -> FileRows:
         """The rows for workers that read bronze's files themselves, in so many tasks; `shares` of them read the same files."""
         pipeline, files, groups = self.source.pipeline, self.files, tasks // shares
-        rows = max(1, files.rows // groups)
-        parts = [
-            FilePart(pipeline.bronze.key, path, number, of)
-            for file, path in zip(files.data, files.paths, strict=True)
-            for of in [max(1, -(-(file.rows or 0) // rows))]
-            for number in range(of)
-        ]
+        parts = parts_of(files, pipeline.bronze.key, files.rows // groups)
         above = None if files.exact else self.above
         by = pipeline.settings.entity_column
         return FileRows(pipeline.lakehouse, self.source.base, dealt(parts, groups), above, shares=shares, game_column=by)

@@ -18,7 +18,6 @@ from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.pipeline.state.commit_info import bronze_commit
 from game_events.sources.core.source import KAFKA, Offsets, Source, Split
-from game_events.sources.files.source import FileSource
 
 #: A transaction holds one 64-bit number, an id has 128 bits: two of them.
 _HALVES = ("high", "low")
@@ -95,7 +94,7 @@ def after_origins(bronze: DeltaTable, origins: Offsets) -> Offsets:
 
 def archive_noted(bronze: DeltaTable, source: Source) -> dict[str, int]:
     """`txn` -> value that the commit of a micro-batch of this source sets."""
-    now = _number(source.archive) if isinstance(source, FileSource) and source.archive is not None else 0
+    now = _number(source.archive) if source.archive is not None else 0
     return {} if now == counter(bronze, Txn.ARCHIVE) else {Txn.ARCHIVE: now}
 
 

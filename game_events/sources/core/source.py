@@ -1,19 +1,20 @@
-"""Protocol of a source of records: splits with offsets, and micro-batches of them as Spark DataFrames.
+"""Protocol of a source of records: splits with offsets, and micro-batches of them, which Spark's workers read.
 
 A source has one or more **splits**, each read once from its beginning to its end: a partition of a Kafka topic (offset: the
 record's), another pipeline's table (offset: its batch number), or a file log (offset: `files.offsets`). Bronze keeps the next
 offset of each split in a transaction (`Split.app`), which every commit compares with the start of its micro-batch.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from game_events.decoding.batch_decoder import TypeKey
+from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.lakehouse.commits.transactions import Txn
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from game_events.sources.core.reading import Reading
 
 KAFKA, TABLE, FILES = "kafka", "table", "files"
 
@@ -129,10 +130,21 @@ class Source(Protocol):
 
     Guarantee asked of it: a micro-batch is exactly the records with ``start <= offset < end`` of its splits; reading it twice
     gives the same records, and never fewer without an error.
+
+    Attributes:
+        one_by_one: each offset is one record, so a micro-batch can be read in halves.
+        archive: the record archive that is read: location and table id; None: it is none.
     """
 
-    def snapshot(self) -> SourceSnapshot:
+    one_by_one: bool = False
+    archive: str | None = None
+
+    def snapshot(self, *, take_in: bool = True, full_refresh: bool = False) -> SourceSnapshot:
         """The source as it is now.
+
+        Args:
+            take_in: False: nothing is written (a source of files keeps a list of them).
+            full_refresh: what is read replaces bronze, so records may be read again.
 
         Raises:
             ConfigurationError: it does not exist, or refuses the login.
@@ -142,28 +154,40 @@ class Source(Protocol):
     def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:
         """Split -> first offset of a record not older than a time; splits without such a record are left out."""
 
+    def epochs_before(self, now: SourceSnapshot, offsets: Offsets) -> Offsets:  # noqa: ARG002
+        """Split -> epoch of the leader that wrote the last record before an offset; default: there are no epochs."""
+        return {}
+
     def subjects(self, splits: Iterable[Split]) -> tuple[str, ...]:  # noqa: ARG002
         """Subjects of the registry, for planning their versions before the first record; default: none are known."""
         return ()
 
+    def schemas(self) -> list[RegistrySchema]:
+        """Schemas that the settings name; default: none."""
+        return []
+
+    def expected_types(self) -> list[TypeKey]:
+        """Message types to plan for before the first record; default: none are known."""
+        return []
+
     def batch_limit(self, reached: Offsets) -> int:
         """Offsets that the next micro-batch may have, all splits together."""
 
-    def records(self, batch: MicroBatch) -> int:
-        """Upper bound of the records of a batch, for the number of Spark tasks; files count as one each."""
-        return batch.records
+    def reading(self, batch: MicroBatch) -> Reading:
+        """How Spark's workers read a batch; DataError if nothing of it exists any more."""
 
-    def read(self, spark: "SparkSession", batch: MicroBatch) -> "DataFrame":
-        """The records of a batch, columns `RAW_COLUMNS`; those in `constants` may be left out."""
-
-    def constants(self, batch: MicroBatch) -> Mapping[str, str]:  # noqa: ARG002
-        """Columns of `RAW_COLUMNS` with one value for the whole batch, which are not sent to the workers; default: none."""
-        return {}
-
-    def take_notices(self) -> list[str]:
-        """Notices for the user about the batches that were read since the last call; default: none."""
-        return []
+    def missing(self, batch: MicroBatch) -> tuple[Gap, ...]:  # noqa: ARG002
+        """Parts of a batch that were deleted since they were listed; default: none can be."""
+        return ()
 
     def changed(self, batch: MicroBatch) -> str | None:  # noqa: ARG002
         """Checked after a batch was read: why its records may be others than planned; None: they are not (default)."""
         return None
+
+    def commit_group_offsets(self, group: str, offsets: Offsets) -> None:  # noqa: ARG002
+        """Tell a consumer group what bronze has, so that monitoring tools see its lag; default: there are no groups."""
+        return
+
+    def file_counts(self) -> Counter[str]:
+        """What became of the files of the source since the last report; default: it has none."""
+        return Counter()

@@ -4,7 +4,7 @@ Guarantee: a file is read to its end, or a quarantine row describes the unreadab
 silently. An unavailable storage fails the task, which is retried.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -16,6 +16,7 @@ from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.errors import GameEventsError
 from game_events.lakehouse.storage.errors import explain, store_errors_named
+from game_events.sources.core.reading import Reading, ReadNotes
 from game_events.sources.files.avro_container import read_container
 from game_events.sources.files.delimited import read_delimited, read_lines
 from game_events.sources.files.limits import DecompressedFile, FileLimits, LimitExceededError
@@ -35,13 +36,10 @@ ENDINGS = {
 #: Suffixes of compressed files (of formats without compression of their own).
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
-#: Columns of the DataFrame of files.
-FILES_SCHEMA = "number long, path string, size long, modified_us long, part int, parts int"
-
 
 @dataclass(frozen=True)
-class FileReading:
-    """Parameters of `FileReader`; picklable.
+class FileReading(Reading):
+    """The files of a micro-batch, and how they are read.
 
     Attributes:
         place: location of the files.
@@ -51,6 +49,7 @@ class FileReading:
         schema: for records of files that do not hold one.
         framed: protobuf records begin with a registry frame.
         archive: the location is a record archive.
+        files: task -> its files, or parts of files.
     """
 
     place: SourceLocation
@@ -60,19 +59,28 @@ class FileReading:
     schema: NamedSchema | None = None
     framed: bool = False
     archive: bool = False
+    files: Sequence[Sequence[FilePart]] = ()
+
+    @property
+    def tasks(self) -> int:
+        """Number of the tasks."""
+        return len(self.files)
+
+    def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:
+        """See `Reading.batches`; the schemas that the files hold are noted."""
+        return FileReader(self, notes).batches(self.files[task])
 
 
 @dataclass
 class FileReader:
-    """Reads files in one task; `schemas`: those found in files, by GUID or id, to be reported to the driver."""
+    """Reads files in one task."""
 
     reading: FileReading
-    schemas: dict[int | str, RegistrySchema] = field(default_factory=dict)
+    notes: ReadNotes = field(default_factory=ReadNotes)
 
-    def batches(self, files: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Batches of records of the given files (rows of `FILES_SCHEMA`)."""
-        parts = (FilePart(log_id=self.reading.log_id, **row) for batch in files for row in batch.to_pylist())
-        return coalesced(batch for file in parts for batch in self._read(file))
+    def batches(self, files: Iterable[FilePart]) -> Iterator[pa.RecordBatch]:
+        """Batches of records of these files."""
+        return coalesced(batch for file in files for batch in self._read(file))
 
     def _read(self, file: FilePart) -> Iterator[pa.RecordBatch]:
         """One file; raises OSError or GameEventsError if it does not exist or the storage is unavailable."""
@@ -130,7 +138,7 @@ class FileReader:
                 yield unreadable(file, 0, detail)
 
     def _offer(self, schema: RegistrySchema) -> None:
-        self.schemas[schema.schema_id] = schema
+        self.notes.schemas[schema.schema_id] = schema
 
     def _is_damage(self, error: BaseException) -> bool:
         """Whether an error is caused by the file's content, not by the storage."""

@@ -8,13 +8,10 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import cached_property
-
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
 
 from game_events.config.settings import Settings
 from game_events.decoding.batch_decoder import TypeKey
@@ -23,12 +20,14 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse
 from game_events.schema_registry import SchemaRegistry
+from game_events.sources.core.reading import dealt
 from game_events.sources.core.source import FILES, Gap, MicroBatch, Offsets, Source, SourceSnapshot, Split
 from game_events.sources.files.file_log import FileLog, LogContent
 from game_events.sources.files.limits import FileLimits
 from game_events.sources.files.location import LINK, NotAFileError, SourceFile, SourceLocation
 from game_events.sources.files.offsets import FILE_ROWS, PARTITION, FileGap, first_offset, number_of
-from game_events.sources.files.reader import FILES_SCHEMA, PARQUET, FileReading, format_of
+from game_events.sources.files.reader import PARQUET, FileReading, format_of
+from game_events.sources.files.record_batches import FilePart
 from game_events.sources.files.schemas import NamedSchema, named_schema
 
 log = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ class FileSource(Source):
         self._read_by, self._refuse_twice, self._read_only = read_by, refuse_twice, read_only
         self._checked = "not yet"
         #: Archive that the files belong to, by the last snapshot: location and table id; None: plain files.
-        self.archive: str | None = None
+        self.archive = None
         self._known = LogContent()
         self._there: frozenset[str] = frozenset()
         self._ended: set[SourceFile] = set()
@@ -159,13 +158,17 @@ class FileSource(Source):
             first = number_of(batch.start[split])
             yield from enumerate(self._known.entries[first : number_of(end)], first)
 
-    def missing_files(self, batch: MicroBatch) -> tuple[Gap, ...]:
+    def missing(self, batch: MicroBatch) -> tuple[Gap, ...]:
         """Files of a batch that do not exist any more, by the last snapshot."""
         return tuple(
             FileGap(FILES, self._known.log_id, PARTITION, first_offset(number), first_offset(number + 1), file.path)
             for number, file in self.entries(batch)
             if file.path not in self._there
         )
+
+    def file_counts(self) -> Counter[str]:
+        """See `counts`."""
+        return self.counts
 
     def missing_paths(self, first: int = 0) -> list[str]:
         """Files of the log that do not exist any more, by the last snapshot, or are before this offset."""
@@ -180,8 +183,8 @@ class FileSource(Source):
         """The record type of that schema, planned for before the first record."""
         return [] if self.schema is None else [self.schema.key]
 
-    def reading(self) -> FileReading:
-        """What workers need to read a batch."""
+    def reading(self, batch: MicroBatch) -> FileReading:
+        """The files of a batch that exist, large Parquet files in parts; DataError if none exists."""
         settings = self.settings
         bounds = FileLimits(settings.files_max_rows, settings.files_max_unpacked_bytes, settings.max_record_bytes)
         return FileReading(
@@ -192,24 +195,21 @@ class FileSource(Source):
             self.schema,
             settings.files_framed,
             archive=self.archive is not None,
+            files=self._tasks(batch),
         )
 
-    def read(self, spark: SparkSession, batch: MicroBatch) -> DataFrame:
-        """The files of a batch (`FILES_SCHEMA`), for `FileReader`, large Parquet files in parts; DataError if none exists."""
-        rows = []
+    def _tasks(self, batch: MicroBatch) -> list[Sequence[FilePart]]:
+        parts = list[FilePart]()
         for number, file in self.entries(batch):
             if file.path in self._there:
                 whole = format_of(file.path, self.settings.files_format)[0] != PARQUET
-                parts = 1 if whole else min(MOST_PARTS, -(-file.size // TASK_BYTES) or 1)
-                rows += [(number, file.path, file.size, file.modified_us, part, parts) for part in range(parts)]
-        if not rows:
+                of = 1 if whole else min(MOST_PARTS, -(-file.size // TASK_BYTES) or 1)
+                for part in range(of):
+                    parts.append(FilePart(number, file.path, file.size, file.modified_us, self._known.log_id, part, of))
+        if not parts:
             raise DataError(f"{self.place.root}: no file of this batch exists any more")
-        size = sum(row[2] // row[5] for row in rows)
-        tasks = min(len(rows), max(-(-len(rows) // TASK_FILES), -(-size // TASK_BYTES), min(len(rows), os.cpu_count() or 1)))
-        names = [word.split()[0] for word in FILES_SCHEMA.split(", ")]
-        kinds = (pa.int64(), pa.string(), pa.int64(), pa.int64(), pa.int32(), pa.int32())
-        columns = [pa.array([row[i] for row in rows], kind) for i, kind in enumerate(kinds)]
-        return spark.createDataFrame(pa.table(columns, names=names), FILES_SCHEMA).repartition(tasks)
+        size = sum(part.size // part.parts for part in parts)
+        return dealt(parts, max(-(-len(parts) // TASK_FILES), -(-size // TASK_BYTES), os.cpu_count() or 1))
 
     def _refuse_lost_log(self, known: LogContent) -> None:
         """Raise DataError if bronze was read by another file log: files would get other numbers and be read again."""

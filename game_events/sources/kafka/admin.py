@@ -129,7 +129,7 @@ class KafkaAdmin:
         if not asked:
             return found
         memory = CauseMemory(self.servers)
-        consumer = new_client(self._consume, client_options(self._settings, memory, {}) | _EPOCHS_CONSUMER)
+        consumer = new_client(self._consume, client_options(self._settings, {}) | _EPOCHS_CONSUMER | {"error_cb": memory})
         try:
             for start in range(0, len(asked), SPLITS_AT_ONCE):
                 group = asked[start : start + SPLITS_AT_ONCE]
@@ -194,7 +194,7 @@ class KafkaAdmin:
         memory = self._memory
         admin = self._admin
         if admin is None:
-            admin = new_client(self._connect, client_options(self._settings, memory, {}))
+            admin = new_client(self._connect, client_options(self._settings, {}) | {"error_cb": memory})
         self._admin = None  # not used again after a failure
         what = f"reading topic {self._settings.source_name}"
         try:

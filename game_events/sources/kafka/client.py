@@ -11,7 +11,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, GameEventsError, TransientError
-from game_events.sources.kafka.options import for_librdkafka
+from game_events.sources.kafka.options import refuse_unusable
 
 T = TypeVar("T")
 CONNECT_TIMEOUT_S = 15
@@ -78,15 +78,20 @@ def _is_refusal(error: KafkaError | None) -> bool:
     return error is not None and (_is_login(error) or error.code() in REQUEST)
 
 
-def client_options(settings: Settings, memory: CauseMemory, defaults: Mapping[str, object]) -> dict[str, object]:
-    """Options of a client: `defaults`, then the settings', then those that this code depends on."""
+def client_options(settings: Settings, defaults: Mapping[str, object]) -> dict[str, object]:
+    """Options of a client: `defaults`, then the settings', then the brokers. `error_cb` is left to the caller.
+
+    Raises:
+        ConfigurationError: as `refuse_unusable`.
+    """
+    own = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
+    refuse_unusable(own)
     return {
-        # Connection failures reach the caller through `memory`; librdkafka would also print each attempt to stderr.
+        # Connection failures reach the caller through a `CauseMemory`; librdkafka would also print each attempt to stderr.
         "log_level": 2,
         **defaults,
-        **for_librdkafka({key: value.get_secret_value() for key, value in settings.kafka_options.items()}),
+        **own,
         "bootstrap.servers": settings.kafka_bootstrap_servers,
-        "error_cb": memory,
     }
 
 
@@ -114,7 +119,7 @@ def ensure_topic(
     """
     topic = name or settings.produced_topic
     memory = CauseMemory(settings.kafka_bootstrap_servers)
-    admin = new_client(connect, client_options(settings, memory, {}))
+    admin = new_client(connect, client_options(settings, {}) | {"error_cb": memory})
     if topic in _topics(admin, memory):
         return
     try:

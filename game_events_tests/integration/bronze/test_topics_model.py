@@ -18,7 +18,7 @@ from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.checks.offsets import offsets_continuous
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sources.core.source import SourceSnapshot, Split
+from game_events.sources.core.source import Source, SourceSnapshot, Split
 from game_events_tests.support.faults import handle_failpoints
 from game_events_tests.support.pipelines import reading, stage_by_hand, without_spark
 
@@ -30,7 +30,7 @@ class Killed(Exception):  # noqa: N818 - what SIGKILL would be
     """The run ended here."""
 
 
-class Broker:
+class Broker(Source):
     """Split -> its end; splits of topics that were deleted are gone."""
 
     def __init__(self):
@@ -40,17 +40,11 @@ class Broker:
         topic_id = next(self.ids)
         self.ends |= {Split(topic, topic_id, number): 0 for number in range(partitions)}
 
-    def snapshot(self):
+    def snapshot(self, **_):
         return SourceSnapshot(dict.fromkeys(self.ends, 0), dict(self.ends))
-
-    def subjects(self, _):
-        return ()
 
     def batch_limit(self, _):
         return 7
-
-    def take_notices(self):
-        return []
 
 
 class World:

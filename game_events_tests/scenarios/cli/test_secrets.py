@@ -73,8 +73,6 @@ def environment_of(settings: Settings, store: ObjectStore, folder: Path, webhook
     kafka = {
         "sasl.username": USER,
         "sasl.password": KAFKA_SECRET,
-        # Java's client takes these whatever the protocol is, so they travel as Spark options.
-        "sasl.jaas.config": f'{LOGIN} required username="{USER}" password="{KAFKA_SECRET}";',
         "ssl.key.password": KEY_PASSWORD,
         "debug": "all",
         "log_level": "7",

@@ -6,7 +6,7 @@ Everything else is the pipeline's own (`load_bronze`, its commits to both tables
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze import load as bronze
 from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.sources.core.source import MicroBatch, Offsets, SourceSnapshot, Split
+from game_events.sources.core.source import MicroBatch, Offsets, Source, SourceSnapshot
 from game_events_tests.support.pipelines import reading, stage_by_hand
 
 LANE = Split("t", "A" * 21 + "A", 0)
@@ -56,7 +56,7 @@ class Topic:
 
 
 @dataclass
-class Reader:
+class Reader(Source):
     """The source as one run has it: what it makes of a record depends on the schemas that it knows.
 
     Attributes:
@@ -73,7 +73,7 @@ class Reader:
     until: int | None = None
     epochs: Offsets = field(default_factory=dict)
 
-    def snapshot(self) -> SourceSnapshot:
+    def snapshot(self, *, take_in: bool = True, full_refresh: bool = False) -> SourceSnapshot:  # noqa: ARG002
         """As it is seen by this run."""
         now = self.topic.snapshot()
         return SourceSnapshot(
@@ -82,17 +82,9 @@ class Reader:
             epochs=self.epochs,
         )
 
-    def subjects(self, _: Iterable[Split]) -> tuple[str, ...]:
-        """There is no registry."""
-        return ()
-
-    def batch_limit(self, _: Offsets) -> int:
+    def batch_limit(self, reached: Offsets) -> int:  # noqa: ARG002
         """Records of a slice."""
         return self.most
-
-    def take_notices(self) -> list[str]:
-        """Every record can be read."""
-        return []
 
 
 def pipeline_of(settings: Settings, reader: Reader) -> Pipeline:

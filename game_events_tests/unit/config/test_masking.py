@@ -20,7 +20,6 @@ from game_events.errors import GameEventsError
 from game_events.orchestration.runs.errors import errors_decide
 from game_events.orchestration.sensors.ticks import masked as masked_sensor
 from game_events.pipeline.runs.preflight import run_checks
-from game_events.sources.kafka.options import for_java
 
 REGISTRY, KAFKA, REST = 'p@ss/w"ord', "ka\"fka\\pw's", "tökén-1?"
 LOGIN = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": KAFKA}
@@ -55,8 +54,13 @@ def written(secret):
         "in a form": f"p={quote_plus(secret)}",
         "base64": base64.b64encode(secret.encode()).decode(),
         "base64 for addresses": base64.urlsafe_b64encode(secret.encode()).decode(),
-        "jaas": for_java(LOGIN | {"sasl.password": secret})["sasl.jaas.config"],
+        "jaas": _jaas(secret),
     }
+
+
+def _jaas(secret: str) -> str:
+    escaped = secret.replace("\\", "\\\\").replace('"', '\\"')
+    return f'x.PlainLoginModule required username="me" password="{escaped}";'
 
 
 @pytest.mark.parametrize("secret", SECRETS)

@@ -25,6 +25,7 @@ from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.source import SilverInput
 from game_events.pipeline.silver.stage import Start
 from game_events.pipeline.state.offsets import offsets_of
+from game_events.sources.core.source import Source
 from game_events_tests.support.offsets import by_partition, seen
 from game_events_tests.support.pipelines import reading, stage_by_hand, without_spark
 from game_events_tests.support.tables import assert_nothing_left_over, put
@@ -34,23 +35,17 @@ TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
 COORDINATES = ["_kafka_partition", "_kafka_offset"]
 
 
-class Topic:
+class Topic(Source):
     """A topic whose ends the test sets."""
 
     def __init__(self):
         self.latest = {0: 10}
 
-    def snapshot(self):
+    def snapshot(self, **_):
         return seen(TOPIC, ID, dict.fromkeys(self.latest, 0), dict(self.latest))
-
-    def subjects(self, _):
-        return ()
 
     def batch_limit(self, _):
         return 5
-
-    def take_notices(self):
-        return []
 
 
 def write(table, schema, rows):

@@ -51,7 +51,7 @@ def test_an_unreachable_broker_may_come_back():
 
 def test_the_settings_options_win_but_not_over_the_brokers_address():
     settings = Settings(kafka_bootstrap_servers="right:1", kafka_options={"linger.ms": "7", "bootstrap.servers": "wrong:1"})
-    options = client_options(settings, CauseMemory("right:1"), {"linger.ms": 20, "acks": "all"})
+    options = client_options(settings, {"linger.ms": 20, "acks": "all"})
     assert (options["linger.ms"], options["acks"], options["bootstrap.servers"]) == ("7", "all", "right:1")
 
 
