@@ -83,6 +83,7 @@ class _Group:
         """Take out the plans that do not hold for this version."""
         seen = {plan.seen for plan in self._left.values() if plan.seen is not None}
         back = {v for v in seen if whole is not None and restored_between(self._table, v, whole.version())}
+        self._drop_other_types(whole)
         columns, known = pa.schema([]), set[int]()
         for game, plan in list(self._left.items()):
             try:
@@ -96,6 +97,9 @@ class _Group:
                     known.add(id(plan.schema))
             except (ConflictError, DataError) as error:
                 self._drop([game], error)
+        self._drop_other_types(whole)  # again: perhaps not all of the table is replaced any more
+
+    def _drop_other_types(self, whole: PartedHandle | None) -> None:
         for game, other in _of_other_types(self._left, whole).items():
             self._drop([game], other)
 
