@@ -22,7 +22,7 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze import load as bronze
 from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.sources.core.source import MicroBatch, Offsets, Source, SourceSnapshot
+from game_events.sources.core.source import MicroBatch, Offsets, Source, SourceSnapshot, Split
 from game_events_tests.support.pipelines import reading, stage_by_hand
 
 LANE = Split("t", "A" * 21 + "A", 0)
