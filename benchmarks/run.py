@@ -25,6 +25,7 @@ from benchmarks.graph import graph
 from benchmarks.history import history
 from benchmarks.increments import increments
 from benchmarks.layers import bronze, fan_out
+from benchmarks.layouts import layouts
 from benchmarks.model import model
 from benchmarks.output import machine, save, table
 from benchmarks.rates import rates
@@ -46,6 +47,7 @@ SHORT: dict[str, Scenario] = {
 }
 SCENARIOS = SHORT | {
     "history": history,
+    "layouts": layouts,
     "model": model,
     "bookkeeping": bookkeeping,
     "memory": memory,
