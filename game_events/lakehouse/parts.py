@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 #: Between a transaction id and the game in whose part it counts. Neither an id nor a game's name has one.
 SEPARATOR = "/"
-#: Value of a transaction id that counts as never set, as none can be removed from a log (`commits.group`).
-FORGOTTEN = -1
 #: Times that the log is listed again if an entry is gone when it is read: whoever makes checkpoints deletes old entries.
 LOG_ATTEMPTS = 3
 #: Checkpoints of one file, of numbered ones, and of those with an id. Source: Delta Lake protocol, "Checkpoints".
@@ -248,8 +246,7 @@ class Part(Handle):
 
     def transaction_version(self, app_id: str) -> int | None:
         """Value of a transaction id of the game."""
-        value = self._state.transactions.get(app_id)
-        return None if value == FORGOTTEN else value
+        return self._state.transactions.get(app_id)
 
     def identify(self) -> None:
         """Nothing: the whole table's version is known."""

@@ -17,16 +17,14 @@ from game_events.errors import ConflictError, DataError, GameEventsError
 from game_events.lakehouse.commits.commit import ATTEMPTS, Commit, Landed, comments_in, commit, require
 from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.restores import RESTORE_CHECKED, restored, restored_between
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.format_version import unmarked
 from game_events.lakehouse.handle import of_columns
-from game_events.lakehouse.parts import FORGOTTEN, Part, PartedHandle, PartState, of_part
+from game_events.lakehouse.parts import Part, PartedHandle, PartState, of_part
 from game_events.lakehouse.tables import Table, table_id
 
-#: Transaction ids that say how far a part is: after a restore they count as never set.
-_PROGRESS = (f"{Txn.BRONZE}:", f"{Txn.SILVER}:")
 #: Outcome of one plan.
 Outcome = Landed | GameEventsError | DeltaError | OSError
 
@@ -69,13 +67,13 @@ class _Group:
         return self._outcome
 
     def _opened(self) -> PartedHandle | None:
-        """The newest version; after a restore one in which every part is behind, so that each plan has to be made again."""
+        """The newest version; after a restore one in which every part is noted as restored."""
         planned = (plan.follows.whole for plan in self._left.values() if isinstance(plan.follows, Part))
         whole = next((handle for handle in planned if self._table.is_newest(handle)), None) or self._table.open()
         if not isinstance(whole, PartedHandle):
             return None
         if restored(whole):
-            forget_progress(self._table, whole)
+            note_restored(self._table, whole)
             whole = self._table.open()
         return whole if isinstance(whole, PartedHandle) else None
 
@@ -90,6 +88,8 @@ class _Group:
                 if plan.seen in back:
                     raise ConflictError(f"{plan.table.name}: it was restored since version {plan.seen}, which was planned from")
                 part = whole.part(game) if whole is not None else None
+                if counter(part, Txn.RESTORED) and plan.seen is not None:
+                    raise ConflictError(f"{plan.table.name}: it was restored, and rows of {game} are to be replaced first")
                 # That it was restored is known.
                 require(replace(plan, seen=None if part is None or plan.seen != part.version() else plan.seen), part)
                 if id(plan.schema) not in known:  # most plans have the same
@@ -123,19 +123,11 @@ class _Group:
         return True
 
 
-def forget_progress(table: Table, whole: PartedHandle) -> None:
-    """Let the progress of every part count as never made, in one commit: a restore has taken rows back and no transaction id.
-
-    The next commit to one part would hide the restore from the others.
-    """
-    apps = [of_part(app, game) for game in whole.games() for app in whole.states()[game].transactions if _is_progress(app)]
-    advance = dict.fromkeys(apps, FORGOTTEN)
-    info = {RESTORE_CHECKED: "every part is made again"}
+def note_restored(table: Table, whole: PartedHandle) -> None:
+    """Note for every part that the table was restored: the next commit to one of them would hide it from the others."""
+    advance = {of_part(Txn.RESTORED, game): 1 for game in whole.games()}
+    info = {RESTORE_CHECKED: "rows of each part are to be replaced"}
     commit(Commit(table, pa.schema([]), [], {}, advance, table_id(whole), seen=whole.version(), info=info, follows=whole))
-
-
-def _is_progress(app: str) -> bool:
-    return app.startswith(_PROGRESS)
 
 
 def _with_columns(table: Table, columns: pa.Schema, more: pa.Schema) -> pa.Schema:
@@ -183,12 +175,12 @@ def _merged(table: Table, whole: PartedHandle | None, plans: Mapping[str, Commit
     for schema in {id(plan.schema): plan.schema for plan in plans.values()}.values():
         columns = _with_columns(table, columns, schema)
     for game, plan in plans.items():
-        for app in (*plan.expected, *plan.advance):
-            named = of_part(app, game)
-            # As the log has it, also where it counts as never set.
-            expected[named] = None if whole is None else whole.transaction_version(named)
-        advance |= {of_part(app, game): to for app, to in plan.advance.items()}
         state = whole.states().get(game, PartState()) if whole is not None else PartState()
+        moved = dict(plan.advance)
+        if plan.replace and state.transactions.get(Txn.RESTORED):
+            moved[Txn.RESTORED] = 0
+        expected |= {of_part(app, game): state.transactions.get(app) for app in (*plan.expected, *moved)}
+        advance |= {of_part(app, game): to for app, to in moved.items()}
         if plan.replace or not state.transactions:  # files of no part are leftovers
             removed |= {unquote(file.path) for file in state.files}
         removed |= plan.rewritten

@@ -122,8 +122,9 @@ class _Search:
             return dict.fromkeys(games, f"{table.name} (deleted)")
         if restored(whole):
             return dict.fromkeys(games, f"{table.name} (restored)")
-        there = set(whole.games())
-        return {game: f"{game} in {table.name} (deleted)" for game in games if game not in there}
+        parts = {game: whole.part(game) for game in games}
+        lost = {game: f"{game} in {table.name} (deleted)" for game, part in parts.items() if part is None}
+        return lost | {g: f"{table.name} (restored)" for g, part in parts.items() if part is not None and restored(part)}
 
     def _lost(self, keys: Mapping[str, str]) -> dict[str, str]:
         lakehouse = self._pipeline.lakehouse

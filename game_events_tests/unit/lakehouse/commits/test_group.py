@@ -141,19 +141,24 @@ def test_another_type_is_refused_for_its_game_and_taken_when_all_games_are_repla
     assert (numbers(lakehouse, "rummy"), numbers(lakehouse, "uno")) == (["rummy"], ["uno"])
 
 
-def test_after_a_restore_every_game_is_behind_whichever_is_committed_first(lakehouse):
+def test_a_restore_is_seen_by_every_game_until_its_rows_are_replaced_whichever_is_committed_first(lakehouse):
     put(lakehouse, rummy=[1], uno=[2])
     put(lakehouse, rummy=[3], uno=[4])
     DeltaTable(lakehouse.table(SILVER).uri).restore(0)
     assert restored(lakehouse.silver("uno").open())
-    done = commit_group({"rummy": plan(lakehouse, "rummy", [1, 3], 2, 2, replace=True)})
-    assert isinstance(done["rummy"], ConflictError)
-    done = commit_group({"rummy": plan(lakehouse, "rummy", [1, 3], None, 2, replace=True)})
+    assert numbers(lakehouse, "uno") == [2]
+    more = plan(lakehouse, "uno", [5], 2, 3, seen=version(lakehouse))
+    done = commit_group({"rummy": plan(lakehouse, "rummy", [1, 3], 2, 2, replace=True), "uno": more})
     assert isinstance(done["rummy"], Landed)
-    uno = lakehouse.silver("uno").open()
-    assert not restored(uno)
-    assert uno.transaction_version(APP) is None
+    assert isinstance(done["uno"], ConflictError)
     assert numbers(lakehouse, "rummy") == [1, 3]
+    assert not restored(lakehouse.silver("rummy").open())
+    assert not restored(lakehouse.table(SILVER).open())
+    assert restored(lakehouse.silver("uno").open())
+    done = commit_group({"uno": plan(lakehouse, "uno", [2, 4, 5], 2, 3, replace=True)})
+    assert isinstance(done["uno"], Landed)
+    assert not restored(lakehouse.silver("uno").open())
+    assert numbers(lakehouse, "uno") == [2, 4, 5]
 
 
 def test_rows_that_a_partition_has_before_its_game_are_no_rows_of_the_game(lakehouse):
