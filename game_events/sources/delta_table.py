@@ -25,7 +25,16 @@ from game_events.lakehouse.data.snapshot import read_parts, selection
 from game_events.lakehouse.event_columns import STORED_AS
 from game_events.lakehouse.storage.options import delta_options
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table, add_actions
-from game_events.sources.core.reading import BATCH_RECORDS, RAW_SCHEMA, TASK_RECORDS, Reading, ReadNotes, columns_of, dealt
+from game_events.sources.core.reading import (
+    BATCH_RECORDS,
+    RAW_SCHEMA,
+    TASK_RECORDS,
+    Reading,
+    ReadNotes,
+    RecordBytes,
+    columns_of,
+    dealt,
+)
 from game_events.sources.core.source import TABLE, MicroBatch, Offsets, Source, SourceSnapshot, Split
 
 _NO_RAW = (
@@ -144,8 +153,7 @@ class TableReading(Reading):
     def _records(self, rows: pa.Table, notes: ReadNotes) -> Iterator[pa.RecordBatch]:
         for batch in rows.combine_chunks().to_batches():
             found = {f.name: batch.column(STORED_AS[f.name]).cast(f.type) for f in RAW_SCHEMA}
-            lengths = pc.max(pc.binary_length(found["value"])).as_py()
-            notes.largest = max(notes.largest, lengths or 0)
+            notes.largest = max(notes.largest, int(RecordBytes(found).held.max(initial=0)))
             yield columns_of(found, len(batch))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from game_events.lakehouse.data.worker_job import Result, WorkerJob
+from game_events.sources.core.reading import Reading, ReadNotes
 
 
 def spark_row(value: Any) -> Any:
@@ -40,3 +42,24 @@ def run(job: WorkerJob[Result], batches: Iterable[pa.RecordBatch]) -> Result:
     """The result of one task."""
     (found,) = job.collect(Rows(batches))  # type: ignore[arg-type]
     return found
+
+
+@dataclass(frozen=True)
+class ReadByHand(Reading):
+    """Batches that a test has made, by task; picklable."""
+
+    found: Sequence[Sequence[pa.RecordBatch]]
+
+    @property
+    def tasks(self) -> int:
+        """Number of the tasks."""
+        return len(self.found)
+
+    def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        """Those of a task."""
+        yield from self.found[task]
+
+
+def task_numbers(*tasks: int) -> list[pa.RecordBatch]:
+    """The numbers of tasks, as Spark gives them to a worker."""
+    return [pa.RecordBatch.from_pydict({"id": list(tasks)})]

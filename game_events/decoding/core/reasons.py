@@ -34,11 +34,12 @@ class Reason(StrEnum):
     MALFORMED = "MALFORMED", "the payload is not a message of its schema"
     TOO_MANY_VALUES = "TOO_MANY_VALUES", "a record of more values, once decoded, than the bound of 8 million"
     UNREADABLE_FILE = "UNREADABLE_FILE", "a file of the source, or the rest of it, cannot be read"
+    UNREADABLE = "UNREADABLE", "a record of a batch in the topic that is damaged, or unpacks to more than the client's bound"
     TOO_LARGE = "TOO_LARGE", "a record, or what is left of a file, is larger than the bounds of the settings"
 
 
 #: Rows with these reasons hold no complete record.
-NO_RECORD = frozenset({Reason.UNREADABLE_FILE, Reason.TOO_LARGE})
+NO_RECORD = frozenset({Reason.UNREADABLE_FILE, Reason.UNREADABLE, Reason.TOO_LARGE})
 #: Bytes of an incomplete record that quarantine keeps.
 KEPT_BYTES = 1024 * 1024
 

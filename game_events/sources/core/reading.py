@@ -9,12 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.lakehouse.event_columns import OWN_COLUMNS, RAW_COLUMNS, STORED_AS
 
 Part = TypeVar("Part")
+Integers = npt.NDArray[np.int64]
 #: Columns of `RAW_COLUMNS` with their types.
 RAW_SCHEMA = pa.schema([pa.field(name, OWN_COLUMNS.field(STORED_AS[name]).type) for name in RAW_COLUMNS])
 #: Reason (`decoding.core.reasons`) and detail of rows that are no records to decode; else NULL.
@@ -27,6 +31,8 @@ TASK_RECORDS = 500_000
 BATCH_RECORDS = 32_768
 #: Bytes of values, keys and headers of a batch: some records are megabytes.
 BATCH_BYTES = 64 * 1024 * 1024
+#: What a header costs in memory besides its bytes.
+HEADER_BYTES = 32
 
 
 @dataclass
@@ -36,7 +42,7 @@ class ReadNotes:
     Attributes:
         schemas: those found in files, by GUID or id.
         incomplete: number of records that were read without what no column can hold; `examples` names some of them.
-        largest: bytes of the largest record.
+        largest: bytes of the largest record, `HEADER_BYTES` for each header among them.
     """
 
     schemas: dict[int | str, RegistrySchema] = field(default_factory=dict)
@@ -77,3 +83,36 @@ def columns_of(rows: Mapping[str, pa.Array], count: int, schema: pa.Schema = REC
     """A batch of these columns; those that are not given are NULL."""
     arrays = [rows[f.name] if f.name in rows else pa.nulls(count, f.type) for f in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class RecordBytes:
+    """Sizes of records by their columns `value`, `key` and `headers`.
+
+    Attributes:
+        headers: of each record, bytes of the names and values of its headers.
+        all: with value and key.
+        held: with `HEADER_BYTES` for each header.
+    """
+
+    def __init__(self, columns: Mapping[str, pa.Array]) -> None:
+        lists = columns["headers"]
+        self.headers, counts = _header_bytes(lists)
+        self.all = _lengths(columns["value"]) + _lengths(columns["key"]) + self.headers
+        self.held = self.all + HEADER_BYTES * counts
+
+
+def _lengths(values: pa.Array) -> Integers:
+    found: Integers = pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
+def _header_bytes(headers: pa.ListArray) -> tuple[Integers, Integers]:
+    """Bytes of each record's headers, names and values; and their number."""
+    ends = headers.offsets.to_numpy() if len(headers) else np.zeros(1, np.int64)
+    if ends[-1] == ends[0]:
+        return np.zeros(len(headers), np.int64), np.zeros(len(headers), np.int64)
+    items = headers.values.slice(ends[0], ends[-1] - ends[0])
+    sizes = _lengths(items.field("key")) + _lengths(items.field("value"))
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    places = ends - ends[0]
+    return before[places[1:]] - before[places[:-1]], np.diff(places).astype(np.int64)

@@ -5,26 +5,35 @@ consumer from one micro-batch to the next, with its connections and metadata; re
 the assignment. Spark ends the process, and so the consumer, when it has been idle for a minute.
 """
 
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from game_events.decoding.core.reasons import KEPT_BYTES, Reason, too_large
 from game_events.errors import ConflictError, first_few
-from game_events.sources.core.reading import BATCH_BYTES, BATCH_RECORDS, RAW_SCHEMA, Reading, ReadNotes, columns_of
+from game_events.sources.core.reading import (
+    BATCH_BYTES,
+    BATCH_RECORDS,
+    RAW_SCHEMA,
+    Integers,
+    Reading,
+    ReadNotes,
+    RecordBytes,
+    columns_of,
+)
 from game_events.sources.core.source import Offsets, Split
 from game_events.sources.kafka.client import LOOK_S, CauseMemory, new_client
 
-Integers = npt.NDArray[np.int64]
 HEADERS = RAW_SCHEMA.field("headers").type
 #: Milliseconds from 1970 at most, before and after it, that a column of microseconds can hold.
 MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
@@ -42,6 +51,10 @@ DEFAULTS: dict[str, object] = {
     "fetch.message.max.bytes": 4 * 1024 * 1024,
     "queued.min.messages": 1_000_000,
     "queued.max.messages.kbytes": 32 * 1024,
+    # Else a second, while what is queued is used up earlier.
+    "fetch.queue.backoff.ms": 20,
+    # As in Java's client: a damaged batch is found as such, not read as other records.
+    "check.crcs": True,
 }
 #: Options that this code depends on.
 REQUIRED: dict[str, object] = {
@@ -57,6 +70,8 @@ REQUIRED: dict[str, object] = {
 }
 #: Errors of a range that a partition does not have (any more).
 GONE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+#: Errors of a batch: it is damaged, or unpacks to more than `receive.message.max.bytes`. The client would fetch it for ever.
+DAMAGED = (KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._NOT_IMPLEMENTED)
 _READING = "reading records"
 
 
@@ -74,6 +89,23 @@ class Range(NamedTuple):
     split: Split
     start: int
     end: int
+
+
+class Damage(NamedTuple):
+    """A batch that cannot be unpacked: the number of its range, its first offset, and the client's text."""
+
+    number: int
+    offset: int
+    text: str
+
+
+class Unreadable(NamedTuple):
+    """Offsets [start, end) of a partition that have no readable record; `detail` says why."""
+
+    split: Split
+    start: int
+    end: int
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -107,16 +139,17 @@ class KafkaReading(Reading):
         with _KEPT.lent(self) as opened:
             for first in range(0, len(self.ranges[task]), PARTITIONS_AT_ONCE):
                 some = self.ranges[task][first : first + PARTITIONS_AT_ONCE]
-                yield from _joined(columns.batch(some, found) for found in _Assignment(opened, some).messages(self.silence_s))
+                yield from _joined(columns.batches(some, _Assignment(opened, some, self.silence_s).messages()))
 
 
 @dataclass(frozen=True)
 class OpenConsumer:
-    """A consumer, its options, and what its brokers have said."""
+    """A consumer, its options, what its brokers have said, and the process that its threads belong to."""
 
     consumer: Consumer
     options: Mapping[str, object] = field(repr=False)
     memory: CauseMemory
+    process: int
 
 
 class KeptConsumer:
@@ -141,18 +174,19 @@ class KeptConsumer:
                 raise taken.memory.explain(_READING, error.args[0]) from error
             raise
         taken.consumer.unassign()
+        if self._kept is not None:  # of a reading that began later
+            self._kept.consumer.close()
         self._kept = taken
 
     def _take(self, reading: KafkaReading) -> OpenConsumer:
-        kept = self._kept
-        if kept is not None and kept.options == reading.options:
-            return kept
-        if kept is not None:
+        kept, process = self._kept, os.getpid()
+        if kept is not None and kept.process == process:
+            if kept.options == reading.options:
+                return kept
             kept.consumer.close()
         memory = CauseMemory(reading.servers)
-        return OpenConsumer(
-            new_client(reading.make or Consumer, {**reading.options, "error_cb": memory}), reading.options, memory
-        )
+        consumer = new_client(reading.make or Consumer, {**reading.options, "error_cb": memory})
+        return OpenConsumer(consumer, reading.options, memory, process)
 
 
 _KEPT = KeptConsumer()
@@ -161,60 +195,116 @@ _KEPT = KeptConsumer()
 class _Assignment:
     """Ranges that a consumer reads; each partition is among them once."""
 
-    def __init__(self, opened: OpenConsumer, ranges: Sequence[Range]) -> None:
-        self._opened, self._ranges = opened, ranges
+    def __init__(self, opened: OpenConsumer, ranges: Sequence[Range], silence_s: float) -> None:
+        self._opened, self._ranges, self._silence_s = opened, ranges, silence_s
         self._numbers = {(r.split.topic, r.split.partition): number for number, r in enumerate(ranges)}
+        self._topics = {r.split.topic for r in ranges}
+        self._of_partition = {r.split.partition: number for number, r in enumerate(ranges)}
         self._ends = np.array([r.end for r in ranges], np.int64)
         #: Range -> next offset.
         self._reached = np.array([r.start for r in ranges], np.int64)
         self._waiting = set(range(len(ranges)))
-        #: Partition -> range, if they are of one topic.
-        self._of_partition: Integers | None = None
-        if len({r.split.topic for r in ranges}) == 1:
-            self._of_partition = np.zeros(1 + max(r.split.partition for r in ranges), np.int64)
-            for number, r in enumerate(ranges):
-                self._of_partition[r.split.partition] = number
+        self._damage: Damage | None = None
 
-    def messages(self, silence_s: float) -> Iterator[Messages]:
-        """Messages of the ranges, some at a time.
+    def messages(self) -> Iterator[Messages | Unreadable]:
+        """Messages of the ranges, some at a time, and offsets that have none because their batch cannot be unpacked.
 
         Raises:
             ConflictError: the offsets are not in a partition any more.
             TransientError, ConfigurationError: see `CauseMemory.explain`; no record came for `silence_s` seconds.
         """
-        consumer, memory = self._opened.consumer, self._opened.memory
-        consumer.assign([TopicPartition(r.split.topic, r.split.partition, r.start) for r in self._ranges])
-        last = time.monotonic()
         while self._waiting:
+            self._damage = None
+            self._assign({number: int(self._reached[number]) for number in self._waiting})
+            yield from self._until_damage()
+            if self._damage is not None:
+                yield self._passed(self._damage)
+
+    def _assign(self, places: Mapping[int, int]) -> None:
+        """Fetch these ranges from these offsets on, and nothing else."""
+        splits = [(self._ranges[number].split, offset) for number, offset in places.items()]
+        self._opened.consumer.assign([TopicPartition(split.topic, split.partition, offset) for split, offset in splits])
+
+    def _until_damage(self) -> Iterator[Messages]:
+        """Messages up to the ends of all ranges, or to a batch that cannot be unpacked; records of others may come later."""
+        consumer, last = self._opened.consumer, time.monotonic()
+        while self._waiting and self._damage is None:
             # What was fetched already is taken at once: waiting for a full list would hold as many messages, however large.
             found = consumer.consume(MESSAGES, 0) or consumer.consume(1, LOOK_S)
             records = self._without_errors(found) if any(map(Message.error, found)) else found
             if records:
                 last = time.monotonic()
                 yield from self._wanted(records)
-            elif memory.refused or time.monotonic() - last > silence_s:
-                raise memory.explain(f"{_READING} of {self._missing()}: none came for {silence_s:g} s")
+            else:
+                self._refuse_silence(last)
             self._settle()
 
+    def _refuse_silence(self, last: float) -> None:
+        memory = self._opened.memory
+        if memory.refused or time.monotonic() - last > self._silence_s:
+            raise memory.explain(f"{_READING} of {self._missing()}: none came for {self._silence_s:g} s")
+
     def _without_errors(self, found: Sequence[Message]) -> list[Message]:
-        """The messages that are records; notes where partitions end, and raises other errors."""
+        """The messages that are records, up to damage; notes it, and where partitions end; raises other errors."""
         records = []
         for message in found:
-            error, topic = message.error(), message.topic()
-            where = f"{topic}[{message.partition()}]"
+            error = message.error()
             if error is None:
                 records.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                number = self._numbers.get((str(topic), int(message.partition() or 0)))
+                number = self._number_of(message)
                 if number is not None:
                     # Before the end of the range if a new leader has less for a while: then more follows, or silence.
                     self._reached[number] = max(self._reached[number], int(message.offset() or 0))
-            elif error.code() in GONE:
-                raise ConflictError(f"{where}: records have gone since they were planned to be read ({error.str()})")
-            elif topic is not None:
-                raise self._opened.memory.explain(f"{_READING} of {where}", error)
-            # Else of the consumer group, which is not used and which this login may not be allowed to see.
+            else:
+                self._damage = self._damage_of(message, error)
+                if self._damage is not None:
+                    break
         return records
+
+    def _number_of(self, message: Message) -> int | None:
+        return self._numbers.get((str(message.topic()), int(message.partition() or 0)))
+
+    def _damage_of(self, message: Message, error: KafkaError) -> Damage | None:
+        """The damage that an error tells of; None: it is of no offset of a range. Raises other errors."""
+        topic = message.topic()
+        where = f"{topic}[{message.partition()}]"
+        if error.code() in GONE:
+            raise ConflictError(f"{where}: records have gone since they were planned to be read ({error.str()})")
+        if error.code() not in DAMAGED:
+            if topic is None:  # Of the consumer group, which is not used and which this login may not be allowed to see.
+                return None
+            raise self._opened.memory.explain(f"{_READING} of {where}", error)
+        number, offset = self._number_of(message), int(message.offset() or 0)
+        if number is None or number not in self._waiting:
+            return None
+        if offset >= self._ends[number]:
+            self._reached[number] = self._ends[number]
+            return None
+        return Damage(number, offset, error.str())
+
+    def _passed(self, damage: Damage) -> Unreadable:
+        """The range's offsets of a damaged batch, which are passed: up to the first offset that is none of it."""
+        number, split = damage.number, self._ranges[damage.number].split
+        begin = max(int(self._reached[number]), damage.offset)
+        end = first_outside(lambda offset: self._is_in(damage, offset), begin, int(self._ends[number]))
+        self._reached[number] = end
+        return Unreadable(split, begin, end, unreadable_batch(begin, end, damage.text))
+
+    def _is_in(self, damage: Damage, offset: int) -> bool:
+        """Whether what a partition has at an offset, or next behind it, is this batch."""
+        consumer, last = self._opened.consumer, time.monotonic()
+        self._assign({damage.number: offset})
+        while True:
+            for message in consumer.consume(1, LOOK_S):
+                error = message.error()
+                if self._number_of(message) != damage.number:
+                    continue
+                if error is None or error.code() == KafkaError._PARTITION_EOF:
+                    return False
+                found = self._damage_of(message, error)
+                return found is not None and found.offset == damage.offset
+            self._refuse_silence(last)
 
     def _wanted(self, records: list[Message]) -> Iterator[Messages]:
         """The records that are in the ranges; notes how far each was read."""
@@ -231,10 +321,12 @@ class _Assignment:
     def _numbers_of(self, records: Sequence[Message]) -> Integers:
         """Record -> number of its range."""
         partitions: Any = map(Message.partition, records)
-        if self._of_partition is not None:
-            return self._of_partition[np.fromiter(partitions, np.int64, len(records))]
+        if len(self._numbers) == 1:
+            return np.zeros(len(records), np.int64)
+        if len(self._topics) == 1:
+            return np.fromiter(map(self._of_partition.__getitem__, partitions), np.int64, len(records))
         places: Any = zip(map(Message.topic, records), partitions, strict=True)
-        return np.fromiter((self._numbers[place] for place in places), np.int64, len(records))
+        return np.fromiter(map(self._numbers.__getitem__, places), np.int64, len(records))
 
     def _settle(self) -> None:
         """Fetch no more for the ranges that were read to their ends."""
@@ -249,19 +341,52 @@ class _Assignment:
         return first_few(some, EXAMPLES, ", ")
 
 
+def first_outside(inside: Callable[[int], bool], low: int, high: int) -> int:
+    """The first number behind `low`, at most `high`, that is not inside; those inside follow `low` without a gap."""
+    step = 1
+    while low + step < high and inside(low + step):
+        low += step
+        step *= 2
+    high = min(low + step, high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if inside(middle):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def unreadable_batch(begin: int, end: int, error: str) -> str:
+    """Detail of the records of a batch that cannot be unpacked."""
+    return (
+        f"offsets {begin} to {end - 1} are of a batch that cannot be read ({error}): it is damaged, or larger than "
+        "receive.message.max.bytes, which GAME_EVENTS_KAFKA_OPTIONS may set"
+    )
+
+
 class MessageColumns:
     """Messages as batches of columns; notes the largest record, and those that no column can hold."""
 
     def __init__(self, max_record_bytes: int, notes: ReadNotes) -> None:
         self._most, self._notes = max_record_bytes, notes
 
-    def batch(self, ranges: Sequence[Range], messages: Messages) -> pa.RecordBatch:
-        """A batch of `RECORD_SCHEMA`."""
-        found, splits = messages.found, [r.split for r in ranges]
+    def batches(self, ranges: Sequence[Range], found: Iterable[Messages | Unreadable]) -> Iterator[pa.RecordBatch]:
+        """Batches of `RECORD_SCHEMA`."""
+        splits = [r.split for r in ranges]
+        for some in found:
+            if isinstance(some, Unreadable):
+                yield _unreadable(some)
+            else:
+                for part in _parts(some):
+                    yield self._batch(splits, part)
+
+    def _batch(self, splits: Sequence[Split], messages: Messages) -> pa.RecordBatch:
+        found, of = messages.found, messages.of
         columns = {
-            "topic": _of_each(pa.array([split.topic for split in splits]), messages.of),
-            "topic_id": _of_each(pa.array([split.topic_id for split in splits]), messages.of),
-            "partition": _of_each(pa.array([split.partition for split in splits], pa.int32()), messages.of),
+            "topic": _of_each(pa.array([split.topic for split in splits]), of),
+            "topic_id": _of_each(pa.array([split.topic_id for split in splits]), of),
+            "partition": _of_each(pa.array([split.partition for split in splits], pa.int32()), of),
             "offset": pa.array(messages.offsets),
             "timestamp": self._timestamps(splits, messages),
             "key": pa.array(list(map(Message.key, found)), pa.binary()),
@@ -304,7 +429,7 @@ class MessageColumns:
 
     def _readable_headers(self, split: Split, message: Message) -> Any:  # noqa: ANN401 - as the library's
         try:
-            return message.headers()
+            return Message.headers(message)
         except UnicodeDecodeError:
             self._note(split, message, "headers, whose names are no UTF-8")
             return None
@@ -316,18 +441,17 @@ class MessageColumns:
 
     def _cut(self, columns: dict[str, pa.Array]) -> dict[str, pa.Array]:
         """The columns, of records that are too large the first bytes only, with reason and detail."""
-        of_headers = _header_bytes(columns["headers"])
-        sizes = _lengths(columns["value"]) + _lengths(columns["key"]) + of_headers
-        self._notes.largest = max(self._notes.largest, int(sizes.max(initial=0)))
-        large = sizes > self._most
+        sizes = RecordBytes(columns)
+        self._notes.largest = max(self._notes.largest, int(sizes.held.max(initial=0)))
+        large = sizes.all > self._most
         if not large.any():
             return columns
         mask = pa.array(large)
         for name in ("value", "key"):
             columns[name] = pc.if_else(mask, pc.binary_slice(columns[name], 0, KEPT_BYTES), columns[name])
-        no_room = pa.array(large & (of_headers > min(self._most, KEPT_BYTES)))
+        no_room = pa.array(large & (sizes.headers > min(self._most, KEPT_BYTES)))
         columns["headers"] = pc.if_else(no_room, pa.scalar([], HEADERS), columns["headers"])
-        details = [too_large(f"{size:,}", self._most) if over else None for size, over in zip(sizes, large, strict=True)]
+        details = [too_large(f"{size:,}", self._most) if over else None for size, over in zip(sizes.all, large, strict=True)]
         reasons = pc.if_else(mask, pa.scalar(str(Reason.TOO_LARGE)), pa.nulls(len(large), pa.string()))
         return columns | {"reason": reasons, "detail": pa.array(details, pa.string())}
 
@@ -339,21 +463,25 @@ def _of_each(values: pa.Array, of: Integers) -> pa.Array:
     return values.take(pa.array(of))
 
 
-def _lengths(values: pa.Array) -> Integers:
-    found: Integers = pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+def _parts(messages: Messages) -> Iterator[Messages]:
+    """The messages in parts of `BATCH_BYTES`, or of one more message: a column holds no more than 2 GiB."""
+    sizes = np.cumsum(np.fromiter(map(len, messages.found), np.int64, len(messages.found)))
+    if sizes[-1] <= BATCH_BYTES:
+        yield messages
+        return
+    cuts = [0, *(np.flatnonzero(np.diff(sizes // BATCH_BYTES)) + 1).tolist(), len(sizes)]
+    for start, end in pairwise(cuts):
+        yield Messages(messages.found[start:end], messages.of[start:end], messages.offsets[start:end])
 
 
-def _header_bytes(headers: pa.ListArray) -> Integers:
-    """Bytes of each record's headers, names and values."""
-    items = headers.flatten()
-    if not len(items):
-        return np.zeros(len(headers), np.int64)
-    sizes = _lengths(items.field("key")) + _lengths(items.field("value"))
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    ends = headers.offsets.to_numpy()
-    found: Integers = before[ends[1:]] - before[ends[:-1]]
-    return found
+def _unreadable(found: Unreadable) -> pa.RecordBatch:
+    """A row for each offset."""
+    split, count = found.split, found.end - found.start
+    same = {"topic": split.topic, "topic_id": split.topic_id, "reason": str(Reason.UNREADABLE), "detail": found.detail}
+    columns = {name: pa.repeat(pa.scalar(value, pa.string()), count) for name, value in same.items()}
+    columns["partition"] = pa.repeat(pa.scalar(split.partition, pa.int32()), count)
+    columns["offset"] = pa.array(np.arange(found.start, found.end, dtype=np.int64))
+    return columns_of(columns, count)
 
 
 def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from confluent_kafka import Producer
 
 from game_events.config.settings import Settings
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.runs.selection import selection_of
-from game_events.sources.kafka import source as kafka_source
 from game_events.sources.kafka.client import ensure_topic
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.reconciliation import count, rows
@@ -34,11 +32,9 @@ def send(settings: Settings, *envelopes: dict[str, object]) -> None:
 TIMES = "SELECT _kafka_offset, epoch_ms(_kafka_timestamp) FROM t ORDER BY 1"
 
 
-@pytest.mark.parametrize("most", [10_000, 2])
 def test_a_timestamp_in_nanoseconds_costs_its_record_the_timestamp_and_nothing_else(
-    make_settings: MakeSettings, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch, most: int
+    make_settings: MakeSettings, make_pipeline: MakePipeline
 ) -> None:
-    monkeypatch.setattr(kafka_source, "DRIVER_RECORDS", most)
     settings = make_settings(allow_bronze_full_refresh=True)
     times = [MILLISECONDS, NANOSECONDS, MICROSECONDS, MILLISECONDS, NANOSECONDS, MILLISECONDS]
     send(settings, *({"timestamp": time, "key": b"k", "headers": [("h", b"v"), ("i", None)]} for time in times))

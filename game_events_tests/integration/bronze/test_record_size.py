@@ -16,7 +16,6 @@ from game_events.pipeline.reprocessing.replay import replay
 from game_events.pipeline.reprocessing.selection import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.runs.selection import selection_of
-from game_events.sources.kafka.source import KafkaSource
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.reconciliation import count, rows
 from game_events_tests.support.worlds.quality import SCHEMA, Event, encoded, varint
@@ -109,9 +108,7 @@ def test_a_record_of_many_empty_headers_is_not_small(make_settings: MakeSettings
     pipeline = make_pipeline(settings)
     send_values(settings, [record(settings)], [("", None)] * 3_000)
     assert refresh(pipeline).rows("silver") == 1
-    source = pipeline.source
-    assert isinstance(source, KafkaSource)
-    assert not source.small_records
+    assert not pipeline.small_batches.covers(0, 1)
     assert rows(settings, "bronze_events", "SELECT len(_kafka_headers) FROM t") == [(3_000,)]
 
 
@@ -120,16 +117,14 @@ def test_larger_records_among_small_ones_are_read_once_and_in_batches_of_bounded
 ) -> None:
     settings = make_settings()
     pipeline = make_pipeline(settings)
-    source = pipeline.source
-    assert isinstance(source, KafkaSource)
     send_values(settings, [record(settings)] * 3)
     assert refresh(pipeline).rows("silver") == 3
-    assert source.small_records
+    assert pipeline.small_batches.covers(0, 1)
     send_values(settings, [record(settings), record(settings, 10_000), b"no frame", record(settings)])
     send_values(settings, [record(settings)], [("h", b"h" * 5_000)], key=b"key")
     report = refresh(pipeline)
     assert (report.rows("silver"), dict(report.rejected)) == (4, {"BAD_MAGIC": 1})
-    assert not source.small_records
+    assert not pipeline.small_batches.covers(1, 2)
     send_values(settings, [record(settings, 20_000), record(settings)])
     assert refresh(pipeline).rows("silver") == 2
     sizes = rows(settings, "bronze_events", "SELECT octet_length(_raw_value) > 10000 FROM t ORDER BY _kafka_offset")

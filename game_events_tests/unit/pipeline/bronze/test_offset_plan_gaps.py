@@ -124,7 +124,9 @@ def test_many_gaps_are_named_up_to_some(table):
 @pytest.mark.parametrize(("earliest", "went"), [({0: 9}, False), ({0: 10}, True), ({1: 0}, False)], ids=str)
 def test_a_slice_went_meanwhile_if_its_first_records_expired_and_not_if_its_topic_is_not_listed(tmp_path, earliest, went):
     """A topic of a pattern may be deleted between two requests: then the error stays the one that Spark has raised."""
-    source = SimpleNamespace(changed=lambda _: None, snapshot=lambda: topic(earliest, dict.fromkeys(earliest, 20)))
+    source = SimpleNamespace(
+        changed=lambda _: None, missing=lambda _: (), snapshot=lambda: topic(earliest, dict.fromkeys(earliest, 20))
+    )
     part = MicroBatch(splits("games", OLD, {0: 9}), splits("games", OLD, {0: 15}))
     assert went_meanwhile(reading(without_spark(tmp_path), source), part) is went
 

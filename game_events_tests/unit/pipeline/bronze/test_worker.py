@@ -22,25 +22,16 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
 from game_events.pipeline.bronze.stored_worker import StoredTask
 from game_events.pipeline.bronze.worker import BronzeTask, StageResult
 from game_events.pipeline.suppression.worker import Suppression
+from game_events.sources.core.reading import RECORD_SCHEMA
 from game_events_tests.support.decoding.helpers import compiled, frame, plan_for, python_class
 from game_events_tests.support.work import counted
-from game_events_tests.support.worker_jobs import run
+from game_events_tests.support.worker_jobs import ReadByHand, task_numbers
+from game_events_tests.support.worker_jobs import run as run_job
 
 HEAD = 'syntax = "proto3"; package s; message Event {'
 OLD = compiled(HEAD + "string game = 1; int32 n = 2; }", 71)
 NEW = compiled(HEAD + "string game_name = 1; int32 n = 2; optional string device = 3; }", 72)
 PLAN = plan_for((OLD, (0,)), (NEW, (0,)))
-HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-BATCH = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("headers", HEADERS),
-    ]
-)
 AT = datetime(2024, 1, 1, tzinfo=UTC)
 
 
@@ -49,10 +40,12 @@ def good(n, schema=NEW, **fields):
 
 
 def records(values, partition=0, start=0):
-    """A batch as Spark's Kafka source delivers it."""
+    """A batch as a source reads it."""
     return pa.RecordBatch.from_pylist(
         [
             {
+                "topic": "games",
+                "topic_id": "topic-id",
                 "partition": partition,
                 "offset": start + i,
                 "timestamp": AT,
@@ -62,11 +55,21 @@ def records(values, partition=0, start=0):
             }
             for i, value in enumerate(values)
         ],
-        schema=BATCH,
+        schema=RECORD_SCHEMA,
     )
 
 
-CONSTANTS = {"topic": "games", "topic_id": "topic-id"}
+def refused(batch, reasons):
+    """The batch, with reasons of records that are not decoded."""
+    why = pa.array(reasons, pa.string())
+    for name in ("reason", "detail"):
+        batch = batch.set_column(batch.schema.get_field_index(name), name, why)
+    return batch
+
+
+def run(task, batches):
+    """The result of a task that reads these batches."""
+    return run_job(replace(task, reading=ReadByHand([batches])), task_numbers(0))
 
 
 class Staged:
@@ -75,8 +78,10 @@ class Staged:
     def __init__(self, root, batches, *, plan=PLAN, keep_raw=True, decided=None, suppression=None):
         lakehouse = Lakehouse(str(root))
         bronze, quarantine = lakehouse.table(BRONZE), lakehouse.table(QUARANTINE)
-        self.task = BronzeTask(bronze, quarantine, plan, CONSTANTS, 9, "run 1", keep_raw, decided or {}, suppression)
-        self.result = run(pickle.loads(pickle.dumps(self.task)), batches)  # noqa: S301 - our own bytes
+        self.task = BronzeTask(
+            bronze, quarantine, plan, ReadByHand([batches]), 9, "run 1", keep_raw, decided or {}, suppression
+        )
+        self.result = run_job(pickle.loads(pickle.dumps(self.task)), task_numbers(0))  # noqa: S301 - our own bytes
         self.bronze = self._rows(bronze, self.result.bronze)
         self.quarantine = self._rows(quarantine, self.result.quarantine)
         self.on_disk = {f.name for f in Path(root).glob("*/*.parquet")}
@@ -276,7 +281,8 @@ def test_a_time_nobody_can_read_is_one_bad_row_and_no_crash(tmp_path):
 def test_a_records_own_timestamp_may_be_anything(tmp_path, micros):
     batch = records([good(1), None])
     times = pa.array([micros, micros], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-    batch = batch.set_column(2, BATCH.field(2), times)
+    place = RECORD_SCHEMA.get_field_index("timestamp")
+    batch = batch.set_column(place, RECORD_SCHEMA.field(place), times)
     result = run(Staged(tmp_path, []).task, [batch])
     assert [f.rows for f in (*result.bronze, *result.quarantine)] == [1, 1]
 
@@ -334,10 +340,8 @@ def test_forgotten_gamers_are_kept_out_of_records_that_are_not_decoded_by_key_an
 
 
 def test_forgotten_gamers_are_kept_out_of_records_that_are_too_large_by_their_key(tmp_path):
-    """These come with the reason that the JVM gave them: `staging.for_workers`."""
-    batch = records([b"x" * 10, good(1), b"y" * 10, b"z" * 10])
-    why = pa.array(["TOO_LARGE", None, "TOO_LARGE", "TOO_LARGE"])
-    batch = batch.append_column("reason", why).append_column("detail", why)
+    """These come with the reason that the source's reader gave them."""
+    batch = refused(records([b"x" * 10, good(1), b"y" * 10, b"z" * 10]), ["TOO_LARGE", None, "TOO_LARGE", "TOO_LARGE"])
     key = b"a key of the tests"
     gone = Suppression("gamer", key, frozenset({entity_hash(key, b"k")}), frozenset({("topic-id", 0, 3)}))
     staged = Staged(tmp_path, [batch], suppression=gone)
@@ -347,22 +351,35 @@ def test_forgotten_gamers_are_kept_out_of_records_that_are_too_large_by_their_ke
     assert staged.result.reasons == {Reason.TOO_LARGE: 1}
 
 
-def test_a_task_for_small_records_counts_larger_ones_and_writes_nothing(tmp_path):
-    lakehouse = Lakehouse(str(tmp_path))
-    tables = lakehouse.table(BRONZE), lakehouse.table(QUARANTINE)
-    task = BronzeTask(*tables, PLAN, {"topic": "t", "topic_id": "i"}, 1, "r", True, small=True)
-    batch = records([good(1), b"", good(2), b"no frame"])
-    why = pa.array([None, "TOO_LARGE", None, None], pa.string())
-    found = run(task, [batch.append_column("reason", why).append_column("detail", why), *with_why(records([good(3)], start=4))])
-    assert (found.large, found.bronze, found.quarantine, dict(found.reasons)) == (1, [], [], {})
-    assert not list(tmp_path.rglob("*.parquet"))
-    found = run(task, with_why(records([good(1), b"no frame"])))
-    assert (found.large, sum(f.rows for f in found.bronze), dict(found.reasons)) == (0, 1, {"BAD_MAGIC": 1})
+def test_records_that_crash_a_worker_are_in_quarantine_as_they_are_and_not_decoded(tmp_path, monkeypatch):
+    staged = Staged(tmp_path, [records([good(1), good(2), b"no frame"])])
+    task = replace(staged.task, deadly={("topic-id", 0): {1: "it dies", 2: "it dies too"}, ("topic-id", 1): {0: "elsewhere"}})
+    decoded = []
+    decode = BatchDecoder.decode
+    monkeypatch.setattr(
+        BatchDecoder, "decode", lambda self, values, *more: (decoded.extend(values), decode(self, values, *more))[1]
+    )
+    result = run(task, [records([good(1), good(2), b"no frame"])])
+    assert [value.as_py() for value in decoded] == [good(1)]
+    rows = [row for f in result.quarantine for row in pq.read_table(Path(task.quarantine.uri) / f.path).to_pylist()]
+    found = [(row["_kafka_offset"], row["reason"], row["detail"], row["_raw_value"]) for row in rows]
+    assert found == [(1, "MALFORMED", "it dies", good(2)), (2, "MALFORMED", "it dies too", b"no frame")]
 
 
-def with_why(batch):
-    nothing = pa.nulls(len(batch), pa.string())
-    return [batch.append_column("reason", nothing).append_column("detail", nothing)]
+def test_a_task_reads_what_its_numbers_say_and_tells_what_the_reader_notes(tmp_path):
+    class Noting(ReadByHand):
+        def batches(self, task, notes):
+            notes.incomplete += 1
+            notes.largest = max(notes.largest, 10 * task)
+            notes.examples.append(f"of task {task}")
+            yield from super().batches(task, notes)
+
+    task = Staged(tmp_path, []).task
+    reading = Noting([[records([good(n)], start=n)] for n in range(5)])
+    result = run_job(replace(task, reading=reading), task_numbers(1, 3))
+    rows = [row for f in result.bronze for row in pq.read_table(Path(task.bronze.uri) / f.path).to_pylist()]
+    assert [row["_kafka_offset"] for row in rows] == [1, 3]
+    assert (result.incomplete, result.largest, result.examples) == (2, 30, ["of task 1", "of task 3"])
 
 
 def test_a_batch_that_could_become_too_much_is_decoded_part_by_part(tmp_path, monkeypatch):
@@ -391,7 +408,7 @@ def test_stored_raw_values_are_decoded_part_by_part_too(tmp_path, monkeypatch):
     made = Staged(tmp_path, [records([good(n, game_name="uno") for n in range(50)])])
     rows = pa.RecordBatch.from_pylist(made.bronze, schema=bronze_schema(PLAN.columns))
     task = StoredTask(made.task.bronze, None, PLAN, 10, keep_raw=True, keep_undecodable=False)
-    whole = [row for f in run(task, [rows]).bronze for row in pq.read_table(Path(task.bronze.uri) / f.path).to_pylist()]
+    whole = [row for f in run_job(task, [rows]).bronze for row in pq.read_table(Path(task.bronze.uri) / f.path).to_pylist()]
     monkeypatch.setattr(expansion, "MAX_BATCH_CELLS", 10)
-    parted = [row for f in run(task, [rows]).bronze for row in pq.read_table(Path(task.bronze.uri) / f.path).to_pylist()]
+    parted = [row for f in run_job(task, [rows]).bronze for row in pq.read_table(Path(task.bronze.uri) / f.path).to_pylist()]
     assert (len(parted), parted) == (50, whole)

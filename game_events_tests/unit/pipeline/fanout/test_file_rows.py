@@ -9,12 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from game_events.config.settings import Settings
+from game_events.lakehouse.data.file_parts import FilePart
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.sizes import Sizes
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.fanout.file_rows import FilePart, FileRows, dealt
+from game_events.pipeline.fanout.file_rows import FileRows
 from game_events.pipeline.fanout.job import FanOut
 from game_events.pipeline.fanout.routing import Routing
+from game_events.sources.core.reading import dealt
 from game_events_tests.support.worker_jobs import run
 
 SCHEMA = pa.schema([("game_name", pa.string()), ("level", pa.int64()), ("_batch", pa.int64())])

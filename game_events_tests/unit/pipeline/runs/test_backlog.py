@@ -35,7 +35,7 @@ def test_the_size_follows_new_rows_and_what_may_be_read_beside_them(found, bronz
 
 
 def test_aggregates_that_read_old_rows_make_no_small_run(tmp_path):
-    topic = SimpleNamespace(snapshot=lambda: seen("games", "id", {0: 0}, {0: 1}))
+    topic = SimpleNamespace(snapshot=lambda **_: seen("games", "id", {0: 0}, {0: 1}))
 
     def small(**settings):
         return is_small_run(reading(without_spark(tmp_path, kafka_topic="games", **settings), topic))
@@ -45,7 +45,7 @@ def test_aggregates_that_read_old_rows_make_no_small_run(tmp_path):
 
 
 def test_what_cannot_be_looked_at_is_left_to_the_run(tmp_path):
-    def fails():
+    def fails(**_):
         raise TransientError("no broker")
 
     assert is_small_run(reading(without_spark(tmp_path), SimpleNamespace(snapshot=fails))) is None

@@ -369,15 +369,15 @@ class Registry:
 def test_a_file_that_is_refused_brings_no_schema(tmp_path: Path) -> None:
     from game_events.sources.files.archive_format import marked_records  # noqa: PLC0415
     from game_events.sources.files.reader import FileReader, FileReading  # noqa: PLC0415
+    from game_events.sources.files.record_batches import FilePart  # noqa: PLC0415
 
     path = tmp_path / "a.parquet"
     brought = RegistrySchema(7, "AVRO", "another", (("--plugin=x", "y"),))
     pq.write_table(marked_records([brought]).empty_table(), path)
     reader = FileReader(FileReading(SourceLocation(str(tmp_path)), "log", PLENTY))
-    row = {"number": 0, "path": str(path), "size": path.stat().st_size, "modified_us": 5, "part": 0, "parts": 1}
-    (batch,) = reader.batches([pa.RecordBatch.from_pylist([row])])
+    (batch,) = reader.batches([FilePart(0, str(path), path.stat().st_size, 5, "log")])
     assert batch.column("reason").to_pylist() == ["UNREADABLE_FILE"]
-    assert reader.schemas == {}
+    assert reader.notes.schemas == {}
 
 
 def test_what_a_file_says_of_a_registrys_id_never_wins_over_the_registry() -> None:

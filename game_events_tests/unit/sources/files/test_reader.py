@@ -60,16 +60,16 @@ class Read:
         reading = FileReading(SourceLocation(str(folder)), "log", bounds, schema=schema, framed=framed)
         reader = FileReader(pickle.loads(pickle.dumps(reading)))  # noqa: S301 - our own bytes
         files = [
-            {"number": n, "path": str(p), "size": p.stat().st_size, "modified_us": 5, "part": part, "parts": parts}
+            rows.FilePart(n, str(p), p.stat().st_size, 5, "log", part, parts)
             for n, p in enumerate(paths)
             for part in range(parts)
         ]
-        self.batches = list(reader.batches([pa.RecordBatch.from_pylist(files)]))
+        self.batches = list(reader.batches(files))
         self.rows: dict[tuple[int, int], dict[str, object]] = {}
         self.refused: dict[tuple[int, int], str] = {}
         self.bad: dict[tuple[int, int], str] = {}
         self.large: dict[tuple[int, int], str] = {}
-        known = dict(reader.schemas) | ({schema.schema.schema_id: schema.schema} if schema is not None else {})
+        known = dict(reader.notes.schemas) | ({schema.schema.schema_id: schema.schema} if schema is not None else {})
         compiled = {i: compile_schema(s) for i, s in known.items()}
         types = {(i, (1,) if s.format == "PROTOBUF" else ()) for i, s in known.items()}
         columns = ColumnMap()
@@ -256,10 +256,9 @@ def test_parts_of_a_large_parquet_file_are_all_of_it_once(tmp_path: Path) -> Non
 def test_a_file_that_is_gone_is_an_error_and_no_damage(tmp_path: Path) -> None:
     file = put(tmp_path, "a.jsonl", lines(range(1)))
     reader = FileReader(FileReading(SourceLocation(str(tmp_path)), "log", PLENTY, schema=KINDS["jsonl"]))
-    row = {"number": 0, "path": str(file), "size": 1, "modified_us": 1, "part": 0, "parts": 1}
     file.unlink()
     with pytest.raises(FileNotFoundError):
-        list(reader.batches([pa.RecordBatch.from_pylist([row])]))
+        list(reader.batches([rows.FilePart(0, str(file), 1, 1, "log")]))
 
 
 def test_types_of_parquet_columns_become_those_that_bronze_stores() -> None:
@@ -356,8 +355,7 @@ def test_files_of_an_archive_are_read_where_its_log_names_them_and_no_others(tmp
     def read(name: str, *, archive: bool) -> dict[str, object]:
         path = tmp_path / f"{name}.parquet"
         reader = FileReader(FileReading(SourceLocation(str(tmp_path)), "log", PLENTY, archive=archive))
-        file = {"number": 0, "path": str(path), "size": path.stat().st_size, "modified_us": 5, "part": 0, "parts": 1}
-        (batch,) = reader.batches([pa.RecordBatch.from_pylist([file])])
+        (batch,) = reader.batches([rows.FilePart(0, str(path), path.stat().st_size, 5, "log")])
         (row,) = batch.to_pylist()
         return row
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.sources.core.source import MicroBatch, Split
 from game_events.sources.kafka.admin import KafkaAdmin
+from game_events.sources.kafka.reader import DEFAULTS, REQUIRED, Range
 from game_events.sources.kafka.source import KafkaSource
 
 
@@ -73,29 +75,17 @@ def test_a_pattern_matches_whole_names_and_never_kafkas_own_and_a_topic_that_goe
         source(broker, kafka_topic_pattern="z.*").snapshot()
 
 
-class Reader:
-    """A fake of Spark and its DataFrameReader that notes the options."""
-
-    def __init__(self):
-        self.read, self.options = self, {}
-
-    def option(self, name, value):
-        self.options[name] = value
-        return self
-
-    def __getattr__(self, _):
-        return lambda *_: self
-
-
-def test_a_poll_holds_more_records_only_as_long_as_all_are_small_and_users_have_the_last_word():
+def test_workers_get_a_clients_options_that_users_may_replace_but_not_those_that_the_reading_depends_on():
     split = Split("a", "id of a", 0)
-    batch = MicroBatch({split: 0}, {split: 3}, {})
-    of_users, connect = {"kafka_options": {"max.poll.records": "2"}}, {"spark_remote": "sc://spark.example.com"}
-    for given, small, most in (({}, True, "2000"), ({}, False, None), (connect, True, None), (of_users, True, "2")):
-        reader, found = Reader(), source(Broker(a=1), **given)
-        found.small_records = small
-        found.read(reader, batch)
-        assert reader.options.get("kafka.max.poll.records") == most
+    batch = MicroBatch({split: 3}, {split: 9}, {})
+    given = {"fetch.max.bytes": "1000000", "check.crcs": "false", "ssl.key.password": "secret"}
+    found = source(Broker(a=1), kafka_options=given).reading(batch)
+    assert (found.options["fetch.max.bytes"], found.options["ssl.key.password"]) == ("1000000", "secret")
+    assert found.options["fetch.wait.max.ms"] == DEFAULTS["fetch.wait.max.ms"]
+    assert {name: found.options[name] for name in REQUIRED} == REQUIRED
+    assert found.ranges == [[Range(split, 3, 9)]]
+    assert "secret" not in repr(found)
+    assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301 - our own bytes
 
 
 def test_partitions_that_are_assigned_are_these_and_one_that_is_not_there_is_named():
@@ -113,11 +103,9 @@ def test_topics_without_an_id_are_refused_as_one_that_is_made_anew_could_not_be_
         source(broker, kafka_topic="a,b").snapshot()
 
 
-def test_names_travel_with_the_rows_only_if_a_slice_is_of_several_topics():
+def test_a_topic_that_is_made_anew_while_it_is_read_is_noticed():
     reading = source(Broker(a=1, b=1), kafka_topic="a,b")
     a, b = Split("a", "id of a", 0), Split("b", "other", 0)
-    assert reading.constants(MicroBatch({a: 0}, {a: 1})) == {"topic": "a", "topic_id": "id of a"}
-    assert reading.constants(MicroBatch({a: 0, b: 0}, {a: 1, b: 1})) == {}
     assert reading.changed(MicroBatch({a: 0}, {a: 1})) is None
     assert reading.changed(MicroBatch({a: 0, b: 0}, {a: 1, b: 1})) == "topic b was deleted and made again while it was read"
     assert reading.subjects([b, a, a]) == ("a-value", "b-value")
