@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from benchmarks.figures import Measured, Step
 from benchmarks.memory import peak_of
 from game_events.config.groups.values import ENV_PREFIX
-from game_events.config.settings import Settings, load_settings
+from game_events.config.settings import Settings
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.produce import produce_bulk
@@ -40,7 +40,7 @@ def settings_for(folder: Path, topic: str, lakehouse: Path) -> Settings:
     nothing = folder / "no-settings.yaml"
     nothing.touch()
     os.environ[f"{ENV_PREFIX}CONFIG"] = str(nothing)
-    return load_settings(_env_file=None, state_dir=folder / "state", kafka_topic=topic, lakehouse=str(lakehouse))
+    return Settings(_env_file=None, state_dir=folder / "state", kafka_topic=topic, lakehouse=str(lakehouse))
 
 
 def make_spark(settings: Settings) -> SparkSession:
