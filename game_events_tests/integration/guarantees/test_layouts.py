@@ -119,8 +119,8 @@ def test_waves_full_refreshes_maintenance_and_an_erasure_give_the_same_rows_in_b
     for settings in both.values():
         report = RunReport()
         maintain(make_pipeline(settings), report)
-        assert not [one for one in report.maintenance if one.error or one.skipped]
-        joined = {one.table: one.joined for one in report.maintenance}
+        assert not [one for one in report.maintenance.values() if one.error or one.skipped]
+        joined = {name: one.joined for name, one in report.maintenance.items()}
         assert joined.get(SILVER, 0) + joined.get("silver_go_events", 0) >= 3
     assert_same(both, make_pipeline)
 
@@ -252,6 +252,7 @@ def test_another_layout_is_refused_before_anything_is_written_and_the_way_that_i
             shutil.rmtree(folder)
     changed = settings.model_copy(update={"silver_layout": TABLES})
     run(make_pipeline, changed)
+    run(make_pipeline, both[TABLES])
     assert shown(changed) == shown(both[TABLES])
     for pattern in ("silver_*_events", "gold_*"):
         for folder in Path(settings.lakehouse).glob(pattern):
@@ -269,6 +270,7 @@ def test_a_cut_while_silver_is_made_again_leaves_no_game_out(
     delete(settings, SILVER)
     wave(settings, ("go",))
     # One game is made again alone; the others have no news.
+    run(make_pipeline, settings, select=["bronze"])
     run(make_pipeline, settings, games=["go"], select=["silver"])
     assert Lakehouse.of(settings).games() == ["go"]
 
