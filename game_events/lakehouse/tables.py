@@ -63,7 +63,7 @@ REST_OUTBOX, REST_DELIVERIES, REST_FAILED_CHUNKS = REST_TABLES = ("rest_outbox",
 PART_PATH = r"=([^/=]+)/[^/]+$"
 AnyTable = TypeVar("AnyTable", bound=DeltaTable)
 #: All tables but those of games.
-OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, *OWN})
+OWN_TABLES = frozenset({BRONZE, QUARANTINE, SILVER, UNIFIED, *OWN})
 
 
 def silver_name(game: str) -> str:

@@ -28,7 +28,6 @@ from game_events.lakehouse.tables import (
     EVENT_LOG,
     OWN_TABLES,
     QUARANTINE,
-    SILVER,
     Lakehouse,
     Table,
     game_of_gold,
@@ -224,7 +223,7 @@ def _is_ours(pipeline: Pipeline, name: str) -> bool:
     """Whether a table is one of this project's, by its key: other tables below the root are never touched."""
     aggregates = (PLAYER_AGG, *(aggregate.name for aggregate in pipeline.extensions.aggregates))
     games = (game_of_silver(name), *(game_of_gold(name, aggregate) for aggregate in aggregates))
-    of_all = (SILVER, *map(gold_of_all, aggregates)) if pipeline.lakehouse.is_partitioned else ()
+    of_all = [gold_of_all(aggregate) for aggregate in aggregates if pipeline.lakehouse.is_partitioned]
     return name in (*OWN_TABLES, *of_all) or any(is_game(game) for game in games)
 
 
