@@ -30,6 +30,7 @@ from benchmarks.model import model
 from benchmarks.output import machine, save, table
 from benchmarks.rates import rates
 from benchmarks.rest import rest
+from benchmarks.rules import rules
 from benchmarks.starts import starts
 from benchmarks.workers import workers
 
@@ -53,6 +54,7 @@ SCENARIOS = SHORT | {
     "memory": memory,
     "rates": rates,
     "rest": rest,
+    "rules": rules,
     "workers": workers,
 }
 QUICK_EVENTS = 200_000

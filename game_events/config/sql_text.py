@@ -5,6 +5,9 @@ key), and neither other tables and files nor the environment of the process, wit
 """
 
 import re
+from collections.abc import Iterable
+
+from game_events.column_names import folded
 
 _TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`(?:[^`]|``)*`"""
 _BRACKET = re.compile(r"\s*\(")
@@ -53,3 +56,14 @@ def foreign_call(sql: str) -> str | None:
 def reads_clock(sql: str) -> bool:
     """Whether the result depends on when the expression is evaluated."""
     return bool(_CLOCK.search(without_texts_and_comments(sql)) or _CLOCK_TEXT.search(sql))
+
+
+def columns_in(sql: str, columns: Iterable[str]) -> set[str]:
+    """The columns that an expression may use: those whose names it has; for a `*`, all of them."""
+    found = words(sql)
+    return {name for name in columns if "*" in sql or words(name) <= found}
+
+
+def words(sql: str) -> set[str]:
+    """Its words, as Spark compares names."""
+    return set(re.findall(r"\w+", folded(sql)))

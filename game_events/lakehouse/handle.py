@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -17,8 +17,9 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.table import ProtocolVersions
 
+from game_events.lakehouse.known_table import KnownTable
 from game_events.lakehouse.log_entries import COMMIT_ID, Entry, entry_of
-from game_events.lakehouse.made_table import MadeTable
+from game_events.lakehouse.storage.durability import unopenable
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import is_remote
 
@@ -63,6 +64,15 @@ class DataFile:
     rows: int | None
     lowest_batch: int | None
     highest_batch: int | None
+
+
+class Known(NamedTuple):
+    """What a handle knows of its version without reading: files, transaction ids (all of them, or some), its commit's."""
+
+    files: tuple[DataFile, ...]
+    transactions: Mapping[str, int | None]
+    has_all: bool
+    info: Mapping[str, Any]
 
 
 def log_retention_s(handle: DeltaTable) -> float:
@@ -131,26 +141,33 @@ class Handle(DeltaTable):
         entry: a version, and the identity of its entry in the log (`log_entries`); None: it is not known. `Table` notes it of a
             local table; in an object store it is the mark of the version's commit, if that was read, or made by this process.
         store: the table's folder in an object store, by the connections and credentials of this handle; None: a local table.
+        uri: where the table is, as it was given.
+        was_opened: delta-rs has read the log for it; else the table was made here, or known by its summary.
+        summarised: the version whose summary (`version_summary`) is beside the log, as far as this handle knows; -1: none.
     """
 
-    _read: RawDeltaTable | MadeTable
+    _read: RawDeltaTable | KnownTable
 
-    def __init__(self, uri: str, options: dict[str, str], made: MadeTable | None = None) -> None:
-        """`made`: the local table, if this process has just made it; None: it is opened."""
+    def __init__(self, uri: str, options: dict[str, str], known: KnownTable | None = None) -> None:
+        """`known`: a local table that need not be opened; None: it is opened."""
         #: After own commits: the version that delta-rs has read, and the one that this handle has.
         self._moved = -1, -1
         self._made: tuple[int, dict[Any, Any]] = -1, {}
-        self._uri = uri
-        if made is None:
+        self.uri = uri
+        self.summarised = -1
+        self.was_opened = known is None
+        if known is None:
             super().__init__(uri, storage_options=options)
         else:
-            self._read, self._storage_options = made, options
+            self._read, self._storage_options = known, options
         self.first = self.version()
         self.good_until_s = time.monotonic() + min(LONGEST_S, log_retention_s(self) / 2)
         self.entry: tuple[int, Entry | None] | None = None
         remote = is_remote(uri)
         self.store = pafs.PyFileSystem(DeltaStorageHandler.from_table(self._table, options)) if remote else None
-        self._transactions: tuple[int, dict[str, int | None]] = (-1, {}) if made is None else (0, dict(made.transactions))
+        self._transactions: tuple[int, dict[str, int | None]] = (-1, {})
+        if known is not None:
+            self._transactions = known.at, dict(known.transactions)
         self._newest: tuple[int, Mapping[str, Any]] = -1, {}
         self._files: tuple[int, tuple[DataFile, ...] | None] = -1, None
 
@@ -161,14 +178,18 @@ class Handle(DeltaTable):
         Raises:
             DeltaError: another commit has that version now, as the table was deleted and made again. Its entries after those of
                 the old table would be neither of the two.
+            DataError: it was not opened yet, and cannot be opened.
         """
         table, known = self._read, self._read.version()
-        if isinstance(table, MadeTable) or known == self._moved[0]:
+        if isinstance(table, KnownTable) or known == self._moved[0]:
             version, noted = self.version(), self.entry
-            if noted is not None and noted[0] == version and entry_of(self._uri, self.store, version) != noted[1]:
-                raise DeltaError(f"version {version} of {self._uri} is gone: was the table deleted, or made again?")
-            if isinstance(table, MadeTable):
-                table = self._read = DeltaTable(self._uri, version, self._storage_options)._table
+            if noted is not None and noted[0] == version and entry_of(self.uri, self.store, version) != noted[1]:
+                raise DeltaError(f"version {version} of {self.uri} is gone: was the table deleted, or made again?")
+            if isinstance(table, KnownTable):
+                try:
+                    table = self._read = DeltaTable(self.uri, version, self._storage_options)._table
+                except DeltaError as error:  # of a table that was known by its summary, older entries may be lost
+                    raise unopenable(self.uri, error) from error
             else:
                 table.load_version(version)
             if self._made[0] == known:  # columns and properties are as they were
@@ -210,6 +231,10 @@ class Handle(DeltaTable):
         if self._made[0] != read:
             self._made = read, {}
         return self._made[1]
+
+    def share_columns(self, known: dict[Any, Any]) -> None:
+        """Know of the columns what is known of another table with the same columns and properties, and add to that."""
+        self._made = self._read.version(), known
 
     @property
     def table_uri(self) -> str:
@@ -271,6 +296,18 @@ class Handle(DeltaTable):
         self._files = version, files if len(files) <= MOST_FILES else None
         return files
 
+    @property
+    def _has_all(self) -> bool:
+        """Whether a transaction id that is not known was never set."""
+        return isinstance(self._read, KnownTable) and self._read.has_all
+
+    def known(self) -> Known | None:
+        """What is known of this version; None: its files, or its commit, are not."""
+        version, (of, files), (newest, info) = self.version(), self._files, self._newest
+        if version != of or files is None or version != newest:
+            return None
+        return Known(files, self._known(), self._has_all, info)
+
     def identify(self) -> None:
         """Find out the identity of this version's entry, if it is not known; one request (object stores)."""
         if self.entry is None or self.entry[0] != self.version():
@@ -280,7 +317,7 @@ class Handle(DeltaTable):
         """Value of a transaction id; read once for a version, as delta-rs reads the log for each, in half a millisecond."""
         known = self._known()
         if app_id not in known:
-            known[app_id] = None if isinstance(self._read, MadeTable) else super().transaction_version(app_id)
+            known[app_id] = None if self._has_all else super().transaction_version(app_id)
         return known[app_id]
 
     def note_after(self, sets: Mapping[str, int]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Handles that wait for their next use: between the steps of a run, and between the cycles of a loop."""
+"""Handles that wait for their next use: between the steps of a run, the cycles of a loop, and (by summaries) two runs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse.handle import Handle
 from game_events.lakehouse.parts import Part, PartedHandle
+from game_events.lakehouse.version_summary import SharedColumns, Summarised, by_summary, summarise
 
 #: Handles that wait at most. One takes some 0.3 MiB, more with many files.
 MOST_KEPT = 2_000
 
 
-class Openable(Protocol):
+class Openable(Summarised, Protocol):
     """What `KeptHandles` needs of a table (`tables.Table`)."""
 
     @property
-    def uri(self) -> str:
-        """Where the table is."""
+    def read_only(self) -> bool:
+        """Whether nothing may be written for it."""
         ...
 
     @property
@@ -45,10 +46,6 @@ class Openable(Protocol):
         """The same, also of a table to which no commit can be made."""
         ...
 
-    def is_newest(self, handle: Handle) -> bool:
-        """Whether a handle has the newest version still."""
-        ...
-
     def writable(self, handle: Handle) -> Handle:
         """The handle; an error if no commit to its table can be made."""
         ...
@@ -61,11 +58,13 @@ class KeptHandles:
     of one table share the table's handle, and stay as they are when it moves.
     """
 
-    def __init__(self, most: int = MOST_KEPT) -> None:
-        self._most = most
+    def __init__(self, most: int = MOST_KEPT, *, summaries: bool = True) -> None:
+        """`most`: handles that wait at most. `summaries`: write them for the next run; a loop would do it in each cycle."""
+        self._most, self._summaries = most, summaries
         self._kept: dict[str, Handle] = {}
         self._shared: dict[str, Handle] = {}
         self._parted: dict[str, PartedHandle] = {}
+        self._columns = SharedColumns()
         self._lock = threading.Lock()
 
     def take(self, table: Openable) -> Handle | None:
@@ -82,7 +81,7 @@ class KeptHandles:
         with self._lock:
             handle = self._kept.pop(table.uri, None)
         if handle is None or not handle.is_young or not table.is_newest(handle):
-            return _identified(table.open_to_read())
+            return by_summary(table, self._columns) or _identified(table.open_to_read())
         return handle
 
     def look(self, table: Openable) -> Handle | None:
@@ -97,7 +96,8 @@ class KeptHandles:
         handle = self._shared.get(table.uri)
         if handle is not None and handle.is_young and table.is_newest(handle):
             return table.writable(handle)
-        opened = _identified(table.open())
+        known = by_summary(table, self._columns)
+        opened = table.writable(known) if known is not None else _identified(table.open())
         self.share(table, opened)
         return opened
 
@@ -120,6 +120,7 @@ class KeptHandles:
         """Let `shared` return a handle, which its user moves no more."""
         if handle is not None and handle.entry is not None:
             self._shared[table.uri] = handle
+            self._summarise(table, handle)
         else:
             self._shared.pop(table.uri, None)
 
@@ -135,11 +136,16 @@ class KeptHandles:
             return
         if not isinstance(handle, Handle) or handle.entry is None or not handle.is_young:
             return
+        self._summarise(table, handle)
         with self._lock:
             if len(self._kept) >= self._most:
                 self._kept = {uri: held for uri, held in self._kept.items() if held.is_young}
             if len(self._kept) < self._most:
                 self._kept[table.uri] = handle
+
+    def _summarise(self, table: Openable, handle: Handle) -> None:
+        if self._summaries and not table.read_only:
+            summarise(handle)
 
 
 def _identified(handle: Handle | None) -> Handle | None:

@@ -22,8 +22,8 @@ from deltalake.table import ProtocolVersions
 
 from game_events.errors import DataError, TransientError
 from game_events.lakehouse.handle import DataFile, Handle, read_add_actions
+from game_events.lakehouse.known_table import KnownTable
 from game_events.lakehouse.log_entries import Entry
-from game_events.lakehouse.made_table import MadeTable
 
 if TYPE_CHECKING:
     from deltalake._internal import RawDeltaTable
@@ -56,9 +56,9 @@ class PartedHandle(Handle):
     Only a commit of this process moves it; its parts stay as they are.
     """
 
-    def __init__(self, uri: str, options: dict[str, str], made: MadeTable | None = None) -> None:
+    def __init__(self, uri: str, options: dict[str, str], known: KnownTable | None = None) -> None:
         """As `Handle`."""
-        super().__init__(uri, options, made)
+        super().__init__(uri, options, known)
         self._states: tuple[int, dict[str, PartState]] = -1, {}
         #: A version, and whether it was restored (`restores.restored`).
         self.restored: tuple[int, bool] = -1, False
@@ -106,8 +106,8 @@ class PartedHandle(Handle):
     def note_commit(self, info: Mapping[str, str], files: tuple[DataFile, ...] | None) -> None:
         """Note the information of this version's commit, which this process has made."""
         super().note_commit(info, None)
-        if isinstance(self._read, MadeTable) and self.version() == 0:
-            self._states = 0, _states(((_game_of(file.path), file) for file in files or ()), self._read.transactions)
+        if isinstance(self._read, KnownTable) and self.version() == 0:
+            self._states = 0, _states(((_game_of(file.path), file) for file in files or ()), _set_ones(self._read.transactions))
 
     def moved(
         self, sets: Mapping[str, int], info: Mapping[str, str], added: Sequence[DataFile], removed: Collection[str]
@@ -147,8 +147,8 @@ class PartedHandle(Handle):
 
     def _read_transactions(self) -> Mapping[str, int]:
         """All transaction ids of this version: delta-rs replays the log for each, in half a millisecond."""
-        if isinstance(self._read, MadeTable):
-            return self._read.transactions
+        if isinstance(self._read, KnownTable):
+            return _set_ones(self._read.transactions)
         system, root = _log_of(self)
         for _ in range(LOG_ATTEMPTS):
             try:
@@ -170,7 +170,7 @@ class Part(Handle):
     @property  # type: ignore[misc]
     def _table(self) -> RawDeltaTable:  # type: ignore[override]
         if self._opened is None:
-            uri, options = self.whole._uri, self.whole._storage_options
+            uri, options = self.whole.uri, self.whole._storage_options
             self._opened = DeltaTable(uri, self._version, options)._table
         return self._opened
 
@@ -296,7 +296,7 @@ def _newest_checkpoint(names: Iterable[str], version: int) -> tuple[int, list[st
 def _log_of(handle: PartedHandle) -> tuple[pafs.FileSystem, str]:
     if handle.store is not None:
         return handle.store, "_delta_log/"
-    return pafs.LocalFileSystem(), f"{handle._uri}/_delta_log/"
+    return pafs.LocalFileSystem(), f"{handle.uri}/_delta_log/"
 
 
 def _states(files: Iterable[tuple[str, DataFile]], transactions: Mapping[str, int]) -> dict[str, PartState]:
@@ -308,6 +308,10 @@ def _states(files: Iterable[tuple[str, DataFile]], transactions: Mapping[str, in
         app, _, game = app_id.partition(SEPARATOR)
         ids[game][app] = value
     return {game: PartState(tuple(by_game.get(game, ())), ids.get(game, {})) for game in by_game.keys() | ids.keys()}
+
+
+def _set_ones(transactions: Mapping[str, int | None]) -> dict[str, int]:
+    return {app: value for app, value in transactions.items() if value is not None}
 
 
 def _game_of(path: str) -> str:

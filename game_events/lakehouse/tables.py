@@ -26,7 +26,7 @@ from deltalake.fs import DeltaStorageHandler
 from game_events.config.naming import GAME_PATTERN, OWN, PROGRESS, RESERVED_GAMES, Names
 from game_events.config.settings import Settings
 from game_events.decoding.core.kept_columns import is_of_any_kind
-from game_events.errors import ConfigurationError, DataError, ReadOnlyError
+from game_events.errors import ConfigurationError, ReadOnlyError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.format_version import refuse_newer
 from game_events.lakehouse.handle import DataFile, Handle, of_columns, read_add_actions, read_data_files
@@ -36,13 +36,13 @@ from game_events.lakehouse.log_entries import Entry, entry_of, has_entry
 from game_events.lakehouse.parts import Part, PartedHandle
 from game_events.lakehouse.retention import Retention, is_derived
 from game_events.lakehouse.sizes import Sizes
-from game_events.lakehouse.storage.durability import has_empty_entry, has_no_content
+from game_events.lakehouse.storage.durability import has_no_content, unopenable
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import delta_options
 from game_events.lakehouse.unsupported import is_made_again, refuse_unreadable, refuse_unwritable
 
 if TYPE_CHECKING:
-    from game_events.lakehouse.made_table import MadeTable
+    from game_events.lakehouse.known_table import KnownTable
 
 log = logging.getLogger(__name__)
 
@@ -224,9 +224,9 @@ class Table:
         """The columns that files of these rows have: not the one that a part's folder says."""
         return columns if self.part is None else pa.schema([f for f in columns if f.name != self.by], columns.metadata)
 
-    def handle(self, made: MadeTable | None = None) -> Handle:
-        """A handle of the whole table: on the newest version, or on the first one, which this process has made."""
-        return (Handle if self.by is None else PartedHandle)(self.uri, self.options, made)
+    def handle(self, known: KnownTable | None = None) -> Handle:
+        """A handle of the whole table: on the newest version, or a known one, which need not be opened."""
+        return (Handle if self.by is None else PartedHandle)(self.uri, self.options, known)
 
     @property
     def is_void(self) -> bool:
@@ -298,11 +298,7 @@ class Table:
             if self.is_void:
                 log.warning("table=%s log_without_content=true made_again=true cause=%r", self.name, str(error))
                 return None
-            empty = self.is_local and has_empty_entry(self.uri)
-            why = ". An entry of its log is empty, as a power cut leaves it" if empty else ""
-            raise DataError(
-                f"table {self.uri} cannot be opened: {error}{why}: restore its log, or delete the table to have it rebuilt"
-            ) from error
+            raise unopenable(self.uri, error) from error
         self.note_entry(table)
         return self.readable(table)
 

@@ -44,22 +44,6 @@ def no_spark() -> SparkSession:
     raise AssertionError("this is done without Spark")
 
 
-@dataclass
-class BatchRange:
-    """Bronze batches without a gap, `first` to `last`; none at first."""
-
-    first: int = 1
-    last: int = 0
-
-    def add(self, batch: int) -> None:
-        """Add a batch; one that does not follow the last one begins a new range."""
-        self.first, self.last = (self.first if batch == self.last + 1 else batch), batch
-
-    def covers(self, above: int, to: int) -> bool:
-        """Whether all batches above one, up to another, are in the range."""
-        return self.first <= above + 1 and to <= self.last
-
-
 @dataclass(frozen=True)
 class Pipeline:
     """One pipeline's parts, each made at its first use.
@@ -68,7 +52,6 @@ class Pipeline:
         get_spark: gives the session; only the Dagster resource (or a test's fixture) makes one.
         run_id: Dagster's run id where there is one.
         registered: tables that are known to be in the catalog.
-        small_batches: the last bronze batches that this process has read, of small records only (`SMALL_RECORD_BYTES`).
         handles: tables that this process has opened, for its next step or cycle.
         read_only: whatever would change a table raises ReadOnlyError.
         quiet: progress is logged at DEBUG: a loop would log the same each second.
@@ -78,7 +61,6 @@ class Pipeline:
     get_spark: Callable[[], SparkSession]
     run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     registered: set[str] = field(default_factory=set, compare=False, repr=False)
-    small_batches: BatchRange = field(default_factory=BatchRange, compare=False, repr=False)
     handles: KeptHandles = field(default_factory=KeptHandles, compare=False, repr=False)
     quiet: bool = False
     read_only: bool = False

@@ -1,9 +1,11 @@
 """Spark's Python daemon, prepared before it forks workers: the program of `spark.python.daemon.module`.
 
-What each worker, or each task, would do otherwise is done once:
+What each worker, or each task, would do otherwise is done once, or not at all:
 
 - imports: the workers inherit those of libraries (not of this project, as a session may ship other modules of it);
 - garbage: PySpark collects it after each task, and imported modules are no garbage, but many objects to look at;
+- waiting: Spark's JVM sends a task in several parts, and the system holds back each small one until the part before it is
+  acknowledged, for which Linux takes 40 ms: more than a small task. A worker acknowledges at once (`PromptInput`);
 - the path: before each task Python reads again which files each zip file of the path has. PySpark's own ones (`pyspark.zip`,
   `spark-core.jar`) hold the modules that are installed beside them anyway.
 
@@ -13,8 +15,10 @@ after its session.
 
 import gc
 import importlib
+import io
 import os
 import select
+import socket
 import sys
 import sysconfig
 import time
@@ -28,6 +32,8 @@ from typing import Any, BinaryIO
 Task = Callable[[BinaryIO, BinaryIO], None]
 #: Spark's variable that names the session whose daemon this is, and its value for one of all sessions.
 SESSION, NO_SESSION = "SPARK_JOB_ARTIFACT_UUID", "default"
+#: Bytes that a worker reads at once, as PySpark's daemon does by default.
+BUFFER_BYTES = 65_536
 #: Seconds: longer than a Connect server keeps a session without requests (60 minutes by default). For a living session Spark
 #: connects to its daemon's port, and another program could have taken that of a daemon that has ended.
 IDLE_S = 3_900.0
@@ -74,6 +80,48 @@ def _state(file: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size
+
+
+class PromptInput(io.RawIOBase):
+    """What a socket receives, each part acknowledged as soon as it was read; where the system has no option for it, as usual.
+
+    Linux forgets the option after a while, so it is set each time: it also sends what is due.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._option: int | None = getattr(socket, "TCP_QUICKACK", None)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - whatever has room for bytes
+        """Receive up to so many bytes as there is room for; 0: the other side has closed the connection."""
+        received = self._connection.recv_into(buffer)
+        if self._option is not None:
+            self._connection.setsockopt(socket.IPPROTO_TCP, self._option, 1)
+        return received
+
+    def close(self) -> None:
+        """Close this end's handle."""
+        self._connection.close()
+        super().close()
+
+
+def promptly(task: Task) -> Task:
+    """A task of a worker that neither waits for parts that the JVM holds back, nor holds back its own."""
+
+    def run(infile: BinaryIO, outfile: BinaryIO) -> None:
+        with socket.socket(fileno=os.dup(infile.fileno())) as connection:
+            if connection.family not in (socket.AF_INET, socket.AF_INET6):  # as later versions of Spark may have it
+                task(infile, outfile)
+                return
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with io.BufferedReader(PromptInput(connection), BUFFER_BYTES) as prompt:
+                task(prompt, outfile)
+
+    return run
 
 
 class ChangingModules:
@@ -157,7 +205,7 @@ def main() -> None:
     for name in [name for name in sys.modules if _package(name) == "game_events"]:
         del sys.modules[name]
     daemon: Any = importlib.import_module("pyspark.daemon")
-    daemon.worker_main = partial(ChangingModules().run, daemon.worker_main)
+    daemon.worker_main = partial(ChangingModules().run, promptly(daemon.worker_main))
     # Bytecode of a shipped file would be used for one of the same size that was written within the same second.
     sys.dont_write_bytecode = True
     if os.environ.get(SESSION, NO_SESSION) != NO_SESSION:

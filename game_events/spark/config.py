@@ -38,12 +38,8 @@ LATE_OPTIMIZATION = (
 ARROW_RECORDS = 20_000
 #: Bytes of an Arrow batch: some records are megabytes.
 ARROW_BYTES = 64 * 1024 * 1024
-#: Bytes of a record, with key and headers, up to which it is small.
-SMALL_RECORD_BYTES = 2_048
 ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
 ARROW_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
-#: The value that turns the limit off.
-NO_BYTES_LIMIT = str(2**31 - 1)
 #: Off, whatever a user sets: decoding reads Arrow's 32-bit offsets (decoding/core/wire_format.py).
 LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"
 #: Class path before PySpark's own jars in the driver's JVM.
@@ -92,25 +88,11 @@ def changed(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def arrow_batches(spark: SparkSession, records: int, *, unlimited: bool = False) -> Iterator[None]:
-    """Arrow batches of so many records for the jobs of a block, unless the user has set other sizes.
-
-    `unlimited`: so many records are known to be small, so without a limit of bytes: for that, Spark computes the size of the
-    batch anew for each row, which takes as long as the conversion to Arrow itself.
-    """
-    wanted = {ARROW_RECORDS_KEY: str(records)} | ({ARROW_BYTES_KEY: NO_BYTES_LIMIT} if unlimited else {})
-    own = {ARROW_RECORDS_KEY: str(ARROW_RECORDS), ARROW_BYTES_KEY: str(ARROW_BYTES)}
-    unchanged = all(spark.conf.get(key) == value for key, value in own.items())
-    with changed(spark, wanted if unchanged else {}):
-        yield
-
-
-@contextmanager
 def null_on_error(spark: SparkSession) -> Iterator[None]:
     """Expressions that fail for a row give NULL, for the jobs of a block; then the former settings return.
 
     Besides ANSI mode, elimination of common subexpressions is off: it would move what two rules share out of the `try` around
-    each (`rule_columns.holds`), and one row's error would end the job.
+    each (`judging.holds`), and one row's error would end the job.
     """
     with changed(spark, {"spark.sql.ansi.enabled": "false", "spark.sql.subexpressionElimination.enabled": "false"}):
         yield

@@ -52,6 +52,13 @@ def reading(pipeline: Pipeline, source: object, **catalog: object) -> Pipeline:
 
 
 def stage_by_hand(patch: pytest.MonkeyPatch, stage: Callable[..., StageResult]) -> None:
-    """A micro-batch is staged by this instead of a Spark job, in runs and in full refreshes."""
+    """A micro-batch is staged by this instead of a Spark job, in runs and in full refreshes.
+
+    Its last argument is a run's `OnePass`, if there is one.
+    """
+
+    def staged(*planned: object) -> StageResult:
+        return stage(*(planned if planned[-1] is not None else planned[:-1]))
+
     for module in (load, full_refresh):
-        patch.setattr(module, "stage_micro_batch", stage)
+        patch.setattr(module, "stage_micro_batch", staged)

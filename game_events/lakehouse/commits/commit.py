@@ -25,8 +25,8 @@ from game_events.lakehouse.data.staging import StagedFile, discard, unseen
 from game_events.lakehouse.descriptions import comments_of, describe, described
 from game_events.lakehouse.format_version import marked
 from game_events.lakehouse.handle import Handle, log_retention_s, note_of, of_columns
+from game_events.lakehouse.known_table import KnownTable
 from game_events.lakehouse.log_entries import COMMIT_ID, Entry
-from game_events.lakehouse.made_table import MadeTable
 from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
 from game_events.lakehouse.storage.durability import write_out
 from game_events.lakehouse.storage.errors import storage_error
@@ -128,7 +128,7 @@ class _Written:
     `entry`: the log entry, if this process has written it itself.
     """
 
-    after: DeltaTable | MadeTable
+    after: DeltaTable | KnownTable
     changes: Changes
     entry: Entry | None
 
@@ -333,7 +333,7 @@ def _moved(table: Table, written: _Written) -> Handle | None:
     """The handle on the version that was written; its log gets a checkpoint, and is shortened, if that is due."""
     handle, changes = written.after, written.changes
     files = [file.data_file() for file in changes.files]
-    if isinstance(handle, MadeTable):
+    if isinstance(handle, KnownTable):
         made = table.handle(handle)
         table.note_entry(made, written.entry)
         made.note_commit(changes.info, tuple(files))
@@ -342,12 +342,13 @@ def _moved(table: Table, written: _Written) -> Handle | None:
         return table.open()
     handle.moved(changes.advance, changes.info, files, frozenset(changes.removed))
     table.note_entry(handle, written.entry)
-    interval = CHECKPOINT_COMMITS if handle.version() == handle.first + 1 else KEPT_CHECKPOINT_COMMITS
+    opened_anew = handle.was_opened and handle.version() == handle.first + 1
+    interval = CHECKPOINT_COMMITS if opened_anew else KEPT_CHECKPOINT_COMMITS
     if (handle.version() + 1) % interval == 0:
         try:
             if written.entry is not None:  # else delta-rs has made the checkpoint
                 handle.create_checkpoint()
             TableLog(table).delete_expired(log_retention_s(handle))
-        except (OSError, DeltaError) as error:  # stays for the next time, or for maintenance
+        except (OSError, DeltaError, DataError) as error:  # stays for the next time, or for maintenance
             log.warning("table=%s log_not_shortened=%r", table.name, str(error))
     return handle

@@ -31,8 +31,8 @@ from deltalake.transaction import (
 
 from game_events.lakehouse.data.staging import StagedFile, partition_of
 from game_events.lakehouse.handle import Handle, of_columns
+from game_events.lakehouse.known_table import PLAIN_WRITER, KnownTable
 from game_events.lakehouse.log_entries import UNFINISHED, Entry, entry_of, identity_of, path_of
-from game_events.lakehouse.made_table import PLAIN_WRITER, MadeTable
 from game_events.lakehouse.retention import KEEP_LOG, PROPERTIES
 from game_events.lakehouse.tables import Table
 
@@ -120,7 +120,7 @@ def write_version(table: Table, handle: DeltaTable, changes: Changes) -> Entry |
 
 def make_table(
     table: Table, columns: Schema, changes: Changes, *, description: str | None, partition_by: Sequence[str], replaces: bool
-) -> tuple[MadeTable, Entry] | None:
+) -> tuple[KnownTable, Entry] | None:
     """Make a table with these columns and files.
 
     `replaces`: in place of another table, as the next version of its log; else as version 0.
@@ -133,8 +133,8 @@ def make_table(
     """
     properties = {"delta.dataSkippingNumIndexedCols": "32", **table.retention.properties(table.key)}
     if table.is_local and not replaces and _are_plain(changes) and _are_plain_columns(columns, partition_by):
-        identity, about = str(uuid.uuid4()), (table.name, description)
-        made = MadeTable(table.uri, columns, identity, *about, list(partition_by), _now_ms(), properties, dict(changes.advance))
+        metadata = str(uuid.uuid4()), table.name, description, list(partition_by), _now_ms(), properties
+        made = KnownTable(table.uri, columns, *metadata, dict(changes.advance))
         commit, *others = _actions(changes, _CREATE)
         return made, _begin(table, [commit, *made.actions(), *others], has_files=bool(changes.files))
     create_table_with_add_actions(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -130,6 +130,14 @@ def read_parts(
     Raises:
         LostFileError: a file is gone or damaged, or its columns have other types; Arrow's own errors do not name the file.
     """
+    for _, rows in numbered_parts(table, schema, files, batch_rows, row_groups):
+        yield rows
+
+
+def numbered_parts(
+    table: Table, schema: pa.Schema, files: Iterable[str], batch_rows: int | None = None, row_groups: slice = ALL
+) -> Iterator[tuple[int, pa.Table]]:
+    """As `read_parts`, with the place of the first row in its file; the others follow it there."""
     system, prefix = file_system(table)
     at_a_time = replace(table.sizes, read_rows=batch_rows) if batch_rows is not None else table.sizes
     for path in files:
@@ -144,7 +152,9 @@ def read_parts(
             raise LostFileError(f"{table.uri}/{path} cannot be read: {error}") from error
 
 
-def _parts(source: pa.NativeFile, path: str, schema: pa.Schema, sizes: Sizes, row_groups: slice) -> Iterator[pa.Table]:
+def _parts(
+    source: pa.NativeFile, path: str, schema: pa.Schema, sizes: Sizes, row_groups: slice
+) -> Iterator[tuple[int, pa.Table]]:
     # One request of an object store, and no threads of Arrow, which cost more than the work on so few bytes.
     small = source.size() <= sizes.read_whole_bytes
     data = pa.BufferReader(source.read_buffer()) if small else source
@@ -152,13 +162,13 @@ def _parts(source: pa.NativeFile, path: str, schema: pa.Schema, sizes: Sizes, ro
     file = pq.ParquetFile(data, pre_buffer=not small, coerce_int96_timestamp_unit="us")
     names = set(file.schema_arrow.names)
     held = [name for name in schema.names if name in names]
+    starts = np.cumsum([0, *(file.metadata.row_group(n).num_rows for n in range(file.num_row_groups))]).tolist()
     # Not across row groups, whose sizes are bounded.
-    groups = (
-        file.iter_batches(sizes.read_rows, row_groups=[n], columns=held, use_threads=not small)
-        for n in range(file.num_row_groups)[row_groups]
-    )
-    for batch in chain.from_iterable(groups):
-        own = {name: pa.repeat(value, batch.num_rows) for name, value in partition_of(path).items()}
-        own |= {name: batch.column(name) for name in held}
-        arrays = [own[f.name].cast(f.type) if f.name in own else pa.nulls(batch.num_rows, f.type) for f in schema]
-        yield pa.Table.from_arrays(arrays, schema=schema)
+    for group in range(file.num_row_groups)[row_groups]:
+        first = starts[group]
+        for batch in file.iter_batches(sizes.read_rows, row_groups=[group], columns=held, use_threads=not small):
+            own = {name: pa.repeat(value, batch.num_rows) for name, value in partition_of(path).items()}
+            own |= {name: batch.column(name) for name in held}
+            arrays = [own[f.name].cast(f.type) if f.name in own else pa.nulls(batch.num_rows, f.type) for f in schema]
+            yield first, pa.Table.from_arrays(arrays, schema=schema)
+            first += batch.num_rows

@@ -155,13 +155,17 @@ class StagedWriter:
 
     def write_columns(self, columns: Mapping[str, pa.Array | pa.ChunkedArray], count: int) -> None:
         """Add rows as columns by name, in any order; what is missing is NULL."""
+        self.write(self.rows_of(columns, count))
+
+    def rows_of(self, columns: Mapping[str, pa.Array | pa.ChunkedArray], count: int) -> pa.Table:
+        """Columns by name, in any order, as rows of this writer; what is missing is NULL."""
         arrays = []
         for item in self.schema:
             column = columns.get(item.name)
             if column is None:
                 column = pa.nulls(count, item.type)
             arrays.append(column if column.type == item.type else column.cast(item.type))
-        self.write(pa.Table.from_arrays(arrays, schema=self.schema))
+        return pa.Table.from_arrays(arrays, schema=self.schema)
 
     def write(self, rows: pa.Table, size: int | None = None) -> None:
         """Add rows; the schema is the writer's own.

@@ -12,6 +12,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from game_events.errors import DataError
 from game_events.lakehouse.storage.options import is_remote
 
 #: Seconds after which everything is on the disks by itself, with a wide margin.
@@ -37,6 +38,13 @@ def has_no_content(uri: str) -> bool:
 def has_empty_entry(uri: str) -> bool:
     """Whether an entry of a local table's log is empty."""
     return not all(_sizes(uri))
+
+
+def unopenable(uri: str, error: Exception) -> DataError:
+    """What to say of a table that cannot be opened."""
+    empty = not is_remote(uri) and has_empty_entry(uri)
+    why = ". An entry of its log is empty, as a power cut leaves it" if empty else ""
+    return DataError(f"table {uri} cannot be opened: {error}{why}: restore its log, or delete the table to have it rebuilt")
 
 
 def _sizes(uri: str) -> list[int]:

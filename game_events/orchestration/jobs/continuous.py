@@ -19,6 +19,7 @@ from pydantic import Field
 from pyspark.errors import PySparkException
 
 from game_events.config.settings import Settings
+from game_events.lakehouse.kept_handles import KeptHandles
 from game_events.orchestration.checks.last_known import last_known
 from game_events.orchestration.checks.whole_run import changes, outcome
 from game_events.orchestration.events.metadata import latency_metadata, latency_table
@@ -136,7 +137,8 @@ def _run(context: dg.OpExecutionContext, config: ContinuousConfig, graph: Graph)
     instance = context.instance
     instance.add_run_tags(context.run_id, {PROCESS_TAG: this_process(), ENDED_BY_ITSELF: "false", HANDED_OVER: "false"})
     throttle = EventThrottle()
-    pipeline = replace(graph.lakehouse(context).pipeline(context.run_id), quiet=True)
+    pipeline = graph.lakehouse(context).pipeline(context.run_id)
+    pipeline = replace(pipeline, quiet=True, handles=KeptHandles(summaries=False))
     keys, own = graph.keys, OwnRuns.of(pipeline.settings, repository_of(context.run))
     run_log = RunLog(pipeline, JOB, context.retry_number)
 

@@ -40,6 +40,7 @@ from game_events.pipeline.bronze.staging import stage_micro_batch
 from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.quarantine.full_refresh import finish_reset
 from game_events.pipeline.quarantine.intact import intact_tables
 from game_events.pipeline.reporting.report import RunReport
@@ -48,7 +49,6 @@ from game_events.pipeline.state.commit_info import batch_info
 from game_events.pipeline.state.offsets import after_origins, archive_noted, identity
 from game_events.pipeline.suppression.driver import erasure_fence
 from game_events.sources.core.source import FILES, Gap, MicroBatch, SourceSnapshot
-from game_events.spark.config import SMALL_RECORD_BYTES
 
 #: Records that a notice names.
 EXAMPLES = 5
@@ -57,12 +57,17 @@ Tables = tuple[DeltaTable, DeltaTable | None]
 
 
 def load_bronze(
-    pipeline: Pipeline, report: RunReport, until: SourceSnapshot | None = None, max_commits: int | None = None
+    pipeline: Pipeline,
+    report: RunReport,
+    until: SourceSnapshot | None = None,
+    max_commits: int | None = None,
+    one_pass: OnePass | None = None,
 ) -> int:
     """Read the source up to the offsets seen now (or given) into bronze, in micro-batches.
 
     `until`: the source as of a moment ago; None: it is asked. `max_commits`: stop after so many commits; what is left is the
-    report's lag. Returns the highest batch of bronze afterwards; 0 if it is empty.
+    report's lag. `one_pass`: if silver follows in this process: gets its files, written in the same pass. Returns the highest
+    batch of bronze afterwards; 0 if it is empty.
     """
     began = time.monotonic()
     target = until or pipeline.source.snapshot()
@@ -84,7 +89,7 @@ def load_bronze(
         if part is None:
             break
         try:
-            _commit_micro_batch(pipeline, tables, plan, part, report)
+            _commit_micro_batch(pipeline, tables, plan, part, report, one_pass)
         except (ConflictError, PySparkException, Py4JJavaError) as error:
             failures += 1
             # Spark refuses to read fewer records than planned: what is left is planned again, or refused.
@@ -124,13 +129,15 @@ def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
         commit(plan)
 
 
-def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, part: MicroBatch, report: RunReport) -> None:
+def _commit_micro_batch(
+    pipeline: Pipeline, tables: Tables, plan: OffsetPlan, part: MicroBatch, report: RunReport, one_pass: OnePass | None = None
+) -> None:
     """Decode a micro-batch in the workers, then commit quarantine, then bronze: from the versions that were checked."""
     bronze, quarantine = tables
     batch = counter(bronze, Txn.BATCH) + 1
     pipeline.on_progress(f"bronze: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} left")
     decided = decided_on(pipeline.quarantine, quarantine, part)
-    staged = stage_micro_batch(pipeline, bronze, column_map(bronze), part, batch, decided)
+    staged = stage_micro_batch(pipeline, bronze, column_map(bronze), part, batch, decided, one_pass)
     failpoints.reach("bronze_staged")
     archive_schemas(pipeline, report, staged)
     failpoints.reach("schemas_archived")
@@ -156,9 +163,9 @@ def _commit_micro_batch(pipeline: Pipeline, tables: Tables, plan: OffsetPlan, pa
     pipeline.handles.withdraw(pipeline.bronze)
     landed = commit(replace(planned, about=about, follows=bronze))
     pipeline.handles.share(pipeline.bronze, landed.handle)
+    if one_pass is not None:
+        one_pass.committed(staged.bronze)
     failpoints.reach("bronze_committed")
-    if staged.largest <= SMALL_RECORD_BYTES:
-        pipeline.small_batches.add(batch)
     report_batch(pipeline, report, known, planned, landed, staged)
     report.add_read(part.start, part.end, part.unit)
     report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed, nulled=staged.nulled))

@@ -7,6 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
@@ -20,20 +21,29 @@ from game_events.pipeline.bronze.isolation import Deadly, deadly_records
 from game_events.pipeline.bronze.quarantine import Decided
 from game_events.pipeline.bronze.worker import BronzeTask, DecodeJob, StageResult
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.suppression.driver import suppression
 from game_events.pipeline.suppression.worker import Suppression
+from game_events.sources.core.reading import Reading
 from game_events.sources.core.source import MicroBatch
 from game_events.sources.files.offsets import FileGap
 from game_events.spark.crashed_workers import WorkerCrashError, crashes_explained, named
 from game_events.spark.worker_errors import worker_errors_named
 
 log = logging.getLogger(__name__)
+Job = TypeVar("Job", bound=DecodeJob)
 
 
 def stage_micro_batch(
-    pipeline: Pipeline, bronze: DeltaTable, columns: ColumnMap, part: MicroBatch, batch: int, decided: Decided
+    pipeline: Pipeline,
+    bronze: DeltaTable,
+    columns: ColumnMap,
+    part: MicroBatch,
+    batch: int,
+    decided: Decided,
+    one_pass: OnePass | None = None,
 ) -> StageResult:
-    """Decode a micro-batch and write its files.
+    """Decode a micro-batch and write its files; `one_pass` gets silver's files of the same rows, where the workers write them.
 
     `bronze`: the version with the `erasures` that the commit compares; the list of erased data subjects is read after it.
     `batch`: the number of its rows. `decided`: records that are left out, as quarantine holds them.
@@ -51,7 +61,7 @@ def stage_micro_batch(
     expected += [(i, FIRST_MESSAGE) for subject in source.subjects(part.end) for i in catalog.expected_ids(subject)]
     attempt = _Attempt(pipeline, columns, expected, batch, decided, suppression(pipeline, bronze))
     try:
-        staged = attempt.run(part)
+        staged = attempt.with_silver(bronze, part, one_pass)
     except WorkerCrashError as error:
         if not source.one_by_one:
             raise
@@ -76,9 +86,22 @@ class _Attempt:
 
     def run(self, part: MicroBatch, deadly: Deadly | None = None) -> StageResult:
         """Decode a part; raises WorkerCrashError. `deadly`: records that are quarantined without being decoded."""
-        pipeline = self.pipeline
-        reading, keep_raw = pipeline.source.reading(part), pipeline.settings.keep_raw == "all"
-        job = BronzeTask(
+        _, staged = self._decoded(part, self._job(self.pipeline.source.reading(part), deadly or {}))
+        return staged
+
+    def with_silver(self, bronze: DeltaTable, part: MicroBatch, one_pass: OnePass | None) -> StageResult:
+        """As `run`; where it is possible, the workers write silver's files of the rows, too."""
+        if one_pass is None:
+            return self.run(part)
+        reading = self.pipeline.source.reading(part)
+        planned = replace(self._job(reading, {}), one_pass=one_pass.plan(self.pipeline, bronze, reading.tasks))
+        job, staged = self._decoded(part, planned)
+        one_pass.staged(job.fan_out, staged.silver)
+        return staged
+
+    def _job(self, reading: Reading, deadly: Deadly) -> BronzeTask:
+        pipeline, keep_raw = self.pipeline, self.pipeline.settings.keep_raw == "all"
+        return BronzeTask(
             pipeline.bronze,
             pipeline.quarantine,
             DecodePlan(),
@@ -88,12 +111,15 @@ class _Attempt:
             keep_raw,
             self.decided,
             self.suppression,
-            _by_partition(deadly or {}),
+            _by_partition(deadly),
         )
+
+    def _decoded(self, part: MicroBatch, job: BronzeTask) -> tuple[BronzeTask, StageResult]:
+        """The job with its last plan, and what it wrote."""
         ranges = named([f"{split} {part.start[split]} to {end - 1}" for split, end in sorted(part.end.items())])
         with crashes_explained(f" over {ranges}"), worker_errors_named():
-            numbers = task_numbers(pipeline.spark, reading.tasks)
-            return run_decode_job(pipeline, job, numbers, self.columns, self.expected)
+            numbers = task_numbers(self.pipeline.spark, job.reading.tasks)
+            return run_decode_job(self.pipeline, job, numbers, self.columns, self.expected)
 
 
 def _by_partition(deadly: Deadly) -> Mapping[tuple[str, int], Mapping[int, str]]:
@@ -119,14 +145,15 @@ def _isolated(attempt: _Attempt, part: MicroBatch, error: WorkerCrashError) -> S
 
 
 def run_decode_job(
-    pipeline: Pipeline, job: DecodeJob, rows: DataFrame, columns: ColumnMap, wanted: Iterable[TypeKey]
-) -> StageResult:
+    pipeline: Pipeline, job: Job, rows: DataFrame, columns: ColumnMap, wanted: Iterable[TypeKey]
+) -> tuple[Job, StageResult]:
     """Run rows through the workers, again if types occurred that the plan did not know: only the driver asks the registry.
 
     Files of earlier attempts are deleted; so are files of a plan with types that did not occur and that changed columns, as the
     commit gives the table the columns of the types that occurred.
 
     `rows`: numbers of tasks, or stored rows. `wanted`: types to plan for at once; those that this process met are added.
+    Returns the job with the plan of the last attempt, too.
 
     Raises:
         TransientError: a type's schema is not archived and the registry does not answer.
@@ -140,8 +167,8 @@ def run_decode_job(
         catalog.offer(staged.schemas)
         new = staged.unknown - planned
         if not new and _same_columns(job.plan.columns, catalog.message_columns(columns, staged.types)):
-            return staged
-        staged.discard(job.bronze, job.quarantine)
+            return job, staged
+        job.discard(staged)
         asked, missed = catalog.look_up(new, room)
         room -= missed
         if asked < new:

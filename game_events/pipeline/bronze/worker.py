@@ -28,8 +28,10 @@ from game_events.lakehouse.event_columns import (
 )
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.tables import Table
+from game_events.pipeline.fanout.job import FanOut, FanOutResult
+from game_events.pipeline.fanout.one_pass import OnePassTask, SecondStage
 from game_events.pipeline.reporting.latency import Arrivals, count_arrivals
-from game_events.pipeline.reporting.merging import Summed, add_counts, by_key, extend, merged
+from game_events.pipeline.reporting.merging import Summed, add_counts, by_key, extend, merge, merged
 from game_events.pipeline.suppression.worker import Suppression, Suppressor
 from game_events.sources.core.reading import Reading, ReadNotes
 from game_events.sources.core.source import Offsets, Split
@@ -52,6 +54,7 @@ class StageResult(Summed):
         nulled: column -> bad values that became NULL.
         largest: bytes of the largest record that was read from the source.
         incomplete: number of records that were read without what no column can hold; `examples` names some of them.
+        silver: silver's files of the same rows, where the job writes them (`OnePassTask`).
     """
 
     bronze: list[StagedFile] = merged(extend, list)
@@ -69,6 +72,7 @@ class StageResult(Summed):
     largest: int = merged(max, int)
     incomplete: int = merged(add, int)
     examples: list[str] = merged(extend, list)
+    silver: FanOutResult = merged(merge, FanOutResult)
 
     def discard(self, bronze: Table, quarantine: Table | None) -> None:
         """Delete the files; none of them is in a commit."""
@@ -89,6 +93,10 @@ class DecodeJob(WorkerJob[StageResult]):
     quarantine: Table | None
     plan: DecodePlan
 
+    def discard(self, staged: StageResult) -> None:
+        """Delete the files that this job wrote; none of them is in a commit."""
+        staged.discard(self.bronze, self.quarantine)
+
 
 @dataclass(frozen=True)
 class BronzeTask(DecodeJob):
@@ -101,6 +109,7 @@ class BronzeTask(DecodeJob):
         decided: (topic id, partition) -> offsets that quarantine holds already (a crash came between its commit and bronze's).
         suppression: the erased data subjects; their records are only counted. None: there are none.
         deadly: records that crash a worker, as in `decided`, each with its detail for quarantine: they are not decoded.
+        one_pass: how silver's files of the rows are written in the same pass; None: they are not.
     """
 
     quarantine: Table
@@ -111,6 +120,18 @@ class BronzeTask(DecodeJob):
     decided: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
     suppression: Suppression | None = None
     deadly: Mapping[tuple[str, int], Mapping[int, str]] = field(default_factory=dict)
+    one_pass: OnePassTask | None = None
+
+    @property
+    def fan_out(self) -> FanOut | None:
+        """How the rows are written to silver's files; None: they are not."""
+        return self.one_pass.fan_out(self.plan.columns) if self.one_pass is not None else None
+
+    def discard(self, staged: StageResult) -> None:
+        """As every decode job's, silver's files too."""
+        super().discard(staged)
+        if self.one_pass is not None:
+            staged.silver.discard(self.one_pass.lakehouse.silver)
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StageResult:
         """Read the records of the tasks of these numbers, decode them and write them to files."""
@@ -137,9 +158,8 @@ class BronzeTask(DecodeJob):
                     output.write(part, decoded)
                     result.arrivals.update(count_arrivals(part.column("timestamp")))
         if result.unknown:
-            output.good.abort()
-            output.bad.abort()
-        result.bronze, result.quarantine = output.good.close(), output.bad.close()
+            output.abort()
+        output.close()
         known = self.plan
         result.schemas += [s for i, s in notes.schemas.items() if i not in known.schemas and (i, ()) not in known.rejected]
         result.largest = notes.largest
@@ -190,6 +210,28 @@ class _Output:
         self.bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
         self._now = datetime.now(UTC)
         self._suppressor = Suppressor(task.suppression) if task.suppression is not None else None
+        fan_out = task.fan_out
+        self._silver = SecondStage(fan_out) if fan_out is not None else None
+
+    def abort(self) -> None:
+        """Delete what was written."""
+        self.good.abort()
+        self.bad.abort()
+        if self._silver is not None:
+            self._silver.give_up()
+
+    def close(self) -> None:
+        """Write the rest, and note the files in the result."""
+        self.result.bronze, self.result.quarantine = self.good.close(), self.bad.close()
+        if self._silver is not None:
+            self.result.silver = self._silver.finish()
+
+    def _keep(self, columns: Mapping[str, pa.Array], count: int) -> None:
+        """Write rows of bronze, and the same rows to silver's files."""
+        rows = self.good.rows_of(columns, count)
+        self.good.write(rows)
+        if self._silver is not None:
+            self._silver.add(rows)
 
     def readable(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows without those that are no records (damaged parts of files, excluded records); these go to quarantine."""
@@ -210,10 +252,10 @@ class _Output:
             result.suppressed += sum(map(len, erased))
         for rows, schema_id, columns in decoded.good:
             own = self._own(batch, rows, schema_id, raw=self._task.keep_raw)
-            self.good.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(rows))
+            self._keep(own | {name: columns.column(name) for name in columns.column_names}, len(rows))
         for rows, key in decoded.undecoded:
             # Raw values regardless of the setting: nothing else of these records is kept, and they may be decoded one day.
-            self.good.write_columns(self._own(batch, rows, key[0], raw=True), len(rows))
+            self._keep(self._own(batch, rows, key[0], raw=True), len(rows))
             result.undecoded[key] += len(rows)
         if decoded.rejected:
             self._reject(batch, decoded.rejected)

@@ -22,6 +22,7 @@ from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.masking import without_secrets
 from game_events.errors import TransientError, first_line
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.maintenance.run import IncrementalMaintenance
 from game_events.pipeline.reporting.latency import Histogram
 from game_events.pipeline.reporting.report import RunReport
@@ -141,6 +142,7 @@ class Loop:
         first_pause_s, longest_pause_s: pauses between attempts while a broker, a registry or storage is unavailable: doubled up
             to the longest.
         cycle: one refresh of all layers, which the loop repeats.
+        one_pass: what its steps hold for later ones.
     """
 
     pipeline: Pipeline
@@ -152,6 +154,7 @@ class Loop:
     first_pause_s: float = FIRST_PAUSE_S
     longest_pause_s: float = LONGEST_PAUSE_S
     cycle: Callable[..., None] = cycle
+    one_pass: OnePass = field(default_factory=OnePass)
     report: LoopReport = field(default_factory=LoopReport)
     maintenance: IncrementalMaintenance = field(init=False)
     #: Latest offsets of the source when bronze had all records before them; None: not known.
@@ -188,6 +191,7 @@ class Loop:
                 raise
             log.info("continuous=stopped abandoned=%r", self.why(error))  # nothing of that step is committed
         finally:
+            self.one_pass.drop()
             self._set(STOPPED)
         return self.report
 
@@ -241,7 +245,8 @@ class Loop:
                 if clock - self._tables_at >= LOOK_AT_TABLES_S:
                     find_lost_tables(self.pipeline, report)
                     self._tables_at = clock
-                self.cycle(self.pipeline, report, until=now, gold=gold, go_on=lambda: not self.stop.is_set())
+                go_on, held = (lambda: not self.stop.is_set()), self.one_pass
+                self.cycle(self.pipeline, report, until=now, gold=gold, go_on=go_on, one_pass=held)
             self._read = None if any(report.lag.values()) else now.latest
             # An aggregate with an interval may be due long after the last record.
             self._gold_owed = bool(report.postponed) if gold else owed or bool(report.of("silver"))

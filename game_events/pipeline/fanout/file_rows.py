@@ -12,10 +12,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from game_events.lakehouse.commits.parallel import ahead
 from game_events.lakehouse.data.file_parts import FilePart
-from game_events.lakehouse.data.snapshot import read_parts
+from game_events.lakehouse.data.snapshot import numbered_parts
 from game_events.lakehouse.data.worker_job import task_numbers
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.fanout.batches import in_batches
+from game_events.pipeline.quality.violations import Violations
 
 
 def in_share(games: pa.ChunkedArray, share: int, shares: int) -> pa.Array:
@@ -36,6 +37,7 @@ class FileRows:
         few: each file has few rows: in an object store several are read at the same time.
         shares: tasks that read the same files, each the rows of its share of the games.
         game_column: with `shares`: names the game.
+        violations: those of silver's rules: rows have the columns of its `RuleSplit`, too. None: there are no rules.
     """
 
     lakehouse: Lakehouse
@@ -45,6 +47,7 @@ class FileRows:
     few: bool = False
     shares: int = 1
     game_column: str = ""
+    violations: Violations | None = None
 
     def numbers(self, spark: SparkSession) -> DataFrame:
         """The numbers of the tasks, each in a task of Spark's."""
@@ -71,5 +74,10 @@ class FileRows:
             yield from self._rows(part)
 
     def _rows(self, part: FilePart) -> Iterator[pa.Table]:
-        table = self.lakehouse.table(part.table)
-        return read_parts(table, self.schema, [part.path], table.sizes.row_group_rows, slice(part.number, None, part.of))
+        table, schema, found = self.lakehouse.table(part.table), self.schema, self.violations
+        if found is not None:
+            violating = found.of_file(part.path)
+            schema = found.schema(schema, violating)
+        groups = slice(part.number, None, part.of)
+        for first, rows in numbered_parts(table, schema, [part.path], table.sizes.row_group_rows, groups):
+            yield rows if found is None else found.added(rows, first, violating)

@@ -26,6 +26,7 @@ from game_events.lakehouse.storage.errors import explain
 from game_events.lakehouse.tables import Lakehouse, Table
 from game_events.pipeline.fanout.file_rows import FileRows
 from game_events.pipeline.fanout.old_rows import OldRows, parts_by_game
+from game_events.pipeline.fanout.partial_rows import PartialAggregate, PartialRows
 from game_events.pipeline.fanout.routing import ColumnChoice, Routing
 from game_events.pipeline.quality.judging import RuleSplit, Splitter
 from game_events.pipeline.reporting.merging import Summed, add_counts, by_key, extend, merge, merged
@@ -60,7 +61,8 @@ class FanOutResult(Summed):
         rejected: game -> its files for quarantine.
         counts: game -> counts of its rows by the rules; empty without rules.
         columns: game -> the optional columns of its files; empty without a choice.
-        crowded: a worker met more new names than `Routing.room`: nothing was kept.
+        crowded: a worker met more new names than `Routing.room`, or more games than `FanOut.most_games`: nothing was kept.
+        partials: partial rows of gold, of each task (`PartialRows`).
     """
 
     files: dict[str, list[StagedFile]] = merged(by_key(extend), dict)
@@ -70,6 +72,7 @@ class FanOutResult(Summed):
     counts: dict[str, RuleCounts] = merged(by_key(merge), dict)
     columns: dict[str, frozenset[str]] = merged(by_key(or_), dict)
     crowded: bool = merged(or_, bool)
+    partials: list[pa.Table] = merged(extend, list)
 
     @property
     def games(self) -> set[str]:
@@ -79,6 +82,12 @@ class FanOutResult(Summed):
     def rows(self, game: str) -> int:
         """Rows that a game had, rejected or not."""
         return self.counts[game].rows if game in self.counts else sum(f.rows for f in self.files.get(game, []))
+
+    def discard(self, table: Callable[[str], Table]) -> None:
+        """Delete the files, which no commit names, and the folders of tables that were not made; `table`: of a game."""
+        for game, files in self.files.items():
+            discard(table(game), files)
+            remove_empty_folder(table(game))
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,8 @@ class FanOut(WorkerJob[FanOutResult]):
         source: files with the rows; None: Spark sends the rows.
         old: rows that are kept unless they have the key of a new row; all new rows of a game are in one task.
         held_bytes: bound of the memory of a task: bytes that wait for their file.
+        most_games: a task with rows of more games gives up, as one with too many new names does; None: any number.
+        partial: the rows are also aggregated for gold; None: they are not.
     """
 
     result: ClassVar[type] = FanOutResult
@@ -108,6 +119,8 @@ class FanOut(WorkerJob[FanOutResult]):
     source: FileRows | None = None
     old: OldRows | None = None
     held_bytes: int = BUFFER_BYTES
+    most_games: int | None = None
+    partial: PartialAggregate | None = None
 
     def table(self, game: str) -> Table:
         """Where a game's rows go."""
@@ -118,7 +131,7 @@ class FanOut(WorkerJob[FanOutResult]):
         sent = rows = iter(batches)
         if self.source is not None:
             rows = (batch for table in self.source.of_tasks(sent) for batch in table.to_batches())
-        result = _Stage(self).run(rows)
+        result = Stage(self).run(rows)
         deque(sent, maxlen=0)  # of a crowded pass: Spark sends the others all the same
         return result
 
@@ -165,9 +178,7 @@ def stage(rows: DataFrame, task: FanOut) -> FanOutResult:
     """Run the job: each of the rows' tasks writes files."""
     result = FanOutResult.sum(task.collect(rows))
     if result.crowded:
-        for game, files in result.files.items():
-            discard(task.table(game), files)
-            remove_empty_folder(task.table(game))
+        result.discard(task.table)
         if task.split is not None and task.split.quarantine is not None:
             for files in result.rejected.values():
                 discard(task.split.quarantine, files)
@@ -179,47 +190,83 @@ def stage(rows: DataFrame, task: FanOut) -> FanOutResult:
     return result
 
 
-class _CrowdedError(Exception):
-    """There are more new names than `Routing.room`."""
+def written_alone(result: FanOutResult, game: str, table: Table, write: Callable[[], object]) -> None:
+    """Write to a game's table; an error fails that game only: it is noted in the result, and nothing more is written.
+
+    Raises:
+        OSError: the object store is unavailable, for all games.
+    """
+    if game in result.failed:
+        return
+    try:
+        write()
+    except LostFileError as error:
+        result.failed[game] = str(error)
+    except OSError as error:
+        known = explain(error, table.uri)
+        if isinstance(known, TransientError):
+            raise
+        result.failed[game] = f"its files cannot be written: {known or error}"
 
 
-class _Stage:
-    """One task of a worker."""
+class Stage:
+    """One task of a worker: it takes rows, and writes them; `result`: whole after `finish` or `give_up`."""
 
     def __init__(self, task: FanOut) -> None:
         self._task = task
         self._writers: dict[str, StagedWriter] = {}
-        self._result = FanOutResult()
+        self.result = FanOutResult()
         self._buffer: list[pa.RecordBatch] = []
         self._rows = self._bytes = self._held = 0
         self._splitter = Splitter(task.split) if task.split is not None else None
         self._rejected: dict[str, StagedWriter] = {}
         if self._splitter is not None:
-            self._rejected, self._result.counts = self._splitter.writers, self._splitter.counts
+            self._rejected, self.result.counts = self._splitter.writers, self._splitter.counts
         self._new: set[str] = set()
+        self._partial = PartialRows(task.partial) if task.partial is not None else None
         #: Game -> keys of its new rows.
         self._keys: dict[str, list[pa.Table]] = {}
 
-    def run(self, batches: Iterator[pa.RecordBatch]) -> FanOutResult:
-        try:
-            for batch in batches:
-                self._buffer.append(batch)
-                self._rows += batch.num_rows
-                self._bytes += buffer_bytes(batch)
-                if self._rows >= self._task.lakehouse.sizes.sorted_rows or self._bytes >= SORT_BYTES:
-                    self._write_buffer()
+    def run(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
+        """Take all rows; as soon as the task is crowded no more are asked for."""
+        for batch in batches:
+            self.add(batch)
+            if self.result.crowded:
+                break
+        return self.finish()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take rows; some are written."""
+        if self.result.crowded:
+            return
+        self._buffer.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += buffer_bytes(batch)
+        if self._rows >= self._task.lakehouse.sizes.sorted_rows or self._bytes >= SORT_BYTES:
             self._write_buffer()
-            for game, kept in one_ahead(self._others()):
-                self._try(game, partial(self._keep, game, kept))
-        except _CrowdedError:
-            for writer in (*self._writers.values(), *self._rejected.values()):
-                with suppress(OSError):
-                    writer.abort()
-            for game in self._new & self._writers.keys():
-                remove_empty_folder(self._task.table(game))
-            return FanOutResult(crowded=True)  # the driver decides which names are admitted, and runs the job again
-        self._result.files, self._result.rejected = self._closed(self._writers), self._closed(self._rejected)
-        return self._result
+
+    def finish(self) -> FanOutResult:
+        """Write the rest; the files are closed."""
+        self._write_buffer()
+        if self.result.crowded:
+            return self.result
+        for game, kept in one_ahead(self._others()):
+            self._try(game, partial(self._keep, game, kept))
+        self.result.files, self.result.rejected = self._closed(self._writers), self._closed(self._rejected)
+        if self._partial is not None:
+            self.result.partials = self._partial.tables()
+        return self.result
+
+    def give_up(self) -> FanOutResult:
+        """Delete what was written and take no more rows: the driver decides what is done instead."""
+        for writer in (*self._writers.values(), *self._rejected.values()):
+            with suppress(OSError):
+                writer.abort()
+        for game in self._writers.keys() - self._task.routing.known:
+            remove_empty_folder(self._task.table(game))
+        self._buffer, self._rows, self._bytes = [], 0, 0
+        self._writers, self._rejected, self.result = {}, {}, FanOutResult(crowded=True)
+        return self.result
 
     def _closed(self, writers: dict[str, StagedWriter]) -> dict[str, list[StagedFile]]:
         for game, writer in writers.items():
@@ -232,16 +279,7 @@ class _Stage:
         Raises:
             OSError: the object store is unavailable, for all games.
         """
-        if game not in self._result.failed:
-            try:
-                write()
-            except LostFileError as error:
-                self._result.failed[game] = str(error)
-            except OSError as error:
-                known = explain(error, self._task.table(game).uri)
-                if isinstance(known, TransientError):
-                    raise
-                self._result.failed[game] = f"its files cannot be written: {known or error}"
+        written_alone(self.result, game, self._task.table(game), write)
 
     def _write_buffer(self) -> None:
         """Sort the buffer by game, once, and write each game's part."""
@@ -251,12 +289,14 @@ class _Stage:
         rows = pa.Table.from_batches(self._buffer).combine_chunks()
         self._buffer, self._rows, self._bytes = [], 0, 0
         order, found = parts_by_game(rows, task.game_column)
-        parts = {name: part for name, part in found.items() if routing.takes(name, part[1], self._result.refused)}
+        parts = {name: part for name, part in found.items() if routing.takes(name, part[1], self.result.refused)}
         self._new |= parts.keys() - routing.known
-        if routing.room is not None and len(self._new) > routing.room:
-            raise _CrowdedError
-        if not parts:
+        if self._is_crowded(parts):
+            self.give_up()
+        if not parts or self.result.crowded:
             return
+        if self._partial is not None:
+            self._partial.add(rows)
         written = rows.select(task.schema.names).take(order).cast(task.schema)
         more = rows.select(task.split.columns).take(order) if task.split is not None else written
         size = buffer_bytes(written)
@@ -270,6 +310,10 @@ class _Stage:
             for game, writer in self._writers.items():
                 self._try(game, writer.flush)
 
+    def _is_crowded(self, parts: Iterable[str]) -> bool:
+        room, most = self._task.routing.room, self._task.most_games
+        return (room is not None and len(self._new) > room) or (most is not None and len(self._writers.keys() | parts) > most)
+
     def _write_part(self, game: str, rows: pa.Table, size: int, more: pa.Table) -> None:
         if self._splitter is not None:
             rows = self._splitter.keep(game, rows, more)
@@ -282,7 +326,7 @@ class _Stage:
 
     def _writer(self, game: str, rows: pa.Table) -> StagedWriter:
         """The game's writer; one with more columns if these rows have values in more."""
-        choice, writer, known = self._task.choice, self._writers.get(game), self._result.columns.get(game, frozenset())
+        choice, writer, known = self._task.choice, self._writers.get(game), self.result.columns.get(game, frozenset())
         sent = known if choice is None else known | choice.sent(rows)
         if writer is None or sent != known:
             schema = self._task.schema if choice is None else choice.chosen(self._task.schema, sent)
@@ -290,7 +334,7 @@ class _Stage:
             wider.files = [] if writer is None else writer.close()
             self._writers[game] = writer = wider
             if sent:
-                self._result.columns[game] = sent
+                self.result.columns[game] = sent
         return writer
 
     def _others(self) -> Iterator[tuple[str, pa.Table | Exception | None]]:

@@ -72,17 +72,17 @@ class OldRows:
         for game, tables in zip(small, ahead(small, lambda game: list(self._rows(game))), strict=True):
             yield from (self._named(game, rows) for rows in tables)
         for game in keys.keys() - self.small:
-            yield from (self._named(game, rows.filter(found)) for rows, found in self._matched(game, keys[game]))
+            yield from (self._named(game, rows.filter(found)) for rows, found in self.matched(game, keys[game]))
 
     def _named(self, game: str, rows: pa.Table) -> pa.Table:
         return rows.add_column(0, self.game_column, pa.repeat(pa.scalar(game), rows.num_rows))
 
     def others(self, game: str, keys: pa.Table) -> Iterator[pa.Table]:
         """The old rows of a game with other keys than these."""
-        for rows, found in self._matched(game, keys):
+        for rows, found in self.matched(game, keys):
             yield rows.filter(pc.invert(found)) if pc.any(found).as_py() else rows
 
-    def _matched(self, game: str, keys: pa.Table) -> Iterator[tuple[pa.Table, pa.Array]]:
+    def matched(self, game: str, keys: pa.Table) -> Iterator[tuple[pa.Table, pa.Array]]:
         """The old rows of a game, part by part, and which of them have one of these keys."""
         for rows in self._rows(game):
             yield rows, has_key(rows, keys)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from game_events.config.settings import Settings
 from game_events.decoding.core.column_map import ColumnMap, level_of
 from game_events.lakehouse.tables import is_game
 
@@ -34,6 +35,16 @@ class Routing:
     unnamed: str = INVALID
     known: frozenset[str] = frozenset()
     room: int | None = None
+
+    @classmethod
+    def of_all(cls, settings: Settings, known: Collection[str]) -> Routing:
+        """Of every game: the known ones, and new names while there is room.
+
+        Names of the allow list get files, or all while there is room; a worker that meets more new names gives up.
+        """
+        room = None if settings.games else max(0, settings.max_games - len(known))
+        unnamed = NO_NAME if settings.message_types else INVALID
+        return cls(frozenset(settings.games), unnamed=unnamed, known=frozenset(known), room=room)
 
     def refusal(self, name: object) -> str | None:
         """Why a name gets no table; None if it may."""

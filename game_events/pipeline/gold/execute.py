@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import reduce
@@ -47,8 +47,9 @@ SMALL_GAME_ROWS = 500
 
 @dataclass(frozen=True)
 class Staged:
-    """Files of all games, their columns, and the rules that were evaluated on their rows."""
+    """Files of some games, their columns, and the rules that were evaluated on their rows."""
 
+    games: Set[str]
     result: FanOutResult
     schema: pa.Schema
     rules: RuleColumns
@@ -95,7 +96,7 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
         for game, files in result.files.items():
             discard(task.table(game), files)
         raise ExtensionError(f"{aggregate} gives rows with other values of `{GAME}` than it was given: {sorted(strange)[:5]}")
-    return Staged(result, commented(aggregate, schema), rules)
+    return Staged(plans.keys(), result, commented(aggregate, schema), rules)
 
 
 def _aggregated(

@@ -6,7 +6,6 @@ to the JVM. Games with news have one small file each, mostly.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from game_events.column_names import folded
+from game_events.config.sql_text import columns_in, words
 from game_events.extending import GoldAggregate
 from game_events.lakehouse.data.file_parts import FilePart
 from game_events.lakehouse.data.snapshot import FileSelection
@@ -86,11 +85,4 @@ def columns_of_measures(aggregate: GoldAggregate, columns: Iterable[str]) -> set
     None: the SQL asks what only Spark knows of a file.
     """
     text = " ".join([*aggregate.keys, *(measure.of for measure in aggregate.measures.values())])
-    words = _words(text)
-    if HIDDEN in words:
-        return None
-    return {name for name in columns if "*" in text or _words(name) <= words}
-
-
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"\w+", folded(text)))
+    return None if HIDDEN in words(text) else columns_in(text, columns)

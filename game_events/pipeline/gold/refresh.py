@@ -7,7 +7,7 @@ that was planned from.
 """
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
 from game_events.errors import ExtensionError, UserCodeError
@@ -19,10 +19,12 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Mark, Progress
 from game_events.pipeline.context import Pipeline, note
+from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.gold.aggregates import due, player_agg, scope
 from game_events.pipeline.gold.execute import Staged, execute
+from game_events.pipeline.gold.merging import merge_partials, taken_partials
 from game_events.pipeline.gold.null_values import looked_at, null_notices
-from game_events.pipeline.gold.plan import GoldRun, commit_of, plan_games
+from game_events.pipeline.gold.plan import GamePlan, GoldRun, commit_of, plan_games
 from game_events.pipeline.quality.judging import failed_rules
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import GoldResult
@@ -37,12 +39,13 @@ def refresh_gold(
     full: bool = False,
     aggregate: GoldAggregate | None = None,
     not_replaced: Mapping[str, str] | None = None,
+    one_pass: OnePass | None = None,
 ) -> Mapping[str, str]:
     """Add silver's new rows to an aggregate (None: `player_agg`); `report` gets an entry for each game that changed or failed.
 
     `games`: only these; None: every game that changed since the last refresh, and the low watermark moves. `full`: recompute
     from all of silver. `not_replaced`: game -> why its full refresh has failed in this run: its table is left as it is, and the
-    next run tries again.
+    next run tries again. `one_pass`: partial rows that this process holds.
 
     Returns:
         game -> why it failed.
@@ -57,7 +60,7 @@ def refresh_gold(
     if state.marks.get(layer, Mark()).definition != scope(run.aggregate):
         # Before any commit: after a crash, a run with the declaration of before must not trust its low watermark.
         state = pipeline.progress.update(key, lambda now: now.marked(layer, Mark(scope(run.aggregate))).done(layer, 0))
-    failed = _refresh(run, report, state, games, not_replaced.keys())
+    failed = _refresh(run, report, state, games, not_replaced.keys(), one_pass)
     for game, why in failed.items():
         table = pipeline.lakehouse.gold(game, run.aggregate.name)
         report.add_failed(layer, table, why, game)
@@ -128,7 +131,12 @@ def _progress_of_some(layer: str, seen: Progress, failed: Mapping[str, str], gam
 
 
 def _refresh(
-    run: GoldRun, report: RunReport, state: Progress, games: Collection[str] | None, without: Collection[str]
+    run: GoldRun,
+    report: RunReport,
+    state: Progress,
+    games: Collection[str] | None,
+    without: Collection[str],
+    one_pass: OnePass | None,
 ) -> dict[str, str]:
     """Passes over the games until none lost a commit conflict, or attempts run out; returns failed game -> reason."""
     aggregate = run.aggregate
@@ -142,7 +150,9 @@ def _refresh(
     for _ in range(GAME_ATTEMPTS):
         parts, retry = [part for part in (retry - apart, retry & apart) if part], set()
         for part in parts:
-            results, crashed = run_with_bisection(part, partial(_pass, run, report), aggregate.asset, run.pipeline.on_progress)
+            results, crashed = run_with_bisection(
+                part, partial(_pass, run, report, one_pass), aggregate.asset, run.pipeline.on_progress
+            )
             retry |= set[str]().union(*(result.again for result in results))
             for result in results:
                 failed |= result.failed
@@ -150,9 +160,9 @@ def _refresh(
     return failed | dict.fromkeys(retry, "commit conflict: every attempt lost to concurrent runs; run again")
 
 
-def _pass(run: GoldRun, report: RunReport, games: Collection[str]) -> Committed:
+def _pass(run: GoldRun, report: RunReport, one_pass: OnePass | None, games: Collection[str]) -> Committed:
     """Plan, execute and commit some games."""
-    pipeline, lakehouse, settings = run.pipeline, run.pipeline.lakehouse, run.pipeline.settings
+    pipeline, settings = run.pipeline, run.pipeline.settings
     plans, failed = plan_games(run, games)
     if not plans:
         return Committed(failed=failed)
@@ -160,35 +170,58 @@ def _pass(run: GoldRun, report: RunReport, games: Collection[str]) -> Committed:
     _note_replaced(run, replaced)
     pipeline.on_progress(f"{run.aggregate.asset}: {len(plans)} {settings.names.entities}")
     try:
-        staged = execute(run, plans)
+        parts = _staged(run, plans, one_pass)
     except ExtensionError as error:
         if isinstance(error, UserCodeError) and len(plans) > 1:
             raise  # perhaps over the rows of one game
         return Committed(failed=failed | dict.fromkeys(plans, str(error)))
     failpoints.reach("gold_staged", run.aggregate.name)
-    _fail_by_rules(run, report, staged)
-    files, of = staged.result.files, "" if run.built_in else f"{run.aggregate.name}:"
-    commits = {
-        game: partial(commit_of, run, plan, staged.schema, files.get(game, []))
-        for game, plan in plans.items()
-        if game not in staged.result.failed
-    }
-    outcome = commit_games(commits, "gold_game_committed", settings, of)
+    outcome = _committed(run, report, plans, parts)
     # Again: a concurrent run that read the tables before these commits found nothing to do and removed the first note.
     _note_replaced(run, replaced & outcome.landed.keys())
-    columns = looked_at(settings)
-    for game, landed in sorted(outcome.landed.items()):
-        plan, counts, table = plans[game], staged.result.counts.get(game), lakehouse.gold(game, run.aggregate.name)
-        new = plan.gold is None
+    outcome.failed |= failed
+    return outcome
+
+
+def _staged(run: GoldRun, plans: Mapping[str, GamePlan], one_pass: OnePass | None) -> list[Staged]:
+    """The staged files of all games: Spark's, and those of games with partial rows."""
+    found = taken_partials(run, plans, one_pass)
+    others = {game: plan for game, plan in plans.items() if game not in found}
+    parts = [execute(run, others)] if others else []
+    if found and one_pass is not None:
+        some = {game: plans[game] for game in found}
+        merged = merge_partials(run, some, found)
+        one_pass.merged += len(some) if merged is not None else 0
+        parts.append(execute(run, some) if merged is None else merged)
+    return parts
+
+
+def _committed(run: GoldRun, report: RunReport, plans: Mapping[str, GamePlan], parts: Iterable[Staged]) -> Committed:
+    """Commit the staged files, and report what has changed."""
+    pipeline, lakehouse, settings = run.pipeline, run.pipeline.lakehouse, run.pipeline.settings
+    of, columns = "" if run.built_in else f"{run.aggregate.name}:", looked_at(settings)
+    failed, staged_of = dict[str, str](), dict[str, Staged]()
+    for staged in parts:
+        _fail_by_rules(run, report, staged)
+        failed |= staged.result.failed
+        staged_of |= dict.fromkeys(staged.games - staged.result.failed.keys(), staged)
+    commits = {
+        game: partial(commit_of, run, plans[game], staged.schema, staged.result.files.get(game, []))
+        for game, staged in staged_of.items()
+    }
+    committed = commit_games(commits, "gold_game_committed", settings, of)
+    for game, landed in sorted(committed.landed.items()):
+        plan, staged, table = plans[game], staged_of[game], lakehouse.gold(game, run.aggregate.name)
+        new, counts = plan.gold is None, staged.result.counts.get(game)
         report.add_landed(run.aggregate.layer, table, landed, staged.schema, plan.batch, game, new=new, counts=counts)
         if run.built_in:
-            report.warn(*null_notices(settings, columns, game, files.get(game, []), plan.silver))
+            report.warn(*null_notices(settings, columns, game, staged.result.files.get(game, []), plan.silver))
         if counts is not None:
             report.add_rules(run.aggregate.layer, game, staged.rules.rules, counts)
         pipeline.handles.keep(table, landed.handle)
         pipeline.handles.keep(lakehouse.silver(game), plan.silver)
-    outcome.failed |= failed | staged.result.failed
-    return outcome
+    committed.failed |= failed
+    return committed
 
 
 def _note_replaced(run: GoldRun, games: set[str]) -> None:

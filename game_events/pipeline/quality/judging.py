@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from functools import reduce
 
 import numpy as np
@@ -47,9 +47,8 @@ def holds(sql: str) -> Column:
     Spark shows its `TryEval` (any exception is NULL) only behind functions of its own: adding the condition as a number of
     days to a date is the cheapest of them.
     """
-    epoch, next_day = date(1970, 1, 1), date(1970, 1, 2)
-    computed = F.try_add(F.lit(epoch), F.expr(sql).cast("int"))
-    return F.coalesce(computed == F.lit(next_day), F.lit(False))
+    computed = F.try_add(F.expr("DATE'1970-01-01'"), F.expr(sql).cast("int"))
+    return F.coalesce(computed == F.expr("DATE'1970-01-02'"), F.lit(False))
 
 
 @dataclass(frozen=True)
@@ -90,11 +89,8 @@ class RuleColumns:
 
     def any_of(self, action: Action) -> Column:
         """Whether the row violates a rule with this action; needs the columns of `violated`."""
-        masks = [
-            sum(1 << bit for bit, rule in enumerate(self.rules[n * BITS : (n + 1) * BITS]) if rule.action == action)
-            for n in range(len(self.names))
-        ]
-        asked = [(F.col(name), F.lit(mask).cast("bigint")) for name, mask in zip(self.names, masks, strict=True) if mask]
+        masks = zip(self.names, self._masks(action), strict=True)
+        asked = [(F.col(name), F.lit(mask).cast("bigint")) for name, mask in masks if mask]
         found = [column.bitwiseAND(mask) != 0 for column, mask in asked]
         return reduce(Column.__or__, found, F.lit(False))
 
@@ -125,9 +121,24 @@ class RuleColumns:
         )
         return rows.select("*", *self.violated()).select("*", disposition.cast("int").alias(DISPOSITION))
 
+    def dispositions(self, violated: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int32]:
+        """Those of `judged`, for rows that quarantine neither has nor has decided on, by the columns of `violated`."""
+        found = np.full(len(violated[0]), KEEP, np.int32)
+        for action, disposition in (("drop", DROP), ("quarantine", REJECT)):
+            for bits, mask in zip(violated, self._masks(action), strict=True):
+                found[(bits & mask) != 0] = disposition
+        return found
+
+    def _masks(self, action: str) -> list[int]:
+        """For each column of `violated` the bits of the rules with this action."""
+        parts = [self.rules[n : n + BITS] for n in range(0, len(self.rules), BITS)]
+        return [sum(1 << bit for bit, rule in enumerate(part) if rule.action == action) for part in parts]
+
     def _bit(self, rule: Rule, bit: int) -> Column:
-        concerned = F.col(self.game_column).isin(*rule.games) if rule.games else F.lit(True)
-        return F.when(concerned & ~holds(rule.sql), F.lit(1 << bit).cast("bigint")).otherwise(F.lit(0).cast("bigint"))
+        broken = ~holds(rule.sql)
+        if rule.games:
+            broken = F.col(self.game_column).isin(*rule.games) & broken
+        return F.when(broken, F.expr(f"{1 << bit}L")).otherwise(F.expr("0L"))
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def _stage(pipeline: Pipeline, handle: DeltaTable) -> StageResult:
     subjects, types = suppression(pipeline, handle), [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows)]
     job = StoredTask(pipeline.bronze, None, DecodePlan(), None, keep_raw=True, keep_undecodable=True, suppression=subjects)
     with crashes_explained(f" during the redecode of {pipeline.bronze.name}"):
-        staged = run_decode_job(pipeline, job, rows.select(travelling(rows.columns)), column_map(handle), types)
+        _, staged = run_decode_job(pipeline, job, rows.select(travelling(rows.columns)), column_map(handle), types)
     written = sum(f.rows for f in staged.bronze)
     if written + staged.suppressed != total:
         discard(pipeline.bronze, staged.bronze)

@@ -119,7 +119,7 @@ def _stage(
     job = StoredTask(pipeline.bronze, None, DecodePlan(), batch, keep_raw, keep_undecodable=False, suppression=subjects)
     wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
     with crashes_explained(f" over rows of {pipeline.quarantine.name}"):
-        return run_decode_job(pipeline, job, rows, column_map(bronze), wanted)
+        return run_decode_job(pipeline, job, rows, column_map(bronze), wanted)[1]
 
 
 def _condition(selection: ReplaySelection, bronze_id: str) -> Column:

@@ -1,7 +1,7 @@
 """One run over all layers, or over selected ones, for Dagster's jobs and assets and the command line."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.sql import functions as F
 
@@ -14,6 +14,7 @@ from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.bronze.full_refresh_guard import refuse_unless_allowed
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.gold.refresh import refresh_gold, refresh_own_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.quality.decisions import Decisions
@@ -32,19 +33,25 @@ OWN_GOLD = "own_gold"
 
 
 def refresh(
-    pipeline: Pipeline, report: RunReport | None = None, selection: Selection = EVERYTHING, *, ignore_intervals: bool = False
+    pipeline: Pipeline,
+    report: RunReport | None = None,
+    selection: Selection = EVERYTHING,
+    *,
+    ignore_intervals: bool = False,
+    one_pass: OnePass | None = None,
 ) -> RunReport:
     """Triggered mode: read the source up to its current end, then refresh the selected layers.
 
     The report gets the result of each step, so that it is complete if a later step fails. `ignore_intervals`: refresh custom
-    aggregates before their interval has passed, too.
+    aggregates before their interval has passed, too. `one_pass`: what the steps hold for each other; None: nothing yet.
 
     Raises:
         ConfigurationError: a full refresh of bronze is not allowed; nothing was changed.
         GameEventsError: the run cannot continue (broker, registry, settings); what was committed stays, and the next run
             continues from there. A game that fails alone is in the report instead.
     """
-    run = TriggeredRun(pipeline, RunReport() if report is None else report, selection, ignore_intervals)
+    begun = RunReport() if report is None else report
+    run = TriggeredRun(pipeline, begun, selection, ignore_intervals, one_pass or OnePass())
     with storage_named(pipeline.lakehouse.root):
         for step in run.steps.values():
             step()
@@ -63,6 +70,7 @@ class TriggeredRun:
     report: RunReport
     selection: Selection = EVERYTHING
     ignore_intervals: bool = False
+    one_pass: OnePass = field(default_factory=OnePass)
 
     @property
     def steps(self) -> Mapping[str, Callable[[], None]]:
@@ -85,8 +93,9 @@ class TriggeredRun:
             refuse_unless_allowed(self.pipeline)
             replace_bronze(self.pipeline, self.report)
         if Layer.BRONZE in chosen.update:
-            load_bronze(self.pipeline, self.report)
-            replay_what_became_known(self.pipeline, self.report)
+            with self.one_pass.dropped_on_error():
+                load_bronze(self.pipeline, self.report, one_pass=self._one_pass)
+                replay_what_became_known(self.pipeline, self.report)
 
     def silver(self) -> None:
         """Bring the games' silver tables up to bronze; first the full refreshes."""
@@ -96,7 +105,9 @@ class TriggeredRun:
         if Layer.SILVER in full and not (Layer.BRONZE in full and full[Layer.SILVER] is None):
             failed = refresh_silver(self.pipeline, self.report, full[Layer.SILVER], full=True)
         if Layer.SILVER in update:
-            refresh_silver(self.pipeline, self.report, update[Layer.SILVER], not_replaced=failed)
+            with self.one_pass.used():
+                one_pass = self._one_pass
+                refresh_silver(self.pipeline, self.report, update[Layer.SILVER], not_replaced=failed, one_pass=one_pass)
             if update[Layer.SILVER] is None:
                 self.report.visible(Layer.SILVER)
 
@@ -107,7 +118,8 @@ class TriggeredRun:
         if Layer.GOLD in full:
             failed = refresh_gold(self.pipeline, self.report, full[Layer.GOLD], full=True)
         if Layer.GOLD in update:
-            refresh_gold(self.pipeline, self.report, update[Layer.GOLD], not_replaced=failed)
+            one_pass = self.one_pass
+            refresh_gold(self.pipeline, self.report, update[Layer.GOLD], not_replaced=failed, one_pass=one_pass)
             if self._whole:
                 self.report.visible(Layer.GOLD)
 
@@ -130,26 +142,44 @@ class TriggeredRun:
         refresh_own_gold(self.pipeline, self.report, chosen, ignore_intervals=intervals, not_replaced=failed)
 
     @property
+    def _one_pass(self) -> OnePass | None:
+        """Where silver follows bronze for all games."""
+        update, full = self.selection.update, self.selection.full
+        follows = Layer.BRONZE in update and Layer.SILVER in update and update[Layer.SILVER] is None and not full
+        return self.one_pass if follows else None
+
+    @property
     def _whole(self) -> bool:
         """Whether all games are refreshed: latencies are measured only then."""
         update = self.selection.update
         return all(layer in update and update[layer] is None for layer in (Layer.SILVER, Layer.GOLD))
 
 
-def cycle(pipeline: Pipeline, report: RunReport, *, until: SourceSnapshot, gold: bool, go_on: Callable[[], bool]) -> None:
+def cycle(
+    pipeline: Pipeline,
+    report: RunReport,
+    *,
+    until: SourceSnapshot,
+    gold: bool,
+    go_on: Callable[[], bool],
+    one_pass: OnePass,
+) -> None:
     """One cycle of continuous mode: a micro-batch to bronze, bronze to silver, silver to gold and the unified table.
 
     `until`: a recent snapshot of the source. `gold`: False leaves gold and the unified table for later. `go_on`: called between
-    the steps; False ends the cycle there, and the next one continues from its commits.
+    the steps; False ends the cycle there, and the next one continues from its commits. `one_pass`: what
+    the cycles of this process hold.
     """
-    load_bronze(pipeline, report, until, max_commits=1)
-    if not go_on():
-        return
-    replay_what_became_known(pipeline, report)
-    refresh_silver(pipeline, report)
+    with one_pass.dropped_on_error():
+        load_bronze(pipeline, report, until, max_commits=1, one_pass=one_pass)
+        if not go_on():
+            return
+        replay_what_became_known(pipeline, report)
+    with one_pass.used():
+        refresh_silver(pipeline, report, one_pass=one_pass)
     report.visible(Layer.SILVER)
     if gold and go_on():
-        _refresh_aggregates(pipeline, report)
+        _refresh_aggregates(pipeline, report, one_pass)
 
 
 def refresh_downstream(
@@ -164,8 +194,8 @@ def refresh_downstream(
     _refresh_aggregates(pipeline, report)
 
 
-def _refresh_aggregates(pipeline: Pipeline, report: RunReport) -> None:
-    run = TriggeredRun(pipeline, report)
+def _refresh_aggregates(pipeline: Pipeline, report: RunReport, one_pass: OnePass | None = None) -> None:
+    run = TriggeredRun(pipeline, report, one_pass=one_pass or OnePass())
     run.gold()
     run.unified()
     run.own_gold()

@@ -20,7 +20,8 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOutResult
-from game_events.pipeline.fanout.routing import INVALID, NO_NAME, OVER_LIMIT, Routing
+from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout.routing import OVER_LIMIT, Routing
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.admission import admit, counted_routing, is_allowed
@@ -31,7 +32,10 @@ from game_events.pipeline.silver.stage import Staging, Start, stage_games
 
 @dataclass(frozen=True)
 class SilverRun:
-    """Input of every pass; `state`: the progress that the run began with. `games`: only these. `full`: replace their tables."""
+    """Input of every pass; `state`: the progress that the run began with. `games`: only these. `full`: replace their tables.
+
+    `one_pass`: what bronze's job of this process has staged for silver; None: nothing.
+    """
 
     pipeline: Pipeline
     source: SilverInput
@@ -39,6 +43,7 @@ class SilverRun:
     report: RunReport
     games: frozenset[str] | None
     full: bool
+    one_pass: OnePass | None = None
 
     @property
     def whole(self) -> bool:
@@ -152,12 +157,11 @@ def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult,
     # Games that failed are staged by the next pass: their rows may crash a worker. They count as admitted.
     left_out = frozenset(run.state.failed_in(Layer.SILVER))
     known = {*run.state.games, *left_out}
-    # Names of the allow list get files, or all while there is room; a worker that meets more new names gives up.
-    room = None if settings.games else max(0, settings.max_games - len(known))
-    unnamed = NO_NAME if settings.message_types else INVALID
-    routing = Routing(frozenset(settings.games), unnamed=unnamed, known=frozenset(known), room=room)
+    routing = Routing.of_all(settings, known)
     work = Staging(run.source, run.state.floor(Layer.SILVER), routing, len(known), None, decisions, left_out)
-    result = stage_games(work) if room != 0 else FanOutResult(crowded=True)
+    result = _held(run, work)
+    if result is None:
+        result = stage_games(work) if routing.room != 0 else FanOutResult(crowded=True)
     if result.crowded:
         only, others = counted_routing(work, known)
         return stage_games(replace(work, routing=only, games=len(only.only or ()))), others
@@ -174,6 +178,13 @@ def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult,
     unrouted = Counter({why: sum(names.values()) for why, names in result.refused.items()})
     unrouted[OVER_LIMIT] += sum(refused.values())
     return result, unrouted
+
+
+def _held(run: SilverRun, work: Staging) -> FanOutResult | None:
+    """What bronze's job has staged of exactly the files that this job would read, as this job would; None: the job is due."""
+    if run.one_pass is None or work.left_out or run.source.rules.rules:
+        return None
+    return run.one_pass.take(work.files, work.task)
 
 
 def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, redecide: bool) -> dict[str, Start | str]:

@@ -20,6 +20,7 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Admission, CountedRows, LeftOut, Mark, Progress
 from game_events.lakehouse.tables import refuse_other_layout
 from game_events.pipeline.context import Pipeline, note
+from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.fanout.routing import INVALID, NO_NAME
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.quarantine.intact import intact_tables
@@ -52,12 +53,13 @@ def refresh_silver(
     *,
     full: bool = False,
     not_replaced: Mapping[str, str] | None = None,
+    one_pass: OnePass | None = None,
 ) -> Mapping[str, str]:
     """Add bronze's new rows to silver; `report` gets an entry for each game that changed or failed.
 
     `games`: only these; without them, the low watermark moves. `full`: replace their tables by all rows that bronze has of
     them. `not_replaced`: game -> why its full refresh has failed in this run: its table is left as it is, and the next run
-    tries again.
+    tries again. `one_pass`: what bronze's job of this process has staged for silver; nothing of it is left over afterwards.
 
     Returns:
         game -> why it failed.
@@ -79,7 +81,7 @@ def refresh_silver(
         for game, why in (not_replaced or {}).items():
             state = state.pending(Layer.SILVER, [game], why)
         try:
-            failed = _refresh(SilverRun(pipeline, source, state, report, games, full), not_replaced or {})
+            failed = _refresh(SilverRun(pipeline, source, state, report, games, full, one_pass), not_replaced or {})
             break
         except _ErasedMeanwhileError:  # committed games stay committed; the next attempt finds them ahead of the watermark
             if attempt == GAME_ATTEMPTS - 1:

@@ -21,15 +21,17 @@ from game_events.lakehouse.data.snapshot import FileSelection, read_parts, selec
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.event_columns import BRONZE_ONLY, HEADERS
 from game_events.lakehouse.event_expressions import NO_HEADERS
+from game_events.lakehouse.layers import Layer
 from game_events.pipeline.fanout.file_rows import FileRows
 from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, is_shuffled, shares_for, spread, stage, tasks_for
 from game_events.pipeline.fanout.routing import Routing
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.quality.judging import APART, DECIDED, DISPOSITION, KEEP, READMIT, REJECT, RuleSplit
+from game_events.pipeline.quality.violations import Violations, find_violations
 from game_events.pipeline.silver.source import SilverInput
 from game_events.pipeline.silver.transformations import run_time_failure
 from game_events.sources.core.reading import dealt
-from game_events.spark.config import ARROW_BYTES, ARROW_RECORDS, SMALL_RECORD_BYTES, arrow_batches, null_on_error
+from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.crashed_workers import WorkerCrashError, bisect, crash, is_crash, named
 from game_events.spark.schemas import quoted, united
@@ -98,6 +100,13 @@ class Staging:
         entity = F.col(quoted(self.source.pipeline.settings.entity_column))
         return self.rows().groupBy(entity.alias("name")).agg(F.count(F.lit(1)).alias("rows"))
 
+    @property
+    def task(self) -> FanOut:
+        """The workers' part of the job, without rules."""
+        source, settings = self.source, self.source.pipeline.settings
+        entity, lakehouse = settings.entity_column, source.pipeline.lakehouse
+        return FanOut(lakehouse, Layer.SILVER, entity, source.schema, self.routing, choice=source.choice)
+
     def stage(self, part: Collection[str] | None = None) -> FanOutResult:
         """Write the rows of all games, or of a part of them, to files by game in one job.
 
@@ -106,27 +115,27 @@ class Staging:
             ExtensionError: a transformation failed, or a rule ran out of stack.
             TransientError, ConfigurationError: the object store failed, not this code.
         """
-        source, starts, schema = self.source, self.starts, self.source.schema
-        entity, spark = source.pipeline.settings.entity_column, source.pipeline.spark
+        source, starts, spark = self.source, self.starts, self.source.pipeline.spark
         asked = [game for game, start in (starts or {}).items() if start.redecide or start.decided > start.begin]
         held = self.decisions.held_rows(source.pipeline, asked) if asked else None
         split = _split(source, held=held is not None)
         # A part is what is left of a job that crashed: its workers get no row of another game.
-        by_workers = split is None and part is None and self._is_plain
+        by_workers = part is None and self._is_plain
         games = self.games if part is None else len(part)
         is_sampled = self.files.rows > TASK_ROWS and (by_workers or not games)
         sample = self._games_in_sample() if is_sampled else Counter[object]()
         games = games or len(sample)
-        task = FanOut(source.pipeline.lakehouse, "silver", entity, schema, self.routing, split=split, choice=source.choice)
+        task = replace(self.task, split=split)
         try:
             shares = shares_for(self.files.rows, games, max(sample.values(), default=0) / max(1, sample.total()))
             if by_workers and not is_shuffled(self.files.rows, games, shares):
-                read = self.file_rows(tasks_for(self.files.rows, games), shares)
-                return stage(read.numbers(spark), replace(task, source=read))
+                found = self._violations(split) if split is not None else None
+                if split is None or found is not None:
+                    read = replace(self.file_rows(tasks_for(self.files.rows, games), shares), violations=found)
+                    return stage(read.numbers(spark), replace(task, source=read))
             rows = self.rows() if part is None else self.rows().where(self._named(part))
             rows = _prepared(source, rows, held, split)
-            records, small = self.arrow_batches()
-            with null_on_error(spark) if source.rules.rules else nullcontext(), arrow_batches(spark, records, unlimited=small):
+            with null_on_error(spark) if source.rules.rules else nullcontext():
                 return stage(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
         except (PySparkException, Py4JJavaError) as error:
             if is_crash(error):
@@ -139,7 +148,7 @@ class Staging:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether nothing in Spark's SQL chooses or changes the rows, apart from rules."""
+        """Whether nothing in Spark's SQL chooses or changes the rows; the rules are evaluated before."""
         return self.starts is None and not self.left_out and not self.source.pipeline.extensions.transformations
 
     def file_rows(self, tasks: int, shares: int = 1) -> FileRows:
@@ -159,14 +168,9 @@ class Staging:
             names.update(dict(zip(*(found.field(name).to_pylist() for name in ("values", "counts")), strict=True)))
         return names
 
-    def arrow_batches(self) -> tuple[int, bool]:
-        """Rows of an Arrow batch, and whether they need no limit of bytes: small records, in columns without lists."""
-        source, fields = self.source, self.source.schema
-        row_bytes = 2 * SMALL_RECORD_BYTES + 16 * len(fields)  # the decoded columns, and the raw value of a rejected row
-        small = source.pipeline.small_batches.covers(self.above, source.batch) and not (
-            source.pipeline.extensions.transformations or any(pa.types.is_nested(f.type) for f in fields)
-        )
-        return (min(ARROW_RECORDS, ARROW_BYTES // row_bytes), True) if small else (ARROW_RECORDS, False)
+    def _violations(self, split: RuleSplit) -> Violations | None:
+        source, above = self.source, None if self.files.exact else self.above
+        return find_violations(source.pipeline.spark, split, self.files, source.columns, above)
 
     @property
     def batches(self) -> str:

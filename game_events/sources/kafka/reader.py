@@ -43,12 +43,13 @@ MESSAGES = 2_000
 PARTITIONS_AT_ONCE = 64
 #: Records that are described to the user, of each task.
 EXAMPLES = 5
-#: Seconds without a record after which a task fails: a new leader may take some.
-SILENCE_S = 60.0
+#: Seconds without a record after which a task fails: a new leader takes some, and unpacking a batch of a gigabyte a minute.
+SILENCE_S = 120.0
 #: Options that a user may replace: no wait for more records where a partition ends, large fetches, bounded memory.
 DEFAULTS: dict[str, object] = {
     "fetch.wait.max.ms": 20,
     "fetch.message.max.bytes": 4 * 1024 * 1024,
+    "fetch.max.bytes": 16 * 1024 * 1024,
     "queued.min.messages": 1_000_000,
     "queued.max.messages.kbytes": 32 * 1024,
     # Else a second, while what is queued is used up earlier.
@@ -174,16 +175,25 @@ class KeptConsumer:
                 raise taken.memory.explain(_READING, error.args[0]) from error
             raise
         taken.consumer.unassign()
-        if self._kept is not None:  # of a reading that began later
-            self._kept.consumer.close()
+        self.close()  # that of a reading which began later
         self._kept = taken
+
+    @property
+    def consumer(self) -> Consumer | None:
+        """The consumer, while it is not lent."""
+        return None if self._kept is None else self._kept.consumer
+
+    def close(self) -> None:
+        """Close the consumer, unless it is another process's, whose threads it would wait for."""
+        if self._kept is not None and self._kept.process == os.getpid():
+            self._kept.consumer.close()
+        self._kept = None
 
     def _take(self, reading: KafkaReading) -> OpenConsumer:
         kept, process = self._kept, os.getpid()
-        if kept is not None and kept.process == process:
-            if kept.options == reading.options:
-                return kept
-            kept.consumer.close()
+        if kept is not None and kept.process == process and kept.options == reading.options:
+            return kept
+        self.close()
         memory = CauseMemory(reading.servers)
         consumer = new_client(reading.make or Consumer, {**reading.options, "error_cb": memory})
         return OpenConsumer(consumer, reading.options, memory, process)
@@ -205,6 +215,8 @@ class _Assignment:
         self._reached = np.array([r.start for r in ranges], np.int64)
         self._waiting = set(range(len(ranges)))
         self._damage: Damage | None = None
+        #: Whether the client has left a position: behind a damaged batch it takes other bytes for the next one.
+        self._astray = False
 
     def messages(self) -> Iterator[Messages | Unreadable]:
         """Messages of the ranges, some at a time, and offsets that have none because their batch cannot be unpacked.
@@ -223,12 +235,13 @@ class _Assignment:
     def _assign(self, places: Mapping[int, int]) -> None:
         """Fetch these ranges from these offsets on, and nothing else."""
         splits = [(self._ranges[number].split, offset) for number, offset in places.items()]
+        self._astray = False
         self._opened.consumer.assign([TopicPartition(split.topic, split.partition, offset) for split, offset in splits])
 
     def _until_damage(self) -> Iterator[Messages]:
         """Messages up to the ends of all ranges, or to a batch that cannot be unpacked; records of others may come later."""
         consumer, last = self._opened.consumer, time.monotonic()
-        while self._waiting and self._damage is None:
+        while self._waiting and self._damage is None and not self._astray:
             # What was fetched already is taken at once: waiting for a full list would hold as many messages, however large.
             found = consumer.consume(MESSAGES, 0) or consumer.consume(1, LOOK_S)
             records = self._without_errors(found) if any(map(Message.error, found)) else found
@@ -258,7 +271,7 @@ class _Assignment:
                     self._reached[number] = max(self._reached[number], int(message.offset() or 0))
             else:
                 self._damage = self._damage_of(message, error)
-                if self._damage is not None:
+                if self._damage is not None or self._astray:
                     break
         return records
 
@@ -269,19 +282,22 @@ class _Assignment:
         """The damage that an error tells of; None: it is of no offset of a range. Raises other errors."""
         topic = message.topic()
         where = f"{topic}[{message.partition()}]"
-        if error.code() in GONE:
-            raise ConflictError(f"{where}: records have gone since they were planned to be read ({error.str()})")
-        if error.code() not in DAMAGED:
-            if topic is None:  # Of the consumer group, which is not used and which this login may not be allowed to see.
-                return None
+        if topic is None:  # Of the consumer group, which is not used and which this login may not be allowed to see.
+            return None
+        if error.code() not in (*GONE, *DAMAGED):
             raise self._opened.memory.explain(f"{_READING} of {where}", error)
         number, offset = self._number_of(message), int(message.offset() or 0)
         if number is None or number not in self._waiting:
             return None
-        if offset >= self._ends[number]:
+        if error.code() in DAMAGED and offset < self._ends[number]:
+            return Damage(number, offset, error.str())
+        if error.code() in DAMAGED:
             self._reached[number] = self._ends[number]
-            return None
-        return Damage(number, offset, error.str())
+        elif offset > self._ends[number]:
+            self._astray = True
+        else:
+            raise ConflictError(f"{where}: records have gone since they were planned to be read ({error.str()})")
+        return None
 
     def _passed(self, damage: Damage) -> Unreadable:
         """The range's offsets of a damaged batch, which are passed: up to the first offset that is none of it."""
@@ -303,7 +319,9 @@ class _Assignment:
                 if error is None or error.code() == KafkaError._PARTITION_EOF:
                     return False
                 found = self._damage_of(message, error)
-                return found is not None and found.offset == damage.offset
+                if not self._astray:
+                    return found is not None and found.offset == damage.offset
+                self._assign({damage.number: offset})
             self._refuse_silence(last)
 
     def _wanted(self, records: list[Message]) -> Iterator[Messages]:
@@ -390,10 +408,17 @@ class MessageColumns:
             "offset": pa.array(messages.offsets),
             "timestamp": self._timestamps(splits, messages),
             "key": pa.array(list(map(Message.key, found)), pa.binary()),
-            "value": pa.array(list(map(Message.value, found)), pa.binary()),
             "headers": self._headers(splits, messages),
         }
-        return columns_of(self._cut(columns), len(found))
+        values: list[bytes | None] = list(map(Message.value, found))
+        lost = np.zeros(len(found), np.int64)
+        for row in np.flatnonzero(np.fromiter(map(len, found), np.int64, len(found)) > self._most).tolist():
+            # Cut before it is copied: it may be hundreds of megabytes.
+            whole = values[row] or b""
+            values[row] = whole[:KEPT_BYTES]
+            lost[row] = len(whole) - len(values[row] or b"")
+        columns["value"] = pa.array(values, pa.binary())
+        return columns_of(self._cut(columns, lost), len(found))
 
     def _timestamps(self, splits: Sequence[Split], messages: Messages) -> pa.Array:
         """Microseconds; NULL where a producer's number is more than a column can hold."""
@@ -439,11 +464,15 @@ class MessageColumns:
         if len(self._notes.examples) < EXAMPLES:
             self._notes.examples.append(f"{split}@{message.offset()} ({what})")
 
-    def _cut(self, columns: dict[str, pa.Array]) -> dict[str, pa.Array]:
-        """The columns, of records that are too large the first bytes only, with reason and detail."""
+    def _cut(self, columns: dict[str, pa.Array], lost: Integers) -> dict[str, pa.Array]:
+        """The columns, of records that are too large the first bytes only, with reason and detail.
+
+        `lost`: bytes of each value that were cut off already.
+        """
         sizes = RecordBytes(columns)
-        self._notes.largest = max(self._notes.largest, int(sizes.held.max(initial=0)))
-        large = sizes.all > self._most
+        whole = sizes.all + lost
+        self._notes.largest = max(self._notes.largest, int((sizes.held + lost).max(initial=0)))
+        large = whole > self._most
         if not large.any():
             return columns
         mask = pa.array(large)
@@ -451,7 +480,7 @@ class MessageColumns:
             columns[name] = pc.if_else(mask, pc.binary_slice(columns[name], 0, KEPT_BYTES), columns[name])
         no_room = pa.array(large & (sizes.headers > min(self._most, KEPT_BYTES)))
         columns["headers"] = pc.if_else(no_room, pa.scalar([], HEADERS), columns["headers"])
-        details = [too_large(f"{size:,}", self._most) if over else None for size, over in zip(sizes.all, large, strict=True)]
+        details = [too_large(f"{size:,}", self._most) if over else None for size, over in zip(whole, large, strict=True)]
         reasons = pc.if_else(mask, pa.scalar(str(Reason.TOO_LARGE)), pa.nulls(len(large), pa.string()))
         return columns | {"reason": reasons, "detail": pa.array(details, pa.string())}
 

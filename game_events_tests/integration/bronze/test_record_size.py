@@ -1,14 +1,18 @@
-"""Records that are too large: kept in part, with their size and their coordinates; what comes behind them is read."""
+"""Records that are too large, and batches that cannot be read: rows of quarantine; what comes behind them is read."""
 
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from pydantic import SecretStr
 
 from game_events.config.settings import Settings
 from game_events.decoding.core.reasons import KEPT_BYTES
+from game_events.pipeline.checks.offsets import offsets_continuous
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.record_archive import archive
 from game_events.pipeline.reporting.report import RunReport
@@ -16,6 +20,7 @@ from game_events.pipeline.reprocessing.replay import replay
 from game_events.pipeline.reprocessing.selection import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.runs.selection import selection_of
+from game_events.stack.kafka_broker import DATA
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.reconciliation import count, rows
 from game_events_tests.support.worlds.quality import SCHEMA, Event, encoded, varint
@@ -75,25 +80,28 @@ def test_records_above_the_bound_are_rows_of_quarantine_and_no_run_ends_by_them(
     assert held(settings) == []
 
 
-#: Spark's Kafka source unpacks a batch in the JVM, which ends without memory for it, and with it that of all tests.
-ENDS_THE_JVM = pytest.mark.xfail(run=False, reason="ends the JVM that all tests share, until another client reads the topic")
-
-
-@pytest.mark.parametrize("size", [40_000_000, pytest.param(400_000_000, marks=ENDS_THE_JVM)])
-def test_a_batch_that_is_packed_ten_thousand_times_smaller_is_read_all_the_same(
-    size: int, make_settings: MakeSettings, make_pipeline: MakePipeline
-) -> None:
-    """The broker counts packed bytes: its limit of a megabyte lets in a record of forty."""
-    settings = make_settings(max_record_bytes=1_000_000)
-    send_values(settings, [record(settings)])
+def send_packed(settings: Settings, codec: str, size: int) -> None:
+    """A batch of one record with a note of so many bytes."""
     options = {
         "bootstrap.servers": settings.kafka_bootstrap_servers,
-        "compression.type": "zstd",
+        "compression.type": codec,
         "message.max.bytes": size + 24_000_000,
     }
     producer = Producer(options)
     producer.produce(settings.kafka_topic, record(settings, size), partition=0)
     assert producer.flush(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("codec", "size"), [("zstd", 40_000_000), ("gzip", 150_000_000), ("lz4", 150_000_000), ("snappy", 15_000_000)]
+)
+def test_a_batch_that_is_packed_a_thousand_times_smaller_is_read_all_the_same(
+    codec: str, size: int, make_settings: MakeSettings, make_pipeline: MakePipeline
+) -> None:
+    """The broker counts packed bytes: its limit of a megabyte lets in a record of forty, or of a thousand."""
+    settings = make_settings(max_record_bytes=1_000_000)
+    send_values(settings, [record(settings)])
+    send_packed(settings, codec, size)
     send_values(settings, [record(settings)])
     report = refresh(make_pipeline(settings))
     assert (report.success, report.rows("silver"), dict(report.rejected)) == (True, 2, {"TOO_LARGE": 1})
@@ -101,6 +109,69 @@ def test_a_batch_that_is_packed_ten_thousand_times_smaller_is_read_all_the_same(
     assert (offset, kept) == (1, KEPT_BYTES)
     assert detail.startswith(f"a record of {size // 1_000_000},000,0")
     assert len(json.dumps(report.to_dict())) < 20_000
+
+
+def unreadable(settings: Settings) -> list[tuple[int, str, str, object, object]]:
+    sql = (
+        "SELECT _kafka_offset, _kafka_topic, detail, _raw_value, _kafka_timestamp FROM t WHERE reason = 'UNREADABLE' ORDER BY 1"
+    )
+    return [tuple(row) for row in rows(settings, "quarantine_events", sql)]  # type: ignore[misc]
+
+
+def test_a_batch_that_unpacks_to_more_than_the_clients_bound_is_passed_with_a_row_for_each_record(
+    make_settings: MakeSettings, make_pipeline: MakePipeline
+) -> None:
+    settings = make_settings(allow_bronze_full_refresh=True)
+    send_values(settings, [record(settings)])
+    send_packed(settings, "zstd", 400_000_000)
+    send_values(settings, [record(settings)] * 2)
+    report = refresh(make_pipeline(settings))
+    assert (report.success, report.rows("silver"), dict(report.rejected)) == (True, 3, {"UNREADABLE": 1})
+    ((offset, topic, detail, raw, time),) = unreadable(settings)
+    assert (offset, topic, raw, time) == (1, settings.kafka_topic, None, None)
+    assert "receive.message.max.bytes, which GAME_EVENTS_KAFKA_OPTIONS may set" in detail
+    assert reconcile(make_pipeline(settings)).passed
+    assert offsets_continuous(make_pipeline(settings)).passed
+    # What is no record is neither decoded nor archived as one; the next micro-batch is as any other.
+    assert replay(make_pipeline(settings), RunReport(), ReplaySelection()).rows == 0
+    send_values(settings, [record(settings)])
+    assert refresh(make_pipeline(settings)).rows("silver") == 1
+    # Kafka still has it.
+    more = settings.model_copy(update={"kafka_options": {"receive.message.max.bytes": SecretStr("2000000000")}})
+    pipeline = make_pipeline(more)
+    again = refresh(pipeline, selection=selection_of(pipeline, full_refresh=["all"]))
+    assert dict(again.rejected) == {"TOO_LARGE": 1}
+    assert (count(settings, "silver_uno_events"), unreadable(settings)) == (4, [])
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_a_damaged_batch_on_the_brokers_disk_is_passed_with_a_row_for_each_record(
+    codec: str, make_settings: MakeSettings, make_pipeline: MakePipeline, servers: Path
+) -> None:
+    settings = make_settings(max_records_per_batch=40)
+    send_values(settings, [record(settings)] * 3)
+    producer = Producer({"bootstrap.servers": settings.kafka_bootstrap_servers, "compression.type": codec, "linger.ms": 1_000})
+    for _ in range(50):
+        producer.produce(settings.kafka_topic, record(settings), partition=0)
+    assert producer.flush(60) == 0
+    damage(servers, settings)
+    send_values(settings, [record(settings)] * 2)
+    report = refresh(make_pipeline(settings))
+    assert (report.success, report.rows("silver"), dict(report.rejected)) == (True, 5, {"UNREADABLE": 50})
+    found = unreadable(settings)
+    assert [offset for offset, *_ in found] == list(range(3, 53))
+    assert all("it is damaged" in detail for _, _, detail, _, _ in found)
+    assert reconcile(make_pipeline(settings)).passed
+    assert offsets_continuous(make_pipeline(settings)).passed
+
+
+def damage(servers: Path, settings: Settings) -> None:
+    """Change a byte at the end of the last batch, on the broker's disk."""
+    with (servers / "stack" / DATA / f"{settings.kafka_topic}-0" / f"{0:020}.log").open("r+b") as log:
+        log.seek(-10, os.SEEK_END)
+        byte = log.read(1)
+        log.seek(-1, os.SEEK_CUR)
+        log.write(bytes([byte[0] ^ 0xFF]))
 
 
 def test_a_record_of_many_empty_headers_is_not_small(make_settings: MakeSettings, make_pipeline: MakePipeline) -> None:

@@ -64,11 +64,11 @@ def cut() -> None:
 class FanOutModel(RuleBasedStateMachine):
     """Records come; runs bring all layers up to them, or do not get that far."""
 
-    layout = TABLES
+    layout, plain = TABLES, False
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(self.layout)
+        self.world = World(self.layout, plain=self.plain)
 
     def teardown(self) -> None:
         """Whatever happened: one undisturbed run later everything is in its place."""
@@ -227,6 +227,12 @@ class PartitionedModel(FanOutModel):
     layout = PARTITIONED
 
 
+class OnePassModel(FanOutModel):
+    """The same without rules: bronze's workers write silver's files and gold's partial rows, which runs hold."""
+
+    plain = True
+
+
 class TestFewFanOutsThroughCrashesRivalsAndLostTables(FanOutModel.TestCase):
     """For `make test`."""
 
@@ -237,6 +243,25 @@ class TestFewFanOutsThroughCrashesRivalsAndLostTablesOfAllGames(PartitionedModel
     """For `make test`."""
 
     settings = TestFewFanOutsThroughCrashesRivalsAndLostTables.settings
+
+
+class TestFewOfOnePassThroughCrashesRivalsAndLostTables(OnePassModel.TestCase):
+    """For `make test`."""
+
+    settings = settings(max_examples=5, stateful_step_count=12, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.scenario
+class TestOnePassThroughCrashesRivalsAndLostTables(OnePassModel.TestCase):
+    """Many."""
+
+    settings = settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=12,
+        deadline=None,
+        derandomize=EXAMPLES <= 20,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 @pytest.mark.scenario
@@ -258,6 +283,34 @@ class TestFanOutThroughCrashesRivalsAndLostTablesOfAllGames(PartitionedModel.Tes
     """Many."""
 
     settings = TestFanOutThroughCrashesRivalsAndLostTables.settings
+
+
+def test_a_plain_run_takes_what_bronzes_workers_have_written_for_silver_and_gold() -> None:
+    with closing(World(plain=True)) as world:
+        for number in range(3):
+            world.records_come([("rummy", "a", number, 1), ("rummy", "b", 4, 2), ("uno", "a", 8, 2), (NOBODY, "a", 1, 1)])
+            world.work()
+            assert (world.taken, world.merged) == (number + 1, 2 * (number + 1))
+        world.records_come([(game, "a", 1, 1) for game in GAMES], newer=True)
+        world.work()
+        assert (world.taken, world.merged) == (4, 9)
+        world.assert_settled()
+
+
+@pytest.mark.parametrize(("point", "taken", "merged"), [("bronze_committed", 0, 0), ("silver_committed", 1, 0)])
+def test_what_is_held_is_not_used_after_a_rival_has_added_files_and_is_gone(point: str, taken: int, merged: int) -> None:
+    with closing(World(plain=True)) as world:
+        world.records_come([("rummy", "a", 1, 1), ("uno", "a", 1, 1)])
+
+        def rival() -> None:
+            world.records_come([("rummy", "a", 2, 1), ("rummy", "b", 3, 1), ("uno", "a", 2, 1)])
+            world.disturbed(point, cut)
+
+        world.disturbed(point, rival)
+        assert (world.taken, world.merged) == (taken, merged)
+        world.records_come([(game, "a", 1, 1) for game in GAMES])
+        world.work()
+        world.assert_settled()
 
 
 def test_a_rejected_record_that_does_not_decode_for_a_time_is_judged_again_and_held_once() -> None:

@@ -21,10 +21,7 @@ from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.spark.config import (
     ARROW_BYTES,
     ARROW_RECORDS,
-    KAFKA_ARROW_RECORDS,
     LARGE_TYPES_KEY,
-    SMALL_RECORD_BYTES,
-    arrow_batches,
     session_config,
     spark_config,
 )
@@ -44,14 +41,6 @@ def test_large_records_reach_the_workers_in_small_batches_and_small_ones_in_larg
     assert sum(rows for rows, _ in large) == 300
     assert max(size for _, size in large) <= 1.05 * ARROW_BYTES
     assert max(rows for rows, _ in batches(100, ARROW_RECORDS + 1)) == ARROW_RECORDS
-    with arrow_batches(spark, KAFKA_ARROW_RECORDS):
-        assert max(rows for rows, _ in batches(100, KAFKA_ARROW_RECORDS + 1)) == KAFKA_ARROW_RECORDS
-    with arrow_batches(spark, KAFKA_ARROW_RECORDS, unlimited=True):
-        full = batches(SMALL_RECORD_BYTES, KAFKA_ARROW_RECORDS + 1)
-    assert max(rows for rows, _ in full) == KAFKA_ARROW_RECORDS
-    assert max(size for _, size in full) <= 1.05 * ARROW_BYTES
-    assert max(rows for rows, _ in batches(100, ARROW_RECORDS + 1)) == ARROW_RECORDS
-    assert max(size for _, size in batches(1_000_000, 100)) <= 1.05 * ARROW_BYTES
 
 
 def test_large_arrow_types_are_off_whatever_the_user_or_the_cluster_says() -> None:

@@ -23,19 +23,25 @@ from game_events_tests.support.worlds.topics import framed, make_topic, put
 DEADLY = """
 import faulthandler
 
+from game_events.decoding.batch_decoder import BatchDecoder
 from game_events.pipeline.bronze.worker import BronzeTask
+
+decode = BatchDecoder.decode
+
+
+def watched(decoder, values, headers=None):
+    if any(b"deadly" in value for value in values.to_pylist()):
+        faulthandler._sigsegv()
+    return decode(decoder, values, headers)
 
 
 class DeadlyTask(BronzeTask):
     def stage(self, batches):
-        def watched():
-            for batch in batches:
-                for value, reason in zip(batch.column("value").to_pylist(), batch.column("reason").to_pylist()):
-                    if b"deadly" in value and reason is None:
-                        faulthandler._sigsegv()
-                yield batch
-
-        return BronzeTask.stage(self, watched())
+        BatchDecoder.decode = watched
+        try:
+            return BronzeTask.stage(self, batches)
+        finally:
+            BatchDecoder.decode = decode
 """
 
 

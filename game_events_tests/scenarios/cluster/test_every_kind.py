@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[3]
 WHERE = [f"game_events_tests/integration/pipeline/test_{name}.py" for name in ("refresh", "replay", "loop")]
 WHERE += [
     "game_events_tests/integration/pipeline/test_crashed_jobs.py",
+    "game_events_tests/integration/silver/test_rules.py",
     "game_events_tests/integration/object_store/test_pipeline.py",
 ]
 

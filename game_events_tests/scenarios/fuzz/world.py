@@ -21,6 +21,7 @@ from game_events.lakehouse.sizes import Sizes
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout import job
+from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.gold import execute, new_rows
 from game_events.pipeline.maintenance import run as maintenance
 from game_events.pipeline.maintenance.run import IncrementalMaintenance
@@ -196,7 +197,7 @@ class World:
         living, tables = self.loops[loop]
 
         def work(pipeline: Pipeline, report: RunReport) -> None:
-            cycle(pipeline, report, until=pipeline.source.snapshot(), gold=gold, go_on=lambda: True)
+            cycle(pipeline, report, until=pipeline.source.snapshot(), gold=gold, go_on=lambda: True, one_pass=OnePass())
             tables.note(entry.table for entry in report.tables if entry.error is None)
             tables.work()
 

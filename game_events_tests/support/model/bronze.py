@@ -22,6 +22,7 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze import load as bronze
 from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fanout.one_pass import OnePass, SecondStage
 from game_events.sources.core.source import MicroBatch, Offsets, Source, SourceSnapshot, Split
 from game_events_tests.support.pipelines import reading, stage_by_hand
 
@@ -100,9 +101,15 @@ def without_services(patch: pytest.MonkeyPatch) -> None:
 
 
 def stage_micro_batch(
-    pipeline: Pipeline, _: Any, columns: ColumnMap, part: MicroBatch, batch: int, decided: Any
+    pipeline: Pipeline,
+    handle: Any,
+    columns: ColumnMap,
+    part: MicroBatch,
+    batch: int,
+    decided: Any,
+    one_pass: OnePass | None = None,
 ) -> StageResult:
-    """For `staging.stage_micro_batch`: files of both tables."""
+    """For `staging.stage_micro_batch`: files of both tables; and those of silver, as the workers write them."""
     reader: Any = pipeline.source
     good, bad = [], []
     for split, end in part.end.items():
@@ -119,7 +126,19 @@ def stage_micro_batch(
     types = {(row["_schema_id"], (0,)) for row in good}
     columns = pipeline.catalog.message_columns(columns, types)
     files = write(pipeline.bronze, bronze.bronze_schema(columns), good), write(pipeline.quarantine, QUARANTINE_COLUMNS, bad)
+    if one_pass is not None:
+        _write_silver(pipeline, handle, columns, good, one_pass)
     return StageResult(*files, types, set(), Counter({UNKNOWN: len(bad)} if bad else {}))
+
+
+def _write_silver(pipeline: Pipeline, handle: Any, columns: ColumnMap, rows: list[dict[str, Any]], one_pass: OnePass) -> None:
+    task = one_pass.plan(pipeline, handle, 1)
+    fan_out = task.fan_out(columns) if task is not None else None
+    if fan_out is not None:
+        silver, table = SecondStage(fan_out), pa.Table.from_pylist(rows, schema=bronze.bronze_schema(columns))
+        for start in range(0, len(rows), 3):
+            silver.add(table.slice(start, 3))
+        one_pass.staged(fan_out, silver.finish())
 
 
 def write(table: Table, schema: pa.Schema, rows: list[dict[str, Any]]) -> list[StagedFile]:

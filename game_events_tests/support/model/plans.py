@@ -160,4 +160,4 @@ def execute(
     old = OldRows(lakehouse, run.aggregate.name, GAME, ("gamer_id",), AGGREGATE, files)
     task = FanOut(lakehouse, Layer.GOLD, GAME, AGGREGATE, aggregate=run.aggregate.name, old=old)
     result = stage(Rows(table.to_batches(max_chunksize=5)), task) if rows else FanOutResult()  # type: ignore[arg-type]
-    return Staged(result, AGGREGATE, RuleColumns.of((), "gold", GAME))
+    return Staged(plans.keys(), result, AGGREGATE, RuleColumns.of((), "gold", GAME))

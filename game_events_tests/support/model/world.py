@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from game_events.lakehouse.tables import TABLES, UNIFIED, Lakehouse, Table, path
 from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.gold import refresh as gold
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
@@ -44,6 +46,7 @@ from game_events_tests.support.model import plans as arrow_plans
 from game_events_tests.support.model.bronze import LANE, Reader, Topic, pipeline_of, without_services
 from game_events_tests.support.model.plans import DROPS, REJECTS, UNLUCKY, is_kept_out
 from game_events_tests.support.model.rewrites import without_spark
+from game_events_tests.support.worker_jobs import Rows
 from game_events_tests.support.worlds.waves import PowerCut
 
 GAMES = ("rummy", "spades", "uno")
@@ -59,10 +62,22 @@ BRONZE, SILVER = "bronze", "silver"
 Event = tuple[str, str, int, int]
 
 
-class World:
-    """A topic, its tables, and the rules that are in force."""
+def numbers(start: int, end: int, step: int, parts: int) -> Any:
+    """For `range` of Spark's session."""
+    assert parts >= 1
+    return Rows([pa.record_batch({"id": range(start, end, step)})])
 
-    def __init__(self, layout: str = TABLES) -> None:
+
+class World:
+    """A topic, its tables, and the rules that are in force.
+
+    `plain`: there are none, and no row is unlucky: bronze's workers write silver's files, too. `taken`, `merged`: of silver's
+    and gold's tables, how often these were used.
+    """
+
+    def __init__(self, layout: str = TABLES, *, plain: bool = False) -> None:
+        self.plain = plain
+        self.taken = self.merged = 0
         self.folder, self.layout = tempfile.mkdtemp(), layout
         self.strictness = 0
         own = {"game_name": pa.string(), "gamer_id": pa.string(), "n": pa.int64(), "event_timestamp": arrow_plans.TIME}
@@ -113,7 +128,7 @@ class World:
 
     def pipeline(self, knows: tuple[int, ...] = SCHEMAS, games: tuple[str, ...] = (), **limits: int) -> Pipeline:
         """As a new process has it, with the rules that are in force now; `limits`: settings."""
-        rules = (DROPS, *(r for r in (REJECTS[self.strictness],) if r is not None))
+        rules = () if self.plain else (DROPS, *(r for r in (REJECTS[self.strictness],) if r is not None))
         more = {
             "lakehouse": self.folder,
             "silver_layout": self.layout,
@@ -123,21 +138,24 @@ class World:
             **limits,
         }
         made = pipeline_of(DEFAULTS().model_copy(update=more), Reader(self.topic, knows))
-        # Asked for by the rules' check alone, which is replaced above.
-        object.__setattr__(made, "get_spark", lambda: None)
+        # Asked for by the rules' check, which is replaced above, and for the numbers of tasks.
+        object.__setattr__(made, "get_spark", lambda: SimpleNamespace(range=numbers))
         return made
 
     def work(
         self, *, full: str = "", knows: tuple[int, ...] = SCHEMAS, games: tuple[str, ...] = (), **limits: int
     ) -> RunReport:
         """A run over all layers; what it cannot do is the next one's."""
-        pipeline, report = self.pipeline(knows, games, **limits), RunReport()
+        pipeline, report, held = self.pipeline(knows, games, **limits), RunReport(), OnePass()
         if full == BRONZE:
             replace_bronze(pipeline, report)
-        load_bronze(pipeline, report)
+        load_bronze(pipeline, report, one_pass=held)
         replay_what_became_known(pipeline, report)
-        refresh_silver(pipeline, report, frozenset(GAMES) if full == SILVER else None, full=full == SILVER)
-        refresh_gold(pipeline, report)
+        some = frozenset(GAMES) if full == SILVER else None
+        refresh_silver(pipeline, report, some, full=full == SILVER, one_pass=held)
+        self.taken += held.taken
+        refresh_gold(pipeline, report, one_pass=held)
+        self.merged += held.merged
         refresh_unified(pipeline, report)
         return report
 
@@ -153,7 +171,8 @@ class World:
         if newer:
             self.topic.columns[f"col_{len(self.topic.columns)}"] = pa.string()
         for game, gamer, n, schema in events:
-            row = {"game_name": game, "gamer_id": gamer, "n": n, "schema": schema}
+            lucky = n + 1 if self.plain and n == UNLUCKY else n
+            row = {"game_name": game, "gamer_id": gamer, "n": lucky, "schema": schema}
             self.topic.records[LANE].append(row | {"event_timestamp": EPOCH + timedelta(seconds=n)})
 
     def files_are_joined(self, uri: str) -> None:

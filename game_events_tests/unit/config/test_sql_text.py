@@ -2,7 +2,14 @@
 
 import pytest
 
-from game_events.config.sql_text import foreign_call, holds_query, reads_clock, without_texts, without_texts_and_comments
+from game_events.config.sql_text import (
+    columns_in,
+    foreign_call,
+    holds_query,
+    reads_clock,
+    without_texts,
+    without_texts_and_comments,
+)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +84,18 @@ def test_columns_and_texts_of_such_names_run_nothing(sql):
 def test_a_quoted_name_that_is_called_is_the_function_of_that_name():
     assert reads_clock("at < `now`()")
     assert without_texts("`rand`() + `rand` + '`rand`('").split() == ["rand()", "+", "x", "+", "x"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "used"),
+    [
+        ("Level > 0 AND nested.part = 'name'", {"level", "nested", "name"}),
+        ("`STRASSE` = 1 -- weiß", {"weiß"}),
+        ("levels > 0", set()),
+        ("a_b = 1", {"a_b"}),
+        ("count(*) > 0", {"level", "nested", "name", "weiß", "a_b", "a-b"}),
+        ("`a-b` = 1", {"a-b"}),
+    ],
+)
+def test_the_columns_that_an_expression_may_use_are_those_whose_names_are_in_it(sql, used):
+    assert columns_in(sql, ["level", "nested", "name", "weiß", "a_b", "a-b"]) == used

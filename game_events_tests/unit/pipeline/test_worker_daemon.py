@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from types import ModuleType
 import pyspark
 import pytest
 
-from game_events.pipeline.worker_daemon import SESSION, ChangingModules, without_archives
+from game_events.pipeline.worker_daemon import SESSION, ChangingModules, PromptInput, promptly, without_archives
 
 HOME = Path(pyspark.__file__).parent
 SITE = str(HOME.parent)
@@ -186,3 +187,70 @@ def test_a_package_with_a_compiled_module_is_loaded_once(folder):
     found.clear()
     for name in (package.name, part):
         del sys.modules[name]
+
+
+@pytest.fixture
+def connected():
+    """The two ends of a connection, as a worker and the JVM have them."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as jvm:
+        worker, _ = server.accept()
+        with worker:
+            yield worker, jvm
+
+
+def test_a_task_gets_all_that_the_jvm_sends_and_its_own_parts_are_not_held_back(connected):
+    worker, jvm = connected
+    jvm.sendall(b"command")
+    jvm.sendall(b"rows")
+    jvm.shutdown(socket.SHUT_WR)
+    found = []
+
+    def task(infile, outfile):
+        found.append((infile.read(7), infile.read()))
+        found.append(worker.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        outfile.write(b"done")
+
+    with os.fdopen(os.dup(worker.fileno()), "rb") as infile, os.fdopen(os.dup(worker.fileno()), "wb") as outfile:
+        promptly(task)(infile, outfile)
+    assert found == [(b"command", b"rows"), 1]
+    assert jvm.recv(10) == b"done"
+
+
+def test_the_connection_is_there_for_the_next_task(connected):
+    worker, jvm = connected
+    for text in (b"first", b"other"):
+        jvm.sendall(text)
+        with os.fdopen(os.dup(worker.fileno()), "rb") as infile, os.fdopen(os.dup(worker.fileno()), "wb") as outfile:
+            promptly(lambda infile, outfile: outfile.write(infile.read(5)))(infile, outfile)
+        assert jvm.recv(10) == text
+
+
+def test_a_connection_without_these_options_is_left_as_it_is():
+    worker, jvm = socket.socketpair()
+    with worker, jvm, os.fdopen(os.dup(worker.fileno()), "rb") as infile, os.fdopen(os.dup(worker.fileno()), "wb") as outfile:
+        jvm.sendall(b"rows")
+        promptly(lambda infile, outfile: outfile.write(infile.read(4)))(infile, outfile)
+        outfile.flush()
+        assert jvm.recv(10) == b"rows"
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="an option of Linux")
+def test_each_part_is_acknowledged_as_soon_as_it_was_read():
+    done = []
+
+    class Connection:
+        def recv_into(self, _buffer):
+            done.append("read")
+            return 0
+
+        def setsockopt(self, *option):
+            done.append(option)
+
+        def close(self):
+            pass
+
+    with PromptInput(Connection()) as prompt:
+        prompt.readinto(bytearray(1))
+        prompt.readinto(bytearray(1))
+    at_once = socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1
+    assert done == ["read", at_once, "read", at_once]

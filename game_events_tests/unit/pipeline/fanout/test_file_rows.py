@@ -13,9 +13,13 @@ from game_events.lakehouse.data.file_parts import FilePart
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.sizes import Sizes
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.fanout import file_rows as module
 from game_events.pipeline.fanout.file_rows import FileRows
 from game_events.pipeline.fanout.job import FanOut
 from game_events.pipeline.fanout.routing import Routing
+from game_events.pipeline.quality.judging import BITS, DISPOSITION, DROP, KEEP, REJECT, RuleColumns, RuleSplit
+from game_events.pipeline.quality.violations import ROW, Violations
+from game_events.rules import Rule
 from game_events.sources.core.reading import dealt
 from game_events_tests.support.worker_jobs import run
 
@@ -128,3 +132,52 @@ def test_a_fan_out_that_meets_too_many_names_reads_no_further_files(lakehouse):
     read = FileRows(lakehouse, SCHEMA, [[FilePart("bronze_events", path), FilePart("bronze_events", "not read")]])
     task = FanOut(lakehouse, "silver", "game_name", SCHEMA, Routing(room=0), source=read)
     assert run(task, numbers(0)).crowded
+
+
+def test_rows_that_violate_rules_get_their_bits_and_rejected_ones_what_only_bronze_has(lakehouse):
+    """Also where a file's row groups are shared by tasks, and only rows of later batches are asked for."""
+    raw = pa.schema([*SCHEMA, ("_raw_value", pa.binary())])
+    writer = StagedWriter(lakehouse.table("bronze_events"), raw, group_rows=2)
+    writer.write(pa.Table.from_pylist([row | {"_raw_value": b"%d" % row["level"]} for row in numbered("uno", range(9))], raw))
+    (file,) = writer.close()
+    rules = tuple(Rule(name=f"r{n}", sql="true", action=("warn", "drop", "quarantine")[n % 3]) for n in range(BITS + 2))
+    split = RuleSplit(RuleColumns(rules, "game_name"), has_disposition=True, quarantine=lakehouse.table("quarantine_events"))
+    # Rows 0 and 5 are rejected, by different columns of bits; 3 is dropped, 4 is kept.
+    found = of(split, file.path, {0: (4, 0), 3: (2, 0), 4: (1, 0), 5: (2, 1), 8: (0, 1)})
+    parts = [[FilePart("bronze_events", file.path, n, 2)] for n in (0, 1)]
+    read = FileRows(lakehouse, SCHEMA, parts, above=0, violations=pickle.loads(pickle.dumps(found)))  # noqa: S301
+    rows = [row for n in (0, 1) for table in read.of_tasks(numbers(n)) for row in table.to_pylist()]
+    said = {row["level"]: (row["_violated_0"], row["_violated_1"], row[DISPOSITION], row["_raw_value"]) for row in rows}
+    passed = (0, 0, KEEP, None)
+    assert said == {
+        **dict.fromkeys((1, 2, 6, 7), passed),
+        3: (2, 0, DROP, None),
+        4: (1, 0, KEEP, None),
+        5: (2, 1, REJECT, b"5"),
+        8: (0, 1, REJECT, b"8"),
+    }
+    assert list(rows[0]) == [*SCHEMA.names, *split.columns]
+
+
+def test_of_a_file_without_rejected_rows_nothing_is_read_that_only_bronze_has(lakehouse, monkeypatch):
+    path, asked, parts = written(lakehouse, "bronze_events", numbered("uno", range(3))), [], module.numbered_parts
+    monkeypatch.setattr(
+        module, "numbered_parts", lambda table, schema, *more: asked.append(schema) or parts(table, schema, *more)
+    )
+    rules = (Rule(name="small", sql="true", action="drop"), Rule(name="sound", sql="true", action="quarantine"))
+    split = RuleSplit(RuleColumns(rules, "game_name"), has_disposition=True, quarantine=lakehouse.table("quarantine_events"))
+    for bits in (1, 2, 3):
+        read = FileRows(lakehouse, SCHEMA, [[FilePart("bronze_events", path)]], violations=of(split, path, {1: (bits,)}))
+        nulls = [table.column("_raw_value").null_count for table in read.of_tasks(numbers(0))]
+        assert nulls == [2, 1], "the file lacks it"
+    assert [schema.names == SCHEMA.names for schema in asked] == [True, False, False]
+
+
+def of(split, path, bits):
+    """Rows of a file that violate rules: place -> bits."""
+    columns = dict(zip(split.rules.names, zip(*bits.values(), strict=True), strict=True))
+    rows = pa.table({ROW: list(bits), **columns}, pa.schema([(name, pa.int64()) for name in (ROW, *columns)]))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return Violations(split, {path: bytes(sink.getvalue())})

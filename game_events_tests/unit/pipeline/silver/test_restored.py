@@ -7,6 +7,7 @@ from game_events.errors import DataError
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.layers import Layer
+from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import TriggeredRun, cycle
 from game_events.pipeline.silver.refresh import refresh_silver
@@ -44,7 +45,9 @@ def test_continuous_mode_refuses_it_too(pipeline):
         return True
 
     with pytest.raises(DataError, match="bronze_events was restored"):
-        cycle(pipeline, RunReport(), until=pipeline.source.snapshot(), gold=False, go_on=restored_once_loaded)
+        cycle(
+            pipeline, RunReport(), until=pipeline.source.snapshot(), gold=False, go_on=restored_once_loaded, one_pass=OnePass()
+        )
     assert floor(pipeline) == 0
 
 

@@ -13,6 +13,7 @@ from game_events.pipeline.fanout.file_rows import FileRows
 from game_events.pipeline.fanout.job import is_shuffled, shares_for, tasks_for
 from game_events.pipeline.fanout.routing import Routing
 from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.quality.violations import Violations
 from game_events.pipeline.silver import stage as module
 from game_events.pipeline.silver.source import SilverInput
 from game_events.pipeline.silver.stage import Staging, Start
@@ -64,7 +65,6 @@ def test_workers_read_the_files_with_later_batches_each_once(pipeline, monkeypat
     [
         {"starts": {"uno": Start(None, None, 0)}},
         {"left_out": frozenset({"uno"})},
-        {"rules": (Rule(name="r", sql="true"),)},
         {"games": 10**9},
     ],
 )
@@ -73,6 +73,19 @@ def test_spark_reads_where_its_plan_chooses_changes_or_shuffles_rows(pipeline, m
         monkeypatch.setattr(part, "TASK_ROWS", 2)
     with pytest.raises(SparkReadsError):
         staging(pipeline, **needs_sql).stage()
+
+
+def test_with_rules_workers_read_the_files_and_get_the_rows_that_violate_rules_unless_these_are_too_many(pipeline, monkeypatch):
+    asked, answers = [], [Violations(None, {}), None]
+    monkeypatch.setattr(
+        module, "find_violations", lambda _spark, split, files, *_: asked.append((split, files)) or answers.pop(0)
+    )
+    work = staging(pipeline, rules=(Rule(name="r", sql="true"),))
+    task = work.stage()
+    assert task.source.violations == Violations(None, {})
+    assert asked == [(task.split, work.files)]
+    with pytest.raises(SparkReadsError):
+        work.stage()
 
 
 def test_after_a_crash_workers_get_rows_of_the_chosen_games_only_so_spark_reads(pipeline):

@@ -75,9 +75,16 @@ class Broker:
             yield Message(topic=topic, partition=partition, offset=begin, error=error)
             # The client goes on behind it with what it takes for batches.
             yield Message(topic=topic, partition=partition, offset=10**15, error=KafkaError(KafkaError._NOT_IMPLEMENTED))
+            yield Message(topic=topic, partition=partition, offset=10**15 + 1, error=KafkaError(KafkaError._AUTO_OFFSET_RESET))
             return
-        code = KafkaError._PARTITION_EOF if self.failure is None else self.failure
-        yield Message(topic=topic, partition=partition, offset=self.ends, error=KafkaError(code))
+        if self.failure is None:
+            yield Message(topic=topic, partition=partition, offset=self.ends, error=KafkaError(KafkaError._PARTITION_EOF))
+        else:
+            yield Message(topic=topic, partition=partition, offset=offset, error=KafkaError(self.failure))
+
+
+def _is_reset(found):
+    return found.error() is not None and found.error().code() == KafkaError._AUTO_OFFSET_RESET
 
 
 class Consumer:
@@ -87,7 +94,10 @@ class Consumer:
         self.broker, self.options, self.closed, self.assigned, self.most = broker, options, False, {}, 0
 
     def assign(self, places):
+        # An error of an offset reset is of no assignment: that of the last one may still come, and ends this one.
+        stale = {(one.topic(), one.partition()): one for log in self.assigned.values() for one in log if _is_reset(one)}
         self.assigned = {(p.topic, p.partition): self.broker.behind((p.topic, p.partition), p.offset) for p in places}
+        self.assigned |= {place: iter([one]) for place, one in stale.items() if place in self.assigned}
         self.most = max(self.most, len(places))
 
     def incremental_unassign(self, places):

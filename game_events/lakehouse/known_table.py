@@ -1,4 +1,4 @@
-"""What this process knows of a table that it has just made: as much as delta-rs would read from its log."""
+"""What is known of a table without opening it: as much as delta-rs would read of its columns and properties from the log."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ _UNQUOTED = "/!$&'()*+,:;=@[]|^"
 
 
 @dataclass(frozen=True)
-class MadeTable:
-    """Version 0 of a table without features, as this process has written it.
+class KnownTable:
+    """A version of a table without features: this process has just made the table, or a run before has noted it.
 
     It has the methods of delta-rs' table that need the columns and properties alone, by the same names: opening a table just to
-    ask these takes 2 ms, and a first load makes thousands of tables.
+    ask these takes 2 ms and more, and runs have thousands of tables.
 
     Attributes:
         uri: the table's folder.
         schema: its columns.
         id, name, description, partition_columns, created_time, configuration: its metadata; time: milliseconds since 1970.
-        transactions: all its transaction ids.
+        transactions: its transaction ids (None: it was never set).
+        at: the version.
+        has_all: no other transaction id was ever set.
     """
 
     uri: str
@@ -37,17 +39,19 @@ class MadeTable:
     partition_columns: list[str]
     created_time: int
     configuration: dict[str, str]
-    transactions: Mapping[str, int]
+    transactions: Mapping[str, int | None]
+    at: int = 0
+    has_all: bool = True
 
     def version(self) -> int:
         """The version."""
-        return 0
+        return self.at
 
     def table_uri(self) -> str:
         """Where the table is, as an address. Source: URL standard, "path percent-encode set"."""
         return f"file://{quote(self.uri, safe=_UNQUOTED)}/"
 
-    def metadata(self) -> MadeTable:
+    def metadata(self) -> KnownTable:
         """The metadata."""
         return self
 

@@ -1,0 +1,272 @@
+"""One pass where it is plain: bronze's workers also write silver's files and gold's partial rows, which this process holds.
+
+What is held is the result of the job that silver would run: of the same files of bronze, routed in the same way, with the same
+columns. Files never change, so it stays that job's result; it is taken only if silver would read exactly these files now, in
+exactly this way. In every other case, after a crash too, it is deleted (or, after a crash, left to maintenance), and silver
+reads bronze. The same holds for partial rows: they are those of a set of silver's files, and taken if gold would read these.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from game_events.config.settings import Settings
+from game_events.decoding.core.column_map import ColumnMap
+from game_events.lakehouse.commits.incarnations import BronzeIdentity
+from game_events.lakehouse.data.snapshot import FileSelection, selection
+from game_events.lakehouse.data.staging import StagedFile
+from game_events.lakehouse.event_columns import BRONZE_ONLY, bronze_schema
+from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.system_tables.progress import Admission
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fanout.job import BUFFER_BYTES, FILE_ROWS, FanOut, FanOutResult, Stage
+from game_events.pipeline.fanout.old_rows import parts_by_game
+from game_events.pipeline.fanout.partial_rows import COUNT, FIRST, GAME, KEY, LAST, PartialAggregate, merged
+from game_events.pipeline.fanout.routing import ColumnChoice, Routing
+from game_events.sources.core.reading import TASK_RECORDS
+
+log = logging.getLogger(__name__)
+#: Where a game may get several files, a task gives up that would write fewer rows to each: a job of silver's own, which knows
+#: the number of games, writes fewer files.
+FEWEST_FILE_ROWS = FILE_ROWS // 2
+#: Files, and partial rows, that are held at most: beyond that silver reads bronze, and gold silver.
+MOST_FILES, MOST_PARTIAL_ROWS = 16_384, 500_000
+
+
+@dataclass(frozen=True)
+class OnePassTask:
+    """What bronze's workers need to write silver's files, too; picklable.
+
+    Attributes:
+        aggregate: whether gold's partial rows are made.
+        most_games: as `FanOut.most_games`.
+    """
+
+    lakehouse: Lakehouse
+    routing: Routing
+    columns: PartialAggregate
+    aggregate: bool
+    most_games: int | None
+
+    def fan_out(self, columns: ColumnMap) -> FanOut | None:
+        """The fan-out of rows decoded to these columns; None: none of them names the game."""
+        schema = pa.schema([f for f in bronze_schema(columns) if f.name not in BRONZE_ONLY])
+        own = self.columns
+        if own.game not in schema.names:
+            return None
+        return FanOut(
+            self.lakehouse,
+            Layer.SILVER,
+            own.game,
+            schema,
+            self.routing,
+            choice=ColumnChoice.of(schema, columns, (own.game, own.key, own.time)),
+            held_bytes=BUFFER_BYTES // 2,  # bronze's rows wait beside them
+            most_games=self.most_games,
+            partial=own if self.aggregate and own.fits(schema) else None,
+        )
+
+
+class SecondStage:
+    """Silver's files in a task of bronze's job. What goes wrong here is no error of that job: silver reads bronze then."""
+
+    def __init__(self, task: FanOut) -> None:
+        self._names, self._stage = task.schema.names, Stage(task)
+
+    def add(self, rows: pa.Table) -> None:
+        """Write rows of bronze."""
+        for batch in rows.select(self._names).to_batches():
+            self._trying(partial(self._stage.add, batch))
+
+    def finish(self) -> FanOutResult:
+        """Write the rest."""
+        self._trying(self._stage.finish)
+        return self._stage.result
+
+    def give_up(self) -> None:
+        """Delete what was written, and take no more rows."""
+        self._stage.give_up()
+
+    def _trying(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except Exception as error:  # noqa: BLE001 - whatever it is, bronze's rows are not affected
+            log.warning("one_pass=given_up error=%r", error)
+            self._stage.give_up()
+
+
+@dataclass(frozen=True)
+class GamePartial:
+    """A game's partial rows (`KEY`, `COUNT`, `FIRST`, `LAST`; a key more than once), and the paths of the files they are of."""
+
+    paths: frozenset[str]
+    rows: pa.Table
+
+
+@dataclass
+class OnePass:
+    """What this process holds for its next steps: silver's files, not committed, and gold's partial rows.
+
+    Attributes:
+        enabled: False, for comparisons: nothing is held, and each layer reads the one before.
+        taken, merged: how often silver took its files, and games' gold their partial rows.
+    """
+
+    enabled: bool = True
+    taken: int = 0
+    merged: int = 0
+    #: Paths of bronze's files that the held result is of.
+    _sources: frozenset[str] = frozenset()
+    _task: FanOut | None = None
+    _result: FanOutResult | None = None
+    #: Of a micro-batch that is not committed yet.
+    _pending: tuple[FanOut, FanOutResult] | None = None
+    _partials: dict[str, GamePartial] | None = None
+
+    def plan(self, pipeline: Pipeline, bronze: DeltaTable, tasks: int) -> OnePassTask | None:
+        """How workers shall write silver's files of the next micro-batch, of so many tasks; None: silver will read bronze."""
+        self._drop_pending()  # of a micro-batch whose commit failed
+        settings = pipeline.settings
+        ruled = {rule.layer for rule in pipeline.rules}
+        if not self.enabled or pipeline.extensions.transformations or "silver" in ruled:
+            return None
+        state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
+        behind = selection(bronze, state.floor(Layer.SILVER))
+        admitted = state.left_out.covers(Admission.of(settings)) and not state.failed_in(Layer.SILVER)
+        if not admitted or not self._is_of(behind) or self._has_small_files:
+            self.drop()
+            return None
+        return OnePassTask(
+            pipeline.lakehouse,
+            Routing.of_all(settings, state.games),
+            _columns(settings),
+            not settings.gold_columns and "gold" not in ruled,
+            None if tasks == 1 and not self._sources else TASK_RECORDS // FEWEST_FILE_ROWS,
+        )
+
+    def staged(self, task: FanOut | None, result: FanOutResult) -> None:
+        """Note what the workers have written of a micro-batch, before its commit."""
+        if task is None:
+            return
+        self._pending = task, result
+        if result.crowded or result.failed:
+            log.info("one_pass=given_up crowded=%s failed=%d", result.crowded, len(result.failed))
+            self._drop_pending()
+
+    def committed(self, files: Iterable[StagedFile]) -> None:
+        """Hold what was staged of a micro-batch whose files bronze has now."""
+        if self._pending is None:
+            return
+        task, result = self._pending
+        if self._task is not None and not _alike(self._task, task):
+            self.drop()
+            return
+        both = result if self._result is None else FanOutResult.sum([self._result, result])
+        self._pending, self._task, self._result = None, task, both
+        self._sources |= {file.path for file in files}
+        if sum(map(len, both.files.values())) > MOST_FILES:
+            self.drop()
+
+    def take(self, files: FileSelection, task: FanOut) -> FanOutResult | None:
+        """The result of a job of silver's over these files of bronze, if it is held; the caller commits its files."""
+        found = self._result
+        if found is None or self._task is None or not (self._is_of(files) and _alike(self._task, task)):
+            self.drop()
+            return None
+        self.taken += 1
+        self._note_partials(found)
+        self._sources, self._task, self._result = frozenset(), None, None
+        return found
+
+    def drop(self) -> None:
+        """Delete silver's files that are held; none of them is in a commit."""
+        self._drop_pending()
+        if self._task is not None and self._result is not None:
+            self._result.discard(self._task.table)
+        self._sources, self._task, self._result = frozenset(), None, None
+
+    @contextmanager
+    def dropped_on_error(self) -> Iterator[None]:
+        """Delete what is held if the steps inside end by an error: perhaps no step of this process takes it then."""
+        try:
+            yield
+        except BaseException:
+            self.drop()
+            raise
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """After silver's step nothing is held but partial rows."""
+        try:
+            yield
+        finally:
+            self.drop()
+
+    def take_partial(self, game: str, files: FileSelection) -> pa.Table | None:
+        """The partial rows of a game's new rows, if they are those of these files of silver; nothing of the game stays."""
+        found = (self._partials or {}).pop(game, None)
+        if found is None or not files.exact or found.paths != set(files.paths):
+            return None
+        # Of a task that had too many of them, partial rows are missing.
+        return found.rows if pc.sum(found.rows.column(COUNT)).as_py() == files.rows else None
+
+    @property
+    def _has_small_files(self) -> bool:
+        """Whether each further micro-batch would add files where silver's own job would write larger ones."""
+        files = [file for of_game in self._result.files.values() for file in of_game] if self._result is not None else []
+        return sum(file.rows for file in files) < len(files) * FEWEST_FILE_ROWS
+
+    def _is_of(self, files: FileSelection) -> bool:
+        return files.exact and set(files.paths) == self._sources
+
+    def _drop_pending(self) -> None:
+        if self._pending is not None:
+            task, result = self._pending
+            self._pending = None
+            result.discard(task.table)
+
+    def _note_partials(self, result: FanOutResult) -> None:
+        """Add the partial rows of files that silver takes to those that gold has not taken yet."""
+        news = _by_game(result)
+        held = self._partials or {}
+        for game, new in news.items():
+            old = held.get(game)
+            if old is not None and old.rows.schema == new.rows.schema:
+                held[game] = GamePartial(old.paths | new.paths, merged([old.rows, new.rows], (KEY,)))
+            else:
+                held[game] = new
+        many = sum(partial.rows.num_rows for partial in held.values()) > MOST_PARTIAL_ROWS
+        self._partials = {} if many else held
+
+
+def _columns(settings: Settings) -> PartialAggregate:
+    return PartialAggregate(settings.entity_column, settings.key_column, settings.time_column)
+
+
+def _by_game(result: FanOutResult) -> Mapping[str, GamePartial]:
+    """Game -> its partial rows in this result."""
+    if not result.partials:
+        return {}
+    rows = merged(result.partials, (GAME, KEY))
+    order, parts = parts_by_game(rows, GAME)
+    rows = rows.select([KEY, COUNT, FIRST, LAST]).take(order)
+    return {
+        game: GamePartial(frozenset(file.path for file in files), rows.slice(*parts[game]))
+        for game, files in result.files.items()
+        if game in parts
+    }
+
+
+def _alike(one: FanOut, other: FanOut) -> bool:
+    """Whether both write the same files of the same rows."""
+    columns = [{field.name: field.type for field in task.schema} for task in (one, other)]
+    return columns[0] == columns[1] and (one.routing, one.choice) == (other.routing, other.choice)

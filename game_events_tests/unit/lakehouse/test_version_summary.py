@@ -1,0 +1,243 @@
+"""A run knows the tables that a run before has left by their summaries, if these are of the newest versions."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, TableFeatures
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import CommitProperties, Transaction
+
+from game_events.errors import ConflictError, DataError
+from game_events.lakehouse.commits.commit import commit
+from game_events.lakehouse.commits.delta_log import TableLog
+from game_events.lakehouse.commits.restores import restored
+from game_events.lakehouse.data.snapshot import BATCH_INFO
+from game_events.lakehouse.handle import MOST_FILES
+from game_events.lakehouse.kept_handles import KeptHandles
+from game_events.lakehouse.log_entries import path_of
+from game_events.lakehouse.retention import KEPT_CHECKPOINT_COMMITS
+from game_events.lakehouse.tables import Lakehouse, files_of
+from game_events.lakehouse.version_summary import NAME
+from game_events_tests.support.tables import numbers, plan, staged_numbers
+
+
+def next_run(table, opens):
+    """What the next run takes, and whether it opened the table for that."""
+    opens.clear()
+    return KeptHandles().take(table), bool(opens)
+
+
+def leave(table, n=1):
+    """A run commits the nth number, and ends."""
+    kept = KeptHandles()
+    planned = plan(table, [n], n, n + 1, info={BATCH_INFO: "1"})
+    landed = commit(replace(planned, follows=kept.take(table)))
+    kept.keep(table, landed.handle)
+    return landed
+
+
+def summary_of(table):
+    return Path(table.uri, "_delta_log", NAME)
+
+
+def test_what_a_run_leaves_is_known_without_opening_it_as_delta_rs_reads_it(table, opens):
+    leave(table)
+    handle, opened = next_run(table, opens)
+    assert not opened
+    read = DeltaTable(table.uri)
+    assert handle.version() == read.version() == 1
+    assert handle.metadata().id == read.metadata().id
+    assert handle.metadata().configuration == read.metadata().configuration
+    assert pa.schema(handle.schema()).equals(pa.schema(read.schema()), check_metadata=True)
+    assert handle.protocol() == read.protocol()
+    assert sorted(files_of(handle), key=str) == sorted(files_of(read), key=str)
+    assert handle.transaction_version("txn") == 2
+    assert not restored(handle)
+    assert handle.transaction_version("never set") is None
+    assert sorted(handle.file_uris()) == sorted(read.file_uris()), "delta-rs reads the log when it is asked for more"
+
+
+def test_a_transaction_id_that_no_run_has_read_is_read_from_the_log(table, opens):
+    properties = CommitProperties(app_transactions=[Transaction("of another writer", 7)])
+    other = DeltaTable(table.uri)
+    other.create_write_transaction([], "append", other.schema(), commit_properties=properties)
+    leave_as_it_is(table)
+    handle, opened = next_run(table, opens)
+    assert not opened
+    assert (handle.transaction_version("txn"), handle.transaction_version("of another writer")) == (1, 7)
+
+
+def leave_as_it_is(table):
+    """A run reads the newest version, and ends."""
+    kept = KeptHandles()
+    handle = kept.take(table)
+    handle.transaction_version("txn")
+    files_of(handle)
+    kept.keep(table, handle)
+    return handle
+
+
+def test_each_run_follows_the_one_before(table, opens):
+    leave(table)
+    for n in range(2, KEPT_CHECKPOINT_COMMITS + 3):
+        kept = KeptHandles()
+        planned = plan(table, [n], n, n + 1)
+        opens.clear()
+        landed = commit(replace(planned, follows=kept.take(table)))
+        kept.keep(table, landed.handle)
+        assert opens == []
+    assert numbers(table) == list(range(KEPT_CHECKPOINT_COMMITS + 3))
+    assert list(Path(table.uri, "_delta_log").glob("*.checkpoint.parquet")), "its log gets checkpoints still"
+
+
+def test_a_commit_of_somebody_else_makes_it_outdated(table, opens):
+    leave(table)
+    commit(plan(table, [2], 2, 3))
+    handle, opened = next_run(table, opens)
+    assert opened
+    assert (handle.version(), handle.transaction_version("txn")) == (2, 3)
+
+
+def test_a_rival_between_taking_and_committing_wins(table):
+    leave(table)
+    stale = KeptHandles().take(table)
+    planned = plan(table, [3], 2, 4, follows=stale)
+    commit(plan(table, [2], 2, 3))
+    with pytest.raises(ConflictError, match="moved txn from 2 to 3"):
+        commit(planned)
+    assert numbers(table) == [0, 1, 2]
+
+
+def test_a_restore_makes_it_outdated(table, opens):
+    leave(table)
+    DeltaTable(table.uri).restore(0)
+    handle, opened = next_run(table, opens)
+    assert opened
+    assert restored(handle)
+
+
+def test_it_goes_with_a_table_that_is_deleted(table, opens):
+    leave(table)
+    shutil.rmtree(table.uri)
+    assert next_run(table, opens)[0] is None
+    commit(plan(table, [5], None, 7))
+    handle, _ = next_run(table, opens)
+    assert handle.transaction_version("txn") == 7
+
+
+def test_it_is_not_believed_beside_another_tables_log(table, opens):
+    leave(table)
+    text = summary_of(table).read_bytes()
+    shutil.rmtree(table.uri)
+    commit(plan(table, [5], None, 7))
+    commit(plan(table, [6], 7, 8))
+    summary_of(table).write_bytes(text)
+    handle, opened = next_run(table, opens)
+    assert opened
+    assert handle.transaction_version("txn") == 8
+
+
+def test_a_version_that_a_power_cut_has_emptied_is_not_known_by_it(table, opens):
+    leave(table)
+    os.truncate(Path(table.uri, path_of(1)), 0)
+    handle, opened = next_run(table, opens)
+    assert opened
+    assert handle.transaction_version("txn") == 1
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda text: text[:0], lambda text: text[:-7], lambda text: bytes(len(text)), lambda text: text * 2]
+)
+def test_a_damaged_one_is_not_believed(table, opens, damage):
+    leave(table)
+    summary_of(table).write_bytes(damage(summary_of(table).read_bytes()))
+    handle, opened = next_run(table, opens)
+    assert opened
+    assert handle.transaction_version("txn") == 2
+
+
+def test_a_log_that_has_lost_an_older_entry_is_said_when_it_is_read(table, opens):
+    leave(table)
+    os.truncate(Path(table.uri, path_of(0)), 0)
+    handle, opened = next_run(table, opens)
+    assert not opened
+    with pytest.raises(DataError, match=r"cannot be opened.*An entry of its log is empty, as a power cut leaves it"):
+        handle.file_uris()
+
+
+def test_another_table_in_its_place_is_never_read_for_it(table):
+    leave(table)
+    handle = KeptHandles().take(table)
+    shutil.rmtree(table.uri)
+    commit(plan(table, [5], None, 7))
+    commit(plan(table, [6], 7, 8))
+    with pytest.raises(DeltaError, match=r"version 1 of .* is gone"):
+        handle.file_uris()
+
+
+def test_tables_of_the_same_columns_that_are_altered_are_told_apart(tmp_path):
+    """What is known of the columns of one game's table is known of those of another with the same columns."""
+    lakehouse = Lakehouse(str(tmp_path))
+    tables = [lakehouse.silver(game) for game in ("a", "b")]
+    for table in tables:
+        commit(plan(table, [0], None, 1))
+        leave(table)
+    DeltaTable(tables[1].uri).alter.set_table_properties({"delta.appendOnly": "true"})
+    kept = KeptHandles()
+    assert kept.take(tables[0]) is not None
+    table = tables[1]
+    table.writable(table.open())
+    with pytest.raises(DataError, match=r"delta\.appendOnly forbids"):
+        table.writable(kept.take(table), replaced=True)
+    wider = pa.schema([("n", pa.int64()), ("s", pa.string()), ("more", pa.int64())])
+    first = kept.take(tables[0])
+    files = staged_numbers(tables[0], [9], wider, more=[1])
+    landed = commit(plan(tables[0], [9], 2, 3, schema=wider, files=files, follows=first))
+    assert "more" in pa.schema(landed.handle.schema()).names
+    assert "more" not in pa.schema(kept.take(tables[1]).schema()).names
+
+
+def test_none_is_written_for_a_table_with_features_or_many_files_or_that_is_read_only(table, lakehouse):
+    leave(table)
+    summary_of(table).unlink()
+    leave_as_it_is(replace(table, read_only=True))
+    assert not summary_of(table).exists()
+    commit(plan(table, [0], 2, 3, files=[f for n in range(MOST_FILES) for f in staged_numbers(table, [n])]))
+    leave_as_it_is(table)
+    assert not summary_of(table).exists()
+    other = lakehouse.table("other")
+    commit(plan(other, [0], None, 1))
+    DeltaTable(other.uri).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
+    with pytest.raises(DataError, match="deletionVectors"):
+        leave_as_it_is(other)
+    assert not summary_of(other).exists()
+
+
+def test_a_loop_writes_none(table):
+    kept = KeptHandles(summaries=False)
+    landed = commit(replace(plan(table, [1], 1, 2), follows=kept.take(table)))
+    kept.keep(table, landed.handle)
+    assert kept.take(table) is landed.handle
+    assert not summary_of(table).exists()
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_summary(table):
+    log = Path(table.uri, "_delta_log")
+    handle = KeptHandles().take(table)
+    files_of(handle)
+    handle.transaction_version("txn")
+    shutil.rmtree(log)
+    KeptHandles().keep(table, handle)
+    assert not log.exists()
+
+
+def test_what_a_crash_leaves_of_one_goes_with_expired_entries(table):
+    left = Path(table.uri, "_delta_log", "_commit_0.json.tmp")
+    left.write_bytes(b"half")
+    os.utime(left, (1, 1))
+    TableLog(table).delete_expired(3600)
+    assert not left.exists()
