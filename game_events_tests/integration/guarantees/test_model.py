@@ -285,8 +285,22 @@ class TestFanOutThroughCrashesRivalsAndLostTablesOfAllGames(PartitionedModel.Tes
     settings = TestFanOutThroughCrashesRivalsAndLostTables.settings
 
 
-def test_a_plain_run_takes_what_bronzes_workers_have_written_for_silver_and_gold() -> None:
-    with closing(World(plain=True)) as world:
+class OnePassPartitionedModel(OnePassModel):
+    """Both."""
+
+    layout = PARTITIONED
+
+
+@pytest.mark.scenario
+class TestOnePassThroughCrashesRivalsAndLostTablesOfAllGames(OnePassPartitionedModel.TestCase):
+    """Many."""
+
+    settings = TestFanOutThroughCrashesRivalsAndLostTables.settings
+
+
+@pytest.mark.parametrize("layout", [TABLES, PARTITIONED])
+def test_a_plain_run_takes_what_bronzes_workers_have_written_for_silver_and_gold(layout: str) -> None:
+    with closing(World(layout, plain=True)) as world:
         for number in range(3):
             world.records_come([("rummy", "a", number, 1), ("rummy", "b", 4, 2), ("uno", "a", 8, 2), (NOBODY, "a", 1, 1)])
             world.work()
