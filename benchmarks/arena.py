@@ -154,9 +154,10 @@ class Arena:
         finally:
             shutil.rmtree(root, ignore_errors=True)
 
-    def pipeline(self, topic: str, lakehouse: Path) -> Pipeline:
+    def pipeline(self, topic: str, lakehouse: Path, **settings: object) -> Pipeline:
         """New parts, as a new run has them; only the session is shared."""
-        return Pipeline(settings_for(self.folder, topic, lakehouse), lambda: self.spark)
+        chosen = settings_for(self.folder, topic, lakehouse).model_copy(update=settings)
+        return Pipeline(chosen, lambda: self.spark)
 
     def timed(self, name: str, games: int, pair: int, work: Callable[[], object], events: int | None = None) -> Step:
         """Measure a step that runs in this process's session."""

@@ -50,7 +50,7 @@ def _all_with_news(arena: Arena) -> list[Figure]:
     with arena.lakehouse() as made:
         kept = arena.pipeline(TOPIC, made / "kept")
         for number in range(FIRST + arena.pairs):
-            _produce(arena, TOPIC, GAMES, RECORDS, seed=number)
+            produce(arena, TOPIC, GAMES, RECORDS, seed=number)
             for how in (KEPT, OPENED):
                 pipeline = kept if how == KEPT else arena.pipeline(TOPIC, made / "opened")
                 found = _refresh(arena, pipeline, steps if how == KEPT and number >= FIRST else defaultdict(Counter))
@@ -112,13 +112,13 @@ def _idle(arena: Arena) -> list[Figure]:
     with arena.lakehouse() as made:
         for others in (0, IDLE_GAMES):
             topic = f"bench_idle_{others}"
-            _produce(arena, topic, 1 + others, IDLE_RECORDS + others, seed=0)
+            produce(arena, topic, 1 + others, IDLE_RECORDS + others, seed=0)
             report = refresh(arena.pipeline(topic, made / str(others)))
             assert report.success, report.errors
         for number in range(3 + 3 * arena.pairs):
             for others, times in ((0, alone), (IDLE_GAMES, beside)):
                 topic = f"bench_idle_{others}"
-                _produce(arena, topic, 1, IDLE_RECORDS, seed=1 + number)
+                produce(arena, topic, 1, IDLE_RECORDS, seed=1 + number)
                 pipeline, report = arena.pipeline(topic, made / str(others)), RunReport()
                 before = sum(tree_parts_cpu_s(os.getpid(), arena.excluded).values())
                 with recorded(pipeline, report, "refresh"):
@@ -135,7 +135,8 @@ def _idle(arena: Arena) -> list[Figure]:
     ]
 
 
-def _produce(arena: Arena, topic: str, games: int, records: int, seed: int) -> None:
+def produce(arena: Arena, topic: str, games: int, records: int, seed: int) -> None:
+    """Records of so many games, as many of each."""
     settings = settings_for(arena.folder, topic, arena.folder / "unused")
     simulation = BulkSimulation(records=records, games=games, seed=seed, gamers_per_game=5, pool_per_version=records)
     produce_bulk(settings, simulation, partitions=PARTITIONS)

@@ -27,6 +27,7 @@ from benchmarks.graph import graph
 from benchmarks.history import history
 from benchmarks.increments import increments
 from benchmarks.layers import bronze, fan_out
+from benchmarks.layouts import layouts
 from benchmarks.model import model
 from benchmarks.object_store import object_store
 from benchmarks.output import Result, machine, table
@@ -58,6 +59,7 @@ SCENARIOS = SHORT | {
     "readers": readers,
     "object_store": object_store,
     "history": history,
+    "layouts": layouts,
     "model": model,
     "memory": memory,
     "workers": workers,
