@@ -1,4 +1,4 @@
-"""1,000 games in a table each and in one table for all: a first load, and increments in which each game has one record.
+"""1,000 games in a table each and in one table for all: a first load, and increments in which each game has two records.
 
 Silver, gold and the unified table, from a bronze that is there; both layouts in turns. Increments once by a pipeline that keeps
 tables open, as continuous mode does, and once by a new one, as runs do.
@@ -23,7 +23,8 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh_downstream
 
 GAMES = 1_000
-FIRST_RECORDS, RECORDS = 20_000, 1_000
+#: Of an increment: two of each game, one of each schema version.
+FIRST_RECORDS, RECORDS = 20_000, 2_000
 #: Increments before the clock runs.
 WARM = 3
 LAYOUTS = (TABLES, PARTITIONED)
