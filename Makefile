@@ -55,11 +55,11 @@ lint: setup  ## ruff (style, format), mypy (types), import-linter (which package
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/docs_pages.py --check && \
 	  $(BIN)/python -m benchmarks.page --check
 
-bench: setup  ## Benchmarks without the long scenarios: ratios measured in one run; table and JSON in benchmarks/results
+bench: setup  ## Benchmarks beside peers, in turns, without the long scenarios; table and JSON in benchmarks/results
 	@$(BIN)/python -m benchmarks.run
 
-bench-all: setup  ## All benchmarks: history, the model of scale, memory, rates, workers, too
-	@$(BIN)/python -m benchmarks.run --all
+bench-all: setup  ## All benchmarks; goes on where a run at this commit stopped
+	@$(BIN)/python -m benchmarks.run --all --resume
 
 chaos: setup  ## Kill every process at random, 50 times, then count every row: 20 to 30 minutes; KILLS, SEED
 	@$(BIN)/python -m game_events_tests.scenarios.chaos --kills $(or $(KILLS),50) --seed $(or $(SEED),1)

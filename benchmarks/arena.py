@@ -7,10 +7,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from py4j.protocol import Py4JError
@@ -29,6 +33,8 @@ from game_events.stack import local_stack
 
 PARTITIONS = 8
 WARM_EVENTS = 200_000
+#: Of topics with distinct events: gamers of each game, and events that are made at a time.
+DISTINCT_GAMERS, DISTINCT_PART = 100_000, 125_000
 #: A user's settings must not reach a benchmark; these two say where things are, not what runs.
 _KEPT = (f"{ENV_PREFIX}CACHE",)
 
@@ -75,20 +81,53 @@ class Arena:
     #: Name -> bad records.
     _topics: dict[str, int] = field(default_factory=dict)
 
-    def topic(self, games: int, events: int | None = None, hot_share: float | None = None, bad_share: float = 0.0) -> str:
-        """A topic with that many events of two schema versions; made at the first call."""
+    def topic(
+        self,
+        games: int,
+        events: int | None = None,
+        hot_share: float | None = None,
+        bad_share: float = 0.0,
+        *,
+        distinct: bool = False,
+        more_bytes: int = 0,
+    ) -> str:
+        """A topic with that many events of two schema versions; made at the first call.
+
+        Args:
+            games, events: how many; events: as many as the scenarios' by default.
+            hot_share, bad_share, more_bytes: as `BulkSimulation` has them.
+            distinct: each event is another one, of 100,000 gamers a game; otherwise 100,000 events of 100 gamers are repeated.
+        """
         count = events or self.events
-        name = f"bench_{games}_games_{count}"
+        name = f"bench_{games}_games_{count}" + ("_distinct" if distinct else "") + (f"_{more_bytes}" if more_bytes else "")
         for what, share in (("hot", hot_share), ("bad", bad_share)):
             name += f"_{what}_{share:g}".replace(".", "_") if share else ""
         if name not in self._topics:
-            self.say(f"producing {count:,} events of {games:,} games")
-            settings = settings_for(self.folder, name, self.folder / "unused")
-            simulation = BulkSimulation(records=count, games=games, versions=2, hot_share=hot_share, bad_share=bad_share)
-            manifest = produce_bulk(settings, simulation, partitions=PARTITIONS)
-            assert manifest.records_total == count, f"{manifest.records_total} of {count} records were produced"
-            self._topics[name] = sum(manifest.poison.values())
+            shares: dict[str, Any] = {"hot_share": hot_share, "bad_share": bad_share}
+            self._topics[name] = self.produce(name, count, games, distinct=distinct, **shares, more_bytes=more_bytes)
         return name
+
+    def produce(self, topic: str, count: int, games: int, seed: int = 0, *, distinct: bool = False, **more: Any) -> int:  # noqa: ANN401 - fields of the simulation
+        """Send so many events, `more` as `BulkSimulation` has it; returns how many of them nobody can decode.
+
+        The same seed sends the same events. Distinct ones are made part by part, as a part is in memory, by several processes.
+        """
+        self.say(f"producing {count:,} events of {games:,} games" + (", each another one" if distinct else ""))
+        settings = settings_for(self.folder, topic, self.folder / "unused")
+        part = min(count, DISTINCT_PART) if distinct else count
+        if distinct:
+            more |= {"gamers_per_game": DISTINCT_GAMERS, "pool_per_version": part}
+        parts = [
+            BulkSimulation(records=min(part, count - start), games=games, versions=2, seed=seed + start, **more)
+            for start in range(0, count, part)
+        ]
+        # The first part makes the topic.
+        bad = _send(settings, parts[0])
+        if len(parts) > 1:
+            processes = ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("forkserver"))
+            with processes:
+                bad += sum(processes.map(_send, repeat(settings), parts[1:]))
+        return bad
 
     def bad_records(self, topic: str) -> int:
         """How many records of a topic nobody can decode."""
@@ -115,9 +154,10 @@ class Arena:
         finally:
             shutil.rmtree(root, ignore_errors=True)
 
-    def pipeline(self, topic: str, lakehouse: Path) -> Pipeline:
+    def pipeline(self, topic: str, lakehouse: Path, **settings: object) -> Pipeline:
         """New parts, as a new run has them; only the session is shared."""
-        return Pipeline(settings_for(self.folder, topic, lakehouse), lambda: self.spark)
+        chosen = settings_for(self.folder, topic, lakehouse).model_copy(update=settings)
+        return Pipeline(chosen, lambda: self.spark)
 
     def timed(self, name: str, games: int, pair: int, work: Callable[[], object], events: int | None = None) -> Step:
         """Measure a step that runs in this process's session."""
@@ -143,7 +183,7 @@ class Arena:
 
     @cached_property
     def foreign(self) -> set[int]:
-        """Further processes to leave out (the baseline's)."""
+        """Further processes to leave out (the peers')."""
         return set()
 
 
@@ -157,6 +197,13 @@ def arena(events: int, pairs: int, say: Callable[[str], None], seconds: float = 
         state = local_stack.up(folder / "state", on_progress=say)
         servers = tuple(server.pid for server in (state.kafka, state.registry) if server is not None)
         yield Arena(folder, events, pairs, say, servers, closing, seconds)
+
+
+def _send(settings: Settings, simulation: BulkSimulation) -> int:
+    """Send a simulation's events; returns how many nobody can decode."""
+    manifest = produce_bulk(settings, simulation, partitions=PARTITIONS)
+    assert manifest.records_total == simulation.records, f"{manifest.records_total} of {simulation.records} were produced"
+    return sum(manifest.poison.values())
 
 
 def _down(folder: Path) -> None:

@@ -17,7 +17,7 @@ GAMES = 10
 HOT_SHARE = 0.9
 #: Times the size of the other scenarios: 5 million events beside 2 million.
 BACKLOG = 2.5
-LIMIT_GIB = 6
+LIMIT_GIB = 2
 TIMEOUT_S = 3600
 
 

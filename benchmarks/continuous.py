@@ -60,45 +60,101 @@ class Samples:
         return [sum(parts) for parts in zip(*self.mib.values(), strict=True)]
 
 
+@dataclass(frozen=True)
+class Stream:
+    """What arrives: events of so many games, each of so many gamers."""
+
+    games: int
+    gamers: int = 100
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.games:,} games, {self.games * self.gamers:,} gamers"
+
+
+FEW, MANY = Stream(GAMES), Stream(200, 1_000)
+#: Goals of the few.
+CORES, P50, P95 = Target("<=", 0.4), Target("<=", 0.8), Target("<=", 1.3)
+
+
 def continuous(arena: Arena) -> list[Figure]:
-    """Latency, lag, memory and the time of a cycle while 5,000 events arrive each second."""
-    topic = f"steady_{GAMES}_games"
+    """Latency, cores, lag, memory and the time of a cycle while 5,000 events arrive each second."""
+    found = _followed(arena, FEW)
+    return [*_speed(found, (CORES, P50, P95)), *_behaviour(found)]
+
+
+def continuous_many(arena: Arena) -> list[Figure]:
+    """Latency, cores and memory with many games and gamers."""
+    found = _followed(arena, MANY)
+    memory = Figure(
+        "memory", "GiB", [mib / 1024 for mib in found.samples.total_mib], note=f"{MEASURE} of driver, JVM and workers"
+    )
+    return [*_speed(found, (None, None, None)), memory]
+
+
+@dataclass
+class Followed:
+    """What a loop did while events arrived: latencies (s), times between bronze's commits (s), cores, samples, its report."""
+
+    stream: Stream
+    silver: np.ndarray
+    gold: np.ndarray
+    cycles: np.ndarray
+    cores: float
+    samples: Samples
+    report: dict[str, Any]
+
+
+def _followed(arena: Arena, stream: Stream) -> Followed:
+    topic = f"steady_{stream.games}_games"
     with arena.lakehouse() as root:
         settings = settings_for(arena.folder, topic, root)
-        warm = produce_bulk(settings, BulkSimulation(records=WARM_EVENTS, games=GAMES, versions=2), partitions=8)
-        arena.say(f"continuous mode: {RATE:,} events/s of {GAMES} games for {arena.seconds:.0f} s")
+        simulation = BulkSimulation(records=WARM_EVENTS, games=stream.games, versions=2, gamers_per_game=stream.gamers)
+        warm = produce_bulk(settings, simulation, partitions=8)
+        arena.say(f"continuous mode: {RATE:,} events/s of {stream.label} for {arena.seconds:.0f} s")
         with loop_process(arena, settings) as loop:
             until(lambda: rows_of(root, "silver") == WARM_EVENTS and rows_of(root, "gold"), "the warm-up", loop)
             time.sleep(min(WARM_S, arena.seconds / 4))
-            spent, began = tree_cpu_s(loop.pid), time.time()
-            watch = CommitWatch(root, began)
-            sent, samples = _produce(arena, settings, loop, watch)
+            with steady_producer(arena, settings, RATE, arena.seconds, stream) as producer:
+                spent, began = tree_cpu_s(loop.pid), time.time()
+                watch = CommitWatch(root, began)
+                sent, samples = _produced(arena, settings, loop, watch, producer)
             ended, processor = time.time(), tree_cpu_s(loop.pid) - spent
             until(lambda: rows_of(root, "silver") == sent + warm.records_total, "the last rows in silver", loop)
             time.sleep(3 * GOLD_INTERVAL_S)
             loop.send_signal(signal.SIGINT)
-            out, err = loop.communicate(timeout=STOP_S)
-        assert loop.returncode == 0, err[-2000:]
+            out, _ = loop.communicate(timeout=STOP_S)
+        assert loop.returncode == 0, (arena.folder / "loop.err").read_text()[-2000:]
         report = json.loads(out.splitlines()[-1])
         assert report["rows"]["silver"] == sent + warm.records_total
         watch.look()
         silver, gold = watch.latencies()
         assert len(silver) == len(gold) == sent, f"{len(silver)} and {len(gold)} of {sent} rows were found"
         cycles = np.diff(np.array(sorted(at for at in watch.bronze if began <= at <= ended)))
-    arena.add(Step("continuous", GAMES, 0, sent, ended - began, max(samples.total_mib), processor, f"{len(cycles)} cycles"))
-    return _figures(silver, gold, cycles, samples, report)
+    peak = max(samples.total_mib)
+    arena.add(Step("continuous", stream.games, 0, sent, ended - began, peak, processor, f"{len(cycles)} cycles"))
+    return Followed(stream, silver, gold, cycles, processor / (ended - began), samples, report)
 
 
-def _figures(
-    silver: np.ndarray, gold: np.ndarray, cycles: np.ndarray, samples: Samples, report: dict[str, Any]
-) -> list[Figure]:
-    inside = report["latency"]
-    figures = []
-    for layer, seconds, p50, p95 in (("silver", silver, 1.5, 2.5), ("gold", gold, 1.5, 2.5)):
+def _speed(found: Followed, goals: tuple[Target | None, Target | None, Target | None]) -> list[Figure]:
+    """Latency and cores."""
+    inside, (cores, p50, p95), figures = found.report["latency"], goals, list[Figure]()
+    note = f"{found.stream.label}; {found.cores / RATE * 1e6:.0f} us an event"
+    figures.append(Figure(f"cores used at {RATE:,} events/s", "cores", [found.cores], cores, note))
+    for layer, seconds in (("silver", found.silver), ("gold", found.gold)):
         spread = np.percentile(seconds, range(1, 100)).tolist()
         own = f"the loop's own figures: p50 {inside[layer]['p50_s']}, p95 {inside[layer]['p95_s']}"
-        figures.append(Figure(f"produce to {layer}, p50 (samples: percentiles 1 to 99)", "s", spread, Target("<=", p50), own))
-        figures.append(Figure(f"produce to {layer}, p95", "s", [float(np.percentile(seconds, 95))], Target("<=", p95)))
+        middle = f"produce to {layer}, p50 (samples: percentiles 1 to 99)"
+        figures.append(Figure(middle, "s", spread, p50 if layer == "gold" else None, own))
+        late = [float(np.percentile(seconds, 95))]
+        figures.append(Figure(f"produce to {layer}, p95", "s", late, p95 if layer == "gold" else None))
+    return figures
+
+
+def _behaviour(found: Followed) -> list[Figure]:
+    """What may grow while a loop runs for long."""
+    figures, cycles, samples = list[Figure](), found.cycles, found.samples
     thirds = np.array_split(cycles, 3)
     for name, part in zip(("first", "middle", "last"), thirds, strict=True):
         figures.append(Figure(f"time between bronze's commits, {name} third", "s", part.tolist()))
@@ -154,31 +210,52 @@ def loop_process(arena: Arena, settings: Settings) -> Iterator[subprocess.Popen[
             child.wait()
 
 
-def steady_producer(arena: Arena, settings: Settings, rate: int, seconds: float) -> subprocess.Popen[str]:
-    """A process that sends so many events a second; the last line that it prints is how many."""
-    arguments = [str(arena.folder), settings.kafka_topic, str(GAMES), str(rate), str(seconds)]
-    return subprocess.Popen([sys.executable, "-m", "benchmarks.steady", *arguments], stdout=subprocess.PIPE, text=True)
-
-
-def _produce(arena: Arena, settings: Settings, loop: subprocess.Popen[str], watch: CommitWatch) -> tuple[int, Samples]:
-    """Let the producer work; look at the loop meanwhile. Returns the records it sent."""
-    samples, topic = Samples(), KafkaSource(settings)
-    producer = steady_producer(arena, settings, RATE, arena.seconds)
+@contextmanager
+def steady_producer(
+    arena: Arena, settings: Settings, rate: int, seconds: float, stream: Stream = FEW
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that sends so many events a second from now on; the last line that it prints is how many."""
+    shape = [str(stream.games), str(stream.gamers)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.steady",
+        str(arena.folder),
+        settings.kafka_topic,
+        *shape,
+        str(rate),
+        str(seconds),
+    ]
+    producer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert producer.stdin is not None
+    assert producer.stdout is not None
     try:
-        while producer.poll() is None:
-            time.sleep(SAMPLE_S)
-            assert loop.poll() is None, "the loop has ended"
-            for part, mib in tree_parts_mib(loop.pid).items():
-                samples.mib.setdefault(part, []).append(mib)
-            samples.handles.append(tree_handles(loop.pid))
-            watch.look()
-            samples.lag.append(lag_of(topic, settings))
-            samples.files.append(sum(len(files) for _, _, files in os.walk(settings.lakehouse)))
-            samples.log_mib.append(_mib([arena.folder / "loop.err", *(arena.folder / "dagster").rglob("*")]))
+        assert producer.stdout.readline() == "ready\n", "the producer did not start"
+        producer.stdin.write("go\n")
+        producer.stdin.flush()
+        yield producer
     finally:
         if producer.poll() is None:
             producer.terminate()
-        out, _ = producer.communicate()
+            producer.wait()
+
+
+def _produced(
+    arena: Arena, settings: Settings, loop: subprocess.Popen[str], watch: CommitWatch, producer: subprocess.Popen[str]
+) -> tuple[int, Samples]:
+    """Look at the loop while the producer works. Returns the records it sent."""
+    samples, topic = Samples(), KafkaSource(settings)
+    while producer.poll() is None:
+        time.sleep(SAMPLE_S)
+        assert loop.poll() is None, "the loop has ended"
+        for part, mib in tree_parts_mib(loop.pid).items():
+            samples.mib.setdefault(part, []).append(mib)
+        samples.handles.append(tree_handles(loop.pid))
+        watch.look()
+        samples.lag.append(lag_of(topic, settings))
+        samples.files.append(sum(len(files) for _, _, files in os.walk(settings.lakehouse)))
+        samples.log_mib.append(_mib([arena.folder / "loop.err", *(arena.folder / "dagster").rglob("*")]))
+    out, _ = producer.communicate()
     return int(out.splitlines()[-1]), samples
 
 

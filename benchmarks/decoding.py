@@ -12,15 +12,15 @@ from benchmarks.messages import arrow, compiled, decoder_for, event, values, ver
 from benchmarks.mutations import mutations
 from benchmarks.nested import nested
 from benchmarks.turns import in_turns
-from game_events.spark.config import KAFKA_ARROW_RECORDS
+from game_events.sources.core.reading import BATCH_RECORDS
 
-#: Messages of one batch, as Spark delivers them, and batches of distinct ones.
-BATCH, BATCHES = KAFKA_ARROW_RECORDS, 2
+#: Messages of one batch, as readers give them, and batches of distinct ones.
+BATCH, BATCHES = BATCH_RECORDS, 2
 #: Batches of each mix at least: fewer are a fraction of a second.
 LEAST = 30
 #: How many custom columns the versions of a mix have: always 10 on average, so that only the number of versions counts.
 MIXES = {1: (10,), 3: (9, 10, 11), 20: (*range(10), *range(11, 21))}
-SHARE = Target(">=", 0.7)
+SHARE = Target(">=", 0.8)
 
 
 def decoding(arena: Arena) -> list[Figure]:

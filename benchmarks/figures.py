@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 _COMPARE = {">=": operator.ge, "<=": operator.le}
 
@@ -107,6 +108,14 @@ class Figure:
             "note": self.note,
             "error": self.error,
         }
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Figure:
+        """The inverse of `to_dict`."""
+        compare, value = (saved["target"] or " ").split(" ")
+        target = Target(compare, float(value)) if saved["target"] else None
+        parts = {name: saved[name] for name in ("name", "unit", "samples", "note", "error", "scenario")}
+        return cls(**parts, target=target)
 
 
 @dataclass

@@ -1,106 +1,129 @@
-"""The whole graph against what a user would write with plain Spark, and in Python without Spark, in turns."""
+"""First loads of the whole graph, Kafka to the unified table, of this project and its peers in turns."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from benchmarks.arena import Arena
-from benchmarks.baseline.client import Baseline, baseline
 from benchmarks.figures import Figure, Step, Target, ratio
-from benchmarks.layers import reference_to_nothing, whole_topic
-from benchmarks.memory import peak_of
-from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.message_type import BUILT_IN
+from benchmarks.lakes import bytes_below, require
+from benchmarks.peers.running import (
+    NATIVE,
+    OURS,
+    PEERS,
+    PY_GAMES,
+    PY_ONE,
+    SPARK_GAMES,
+    SPARK_ONE,
+    TABLES,
+    Peer,
+    Work,
+    measured,
+    running,
+)
 
-OURS, SOURCE, BASELINE, PYTHON = "whole graph", "Kafka source alone", "baseline", "Python consumer"
-#: Games -> the baseline's time, and the source's rate, by the whole graph's.
-AGAINST_BASELINE = {10: Target(">=", 8), 100: Target(">=", 50)}
-AGAINST_SOURCE = {10: Target(">=", 0.33), 100: Target(">=", 0.3), 1_000: Target(">=", 0.2)}
-PEER = Path(__file__).with_name("python_peer.py")
-#: Games that the baseline really does; the time of the others is extrapolated, and said to be.
-SAMPLE = 10
+#: Spark with a table for each game takes minutes for 100 games.
+FAST = (OURS, NATIVE, PY_GAMES, PY_ONE, SPARK_ONE)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is loaded: games, whether every event is another one, who loads it, and goals: peer -> its time by ours."""
+
+    games: int
+    peers: tuple[str, ...]
+    goals: Mapping[str, float]
+    distinct: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.games:,} games" + (", every event distinct" if self.distinct else "")
+
+    def events(self, arena: Arena) -> int:
+        """Half as many distinct ones: making them takes longer than loading them."""
+        return arena.events // 2 if self.distinct else arena.events
+
+
+#: Peer -> this project's time by the peer's, at most.
+REPEATING_GOALS = {SPARK_ONE: 1 / 4, PY_GAMES: 1.1, NATIVE: 1.7}
+LOADS = (
+    Load(10, (*FAST, SPARK_GAMES), REPEATING_GOALS),
+    Load(100, FAST, REPEATING_GOALS),
+    Load(1_000, FAST, REPEATING_GOALS),
+    Load(10, FAST, {SPARK_ONE: 1 / 4, PY_GAMES: 0.5, NATIVE: 1.7}, distinct=True),
+)
+CPU_GOAL = Target("<=", 3.5)
+
+#: Label of a load, peer -> bytes written for each event, pair by pair.
+Sizes = dict[tuple[str, str], list[float]]
 
 
 def graph(arena: Arena) -> list[Figure]:
-    """Kafka to bronze, silver, gold and the unified table, on a new lakehouse each time.
-
-    One round of each is left out: the virtual machines compile what they run often.
-    """
-    with baseline(arena) as plain:
-        for pair in range(-1, arena.pairs):
-            for games in AGAINST_SOURCE:
-                _source(arena, pair, games)
-                _ours(arena, pair, games)
-                if games in AGAINST_BASELINE:
-                    _plain(arena, plain, pair, games)
-                    _python(arena, plain, pair, games)
-    measured, figures = arena.measured, list[Figure]()
-    for games, target in AGAINST_SOURCE.items():
-        figures += [measured.rate(OURS, games), measured.rate(SOURCE, games)]
-        ours, source = measured.seconds([OURS], games), measured.seconds([SOURCE], games)
-        figures.append(ratio(f"whole graph's rate / the Kafka source's, {games:,} games", source, ours, target))
-    for games, target in AGAINST_BASELINE.items():
-        figures += [measured.rate(name, games) for name in (BASELINE, PYTHON)]
-        ours, plain_s, python = (measured.seconds([name], games) for name in (OURS, BASELINE, PYTHON))
-        note = measured.of(BASELINE, games)[0].note
-        figures.append(ratio(f"baseline's time / the whole graph's, {games:,} games", plain_s, ours, target, note))
-        figures.append(ratio(f"Python consumer's time / the whole graph's, {games:,} games", python, ours))
+    """Each load on a new lakehouse; whose turn is first changes from pair to pair."""
+    sizes: Sizes = defaultdict(list)
+    with running(arena, list(PEERS)) as peers:
+        for load in LOADS:
+            present = [peers[name] for name in load.peers if name in peers]
+            for pair in range(arena.pairs):
+                for peer in present if pair % 2 == 0 else reversed(present):
+                    sizes[load.label, peer.name].append(_load(arena, load, peer, pair))
+    figures = list[Figure]()
+    for load in LOADS:
+        for name in load.peers:
+            if (load.label, name) in sizes:
+                figures += _figures(arena, load, name, sizes[load.label, name])
+        figures += _ratios(arena, load)
     return figures
 
 
-def _source(arena: Arena, pair: int, games: int) -> None:
+def _load(arena: Arena, load: Load, peer: Peer, pair: int) -> float:
+    """One first load; returns the bytes written for each event."""
+    events = load.events(arena)
+    topic = arena.topic(load.games, events, distinct=load.distinct)
     with arena.lakehouse() as root:
-        pipeline = arena.pipeline(arena.topic(games), root)
-        arena.timed(SOURCE, games, pair, lambda: reference_to_nothing(pipeline))
+        measured(arena, peer, _step(load, peer.name), Work(topic, root, events, load.games, pair))
+        found = require(root, events, peer.name, unified=peer.kind.layout == TABLES)
+        expected = load.games if peer.kind.layout == TABLES else 1
+        assert found.gold_tables == expected, f"{peer.name} has {found.gold_tables} gold tables, not {expected}"
+        return bytes_below(root) / events
 
 
-def _ours(arena: Arena, pair: int, games: int) -> None:
-    topic = arena.topic(games)
-    reports: list[RunReport] = []
-    with arena.lakehouse() as root:
-        pipeline = arena.pipeline(topic, root)
-        arena.timed(OURS, games, pair, lambda: reports.append(refresh(pipeline)))
-    assert reports[0].success, reports[0].errors
-    assert reports[0].rows("silver") == arena.events, f"silver has {reports[0].rows('silver')} of {arena.events} rows"
+def _step(load: Load, name: str) -> str:
+    return f"first load, {name}" + (", distinct" if load.distinct else "")
 
 
-def _plain(arena: Arena, plain: Baseline, pair: int, games: int) -> None:
-    with arena.lakehouse() as root:
-        part = whole_topic(arena.pipeline(arena.topic(games), root))
-        names = [f"game_{number:04d}" for number in range(1, games + 1)]
-        sample = names[:: max(1, games // SAMPLE)]
-        with peak_of(plain.pid) as peak:
-            result = plain.run(part, sample, root)
-    assert result.bronze_rows == arena.events, f"the baseline's bronze has {result.bronze_rows} of {arena.events} rows"
-    seconds = result.bronze_s + result.games_s * games / len(sample)
-    whole = len(sample) == games
-    note = "" if whole else f"{len(sample)} of {games} games done, time (not memory, processor) of the rest extrapolated"
-    arena.add(Step(BASELINE, games, pair, arena.events, seconds, peak.mib, peak.cpu_s, note))
+def _figures(arena: Arena, load: Load, name: str, sizes: list[float]) -> list[Figure]:
+    """A line of the load's table."""
+    steps = arena.measured.of(_step(load, name), load.games)
+    goal = CPU_GOAL if name == OURS and load.games == 10 and not load.distinct else None
+    columns = {
+        "s": [step.seconds for step in steps],
+        "k events/s": [step.rate / 1_000 for step in steps],
+        "processor time an event (us)": [step.cpu_s / step.events * 1e6 for step in steps],
+        "peak memory (MiB)": [step.peak_mib for step in steps],
+        "bytes an event": sizes,
+    }
+    goals = {"processor time an event (us)": goal}
+    return [Figure(f"{load.label} | {name} | {what}", what, samples, goals.get(what)) for what, samples in columns.items()]
 
 
-def _python(arena: Arena, plain: Baseline, pair: int, games: int) -> None:
-    with arena.lakehouse() as root:
-        part = whole_topic(arena.pipeline(arena.topic(games), root))
-        edges = {"start": part.start, "end": part.end}
-        request = {name: {p.partition: offset for p, offset in offsets.items()} for name, offsets in edges.items()} | {
-            "servers": plain.servers,
-            "topic": arena.topic(games),
-            "descriptor": str(plain.descriptor),
-            "message": BUILT_IN.message_name,
-            "root": str(root),
-        }
-        command = [sys.executable, str(PEER), json.dumps(request)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            arena.foreign.add(process.pid)
-            with peak_of(process.pid) as peak:
-                answer, _ = process.communicate()
-        assert process.returncode == 0, f"the Python consumer ended with {process.returncode}"
-    result = json.loads(answer)
-    assert result["rows"] == arena.events, f"the Python consumer has {result['rows']} of {arena.events} rows"
-    # Without the start of its process, as the others are warm.
-    seconds = result["bronze_s"] + result["games_s"]
-    arena.add(Step(PYTHON, games, pair, arena.events, seconds, peak.mib, peak.cpu_s))
+def _ratios(arena: Arena, load: Load) -> list[Figure]:
+    """This project's time by each peer's, pair by pair."""
+    figures, ours = [], _seconds(arena.measured.of(_step(load, OURS), load.games))
+    for name in load.peers:
+        theirs = _seconds(arena.measured.of(_step(load, name), load.games))
+        if name == OURS or not theirs:
+            continue
+        goal = Target("<=", load.goals[name]) if name in load.goals else None
+        figures.append(ratio(f"{_named(load)}: this project's time / {name}, {load.games:,} games", ours, theirs, goal))
+    return figures
+
+
+def _named(load: Load) -> str:
+    return "every event distinct" if load.distinct else "first load"
+
+
+def _seconds(steps: list[Step]) -> list[float]:
+    return [step.seconds for step in steps]

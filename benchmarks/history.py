@@ -66,7 +66,7 @@ def _commits(arena: Arena) -> list[Figure]:
             figures += [
                 Figure(f"{what}, at first", "ms", [1_000 * seconds for seconds in first]),
                 Figure(f"{what}, after {MANY:,} commits", "ms", [1_000 * seconds for seconds in last], note=left),
-                Figure(f"{what}: after {MANY:,} / at first", "x", [median(last) / median(first)], Target("<=", 2)),
+                Figure(f"{what}: after {MANY:,} / at first", "x", [median(last) / median(first)], Target("<=", 1.2)),
             ]
     return figures
 

@@ -1,119 +1,112 @@
-"""Increments: the same 1,000 new records in lakehouses with few and with many gamers, warm, in turns."""
+"""Increments: 1,000 new records, from Kafka to the unified table, of this project and its peers in turns, warm."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from pyspark.sql import functions as F
-
-from benchmarks.arena import PARTITIONS, Arena, settings_for
+from benchmarks.arena import WARM_EVENTS, Arena
 from benchmarks.figures import Figure, Target, ratio
-from game_events.extending import GoldAggregate
-from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.context import Pipeline
-from game_events.pipeline.gold.refresh import refresh_gold
-from game_events.pipeline.gold.unified import refresh_unified
-from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.producer.produce import produce_bulk
-from game_events.producer.simulator import BulkSimulation
+from benchmarks.lakes import require
+from benchmarks.peers.running import OURS, PY_GAMES, PY_ONE, SPARK_GAMES, SPARK_ONE, TABLES, Peer, Work, measured, running
 
 RECORDS = 1_000
-#: First records that are made at a time: they are in memory.
-PART, FIRST_SEED = 500_000, 1_000
-#: Events up to which the goals for 1.8 million gamers hold; with more that for 10 million.
-MANY = 3_000_000
-GOLD = "gold and unified"
-#: Cannot be merged: of keys with new rows all rows are read.
-DEVICES = GoldAggregate(
-    "devices",
-    "by_key",
-    keys=("gamer_id",),
-    function=lambda silver: silver.groupBy("_game", "gamer_id").agg(F.countDistinct("device_id").alias("devices")),
-    definition="d" * 16,
-)
-CHANGED, ALL = "a distinct count, keys with new rows", "a distinct count, all keys"
+FAST = (OURS, PY_GAMES, PY_ONE, SPARK_ONE)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A lakehouse: its games, and about how many gamers they have together (as many as there were first records)."""
+    """The lakehouse before: its games, whether each event has a gamer of its own, who has one, and this project's goal."""
 
     games: int
-    gamers: int
+    peers: tuple[str, ...]
+    goal_s: float | None
+    distinct: bool = False
 
     @property
-    def topic(self) -> str:
-        """A topic of its own."""
-        return f"bench_increments_{self.games}_{self.gamers}"
+    def label(self) -> str:
+        return f"{self.games:,} games"
+
+    def events(self, arena: Arena) -> int:
+        """Many gamers, or as many events as the warm-up has."""
+        return arena.events // 4 if self.distinct else min(WARM_EVENTS, arena.events)
+
+
+SHAPES = (
+    Shape(10, (*FAST, SPARK_GAMES), 0.6),
+    Shape(100, FAST, 1.2),
+    Shape(1_000, FAST, 4),
+    Shape(10, FAST, None, distinct=True),
+)
 
 
 def increments(arena: Arena) -> list[Figure]:
-    """Gold and the unified table after 1,000 new records: gold's old rows are copied, so their number should hardly matter."""
-    few, many = Shape(10, 1_000), Shape(10, arena.events)
-    # Six of ten events are of a gamer of their own.
-    goals = (Target("<=", 2), Target("<=", 3)) if arena.events <= MANY else (Target("<=", 6), None)
-    shapes = {few: None, many: goals[0], Shape(1, arena.events): None}
-    gamers = dict[Shape, int]()
+    """The lakehouses are made outside the clock; one round of each is left out."""
+    figures = list[Figure]()
+    with running(arena, [*FAST, SPARK_GAMES]) as peers:
+        for shape in SHAPES:
+            with _loaded(arena, shape, peers) as made:
+                gamers = _rounds(arena, shape, peers, made)
+            figures += _figures(arena, shape, gamers)
+    return figures
+
+
+@contextmanager
+def _loaded(arena: Arena, shape: Shape, peers: dict[str, Peer]) -> Iterator[Path]:
+    """A folder with each peer's lakehouse after the first load, on a topic of its own."""
+    topic, events = _topic(shape), shape.events(arena)
+    arena.produce(topic, events, shape.games, distinct=shape.distinct)
     with arena.lakehouse() as made:
-        for shape in shapes:
-            for part in range(-(-shape.gamers // PART)):
-                _produce(arena, shape, min(PART, shape.gamers - part * PART), seed=FIRST_SEED + part)
-            report = refresh(arena.pipeline(shape.topic, made / shape.topic))
-            assert report.success, report.errors
-        for pair in range(-1, arena.pairs):
-            for shape in shapes:
-                gamers[shape] = _increment(arena, pair, shape, made / shape.topic)
-            _distinct_count(arena, pair, arena.pipeline(many.topic, made / many.topic))
-    times = {shape: arena.measured.seconds([_step(shape)], shape.games) for shape in shapes}
-    figures = [Figure(_named(shape, gamers[shape]), "s", times[shape], target) for shape, target in shapes.items()]
-    name = f"the same beside {gamers[many]:,} / {gamers[few]:,} gamers in {many.games} games"
-    figures.append(ratio(name, times[many], times[few], goals[1]))
-    changed, every = (arena.measured.seconds([step], many.games) for step in (CHANGED, ALL))
-    figures += [Figure(f"{step}, beside {gamers[many]:,} gamers", "s", s) for step, s in ((CHANGED, changed), (ALL, every))]
-    return [*figures, ratio("a distinct count: all keys / keys with new rows", every, changed)]
+        made.mkdir()
+        for name in shape.peers:
+            peers[name].load(topic, made / _folder(name), events)
+        yield made
 
 
-def _step(shape: Shape) -> str:
-    return f"{GOLD} beside {shape.gamers:,}"
+def _rounds(arena: Arena, shape: Shape, peers: dict[str, Peer], made: Path) -> int:
+    """Produce and load, in turns; every lakehouse must hold every event afterwards. Returns this project's gamers."""
+    total, topic = shape.events(arena), _topic(shape)
+    for pair in range(-1, arena.pairs):
+        arena.produce(topic, RECORDS, shape.games, seed=1_000 + pair, distinct=shape.distinct)
+        total += RECORDS
+        for name in shape.peers if pair % 2 == 0 else reversed(shape.peers):
+            work = Work(topic, made / _folder(name), RECORDS, shape.games, pair)
+            measured(arena, peers[name], _step(shape, name), work)
+    found = {name: require_all(made, name, total, peers[name]) for name in shape.peers}
+    return found[OURS]
 
 
-def _named(shape: Shape, gamers: int) -> str:
-    games = "one game" if shape.games == 1 else f"{shape.games} games"
-    return f"{GOLD}, {RECORDS:,} new records beside {gamers:,} gamers in {games}"
+def require_all(made: Path, name: str, total: int, peer: Peer) -> int:
+    """Compare one peer's lakehouse with what was produced; returns its gamers."""
+    return require(made / _folder(name), total, name, unified=peer.kind.layout == TABLES).gamers
 
 
-def _increment(arena: Arena, pair: int, shape: Shape, root: Path) -> int:
-    """Produce, load and measure; returns the number of gamers."""
-    _produce(arena, shape, RECORDS, seed=2 + pair)
-    pipeline, report = arena.pipeline(shape.topic, root), RunReport()
-    load_bronze(pipeline, report)
-    refresh_silver(pipeline, report)
-
-    def gold() -> None:
-        refresh_gold(pipeline, report)
-        refresh_unified(pipeline, report)
-
-    arena.timed(_step(shape), shape.games, pair, gold, RECORDS)
-    assert report.success, report.errors
-    assert report.rows("silver") == RECORDS, f"silver has {report.rows('silver')} new rows of {RECORDS}"
-    return sum(table.table_rows for table in report.of("gold"))
-
-
-def _distinct_count(arena: Arena, pair: int, pipeline: Pipeline) -> None:
-    """Refresh an aggregate that cannot be merged, then make it again from all rows."""
-    for step, full in ((CHANGED, False), (ALL, True)):
-        report = RunReport()
-        arena.timed(step, 10, pair, partial(refresh_gold, pipeline, report, aggregate=DEVICES, full=full), RECORDS)
-        assert report.success, report.errors
+def _figures(arena: Arena, shape: Shape, gamers: int) -> list[Figure]:
+    table = f"{RECORDS:,} records, {shape.label}" + (f", beside {gamers:,} gamers" if shape.distinct else "")
+    figures, ours = list[Figure](), arena.measured.of(_step(shape, OURS), shape.games)
+    for name in shape.peers:
+        steps = arena.measured.of(_step(shape, name), shape.games)
+        goal = Target("<=", shape.goal_s) if name == OURS and shape.goal_s else None
+        columns = {"s": [step.seconds for step in steps], "processor time (s)": [step.cpu_s for step in steps]}
+        goals = {"s": goal}
+        figures += [Figure(f"{table} | {name} | {what}", what, samples, goals.get(what)) for what, samples in columns.items()]
+    for name in shape.peers[1:]:
+        theirs = arena.measured.of(_step(shape, name), shape.games)
+        what = "increment beside many gamers" if shape.distinct else "increment"
+        label = f"{what}: this project's time / {name}, {shape.games:,} games"
+        figures.append(ratio(label, [step.seconds for step in ours], [step.seconds for step in theirs]))
+    return figures
 
 
-def _produce(arena: Arena, shape: Shape, records: int, seed: int) -> None:
-    """Events of so many gamers; no event of the pool is sent twice."""
-    settings = settings_for(arena.folder, shape.topic, arena.folder / "unused")
-    each = max(1, shape.gamers // shape.games)
-    simulation = BulkSimulation(records=records, games=shape.games, seed=seed, gamers_per_game=each, pool_per_version=records)
-    produce_bulk(settings, simulation, partitions=PARTITIONS)
+def _topic(shape: Shape) -> str:
+    return f"bench_increments_{shape.games}" + ("_distinct" if shape.distinct else "")
+
+
+def _folder(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name)
+
+
+def _step(shape: Shape, name: str) -> str:
+    return f"increment, {name}" + (", distinct" if shape.distinct else "")

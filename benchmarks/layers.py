@@ -1,39 +1,34 @@
-"""Each layer alone: bronze against Spark's Kafka source, silver and gold against a scan of bronze."""
+"""Each layer alone: bronze beside its source, silver and gold beside a scan of bronze."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
-from pydantic import SecretStr
+import pyarrow as pa
 
 from benchmarks.arena import Arena
 from benchmarks.figures import Figure, Target, ratio
-from game_events.lakehouse.event_columns import RAW_COLUMNS
-from game_events.lakehouse.event_expressions import NO_HEADERS
+from game_events.lakehouse.data.worker_job import WorkerJob, task_numbers
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.bronze.staging import TASK_RECORDS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.sources.core.micro_batch import plan_micro_batch
+from game_events.sources.core.reading import Reading, ReadNotes
 from game_events.sources.core.source import MicroBatch
-from game_events.spark.config import changed
 
 GAMES = (10, 100, 1_000)
 SCAN, SILVER, GOLD, UNIFIED = "Delta scan to nothing", "silver", "gold", "unified gold"
-#: The source alone, in three ways (see the functions), and bronze.
-DEFAULTS, REFERENCE = "Kafka to nothing, Spark's defaults", "Kafka to nothing, reference"
-OWN = "Kafka to nothing, as bronze reads"
-BRONZE = "bronze"
-#: Options of Kafka with which bronze read when its goals were set.
-REFERENCE_OPTIONS = {"fetch.max.wait.ms": "10", "max.poll.records": "500"}
-#: Spark's setting under which it reads Kafka as it does by default.
-SPARKS_DEFAULT = {"spark.sql.sources.useV1SourceList": "avro,csv,json,kafka,orc,parquet,text"}
+#: The source alone, and bronze.
+SOURCE, BRONZE = "Kafka to nothing", "bronze"
 
 
 def whole_topic(pipeline: Pipeline) -> MicroBatch:
@@ -45,27 +40,20 @@ def whole_topic(pipeline: Pipeline) -> MicroBatch:
 
 
 def bronze(arena: Arena) -> list[Figure]:
-    """Kafka to bronze, and to nothing; one round is left out."""
+    """Kafka to bronze, beside the same ranges read and thrown away; one round is left out."""
     for pair in range(-1, arena.pairs):
         for games in GAMES:
             topic = arena.topic(games)
             with arena.lakehouse() as root:
-                pipeline = arena.pipeline(topic, root)
-                arena.timed(DEFAULTS, games, pair, partial(_defaults_to_nothing, pipeline))
-                arena.timed(REFERENCE, games, pair, partial(reference_to_nothing, pipeline))
-                arena.timed(OWN, games, pair, partial(_kafka_to_nothing, pipeline))
-            with arena.lakehouse() as root:
-                pipeline = arena.pipeline(topic, root)
-                report = RunReport()
+                pipeline, report = arena.pipeline(topic, root), RunReport()
+                arena.timed(SOURCE, games, pair, partial(source_to_nothing, pipeline))
                 arena.timed(BRONZE, games, pair, partial(load_bronze, pipeline, report))
                 assert report.rows("bronze") == arena.events, f"bronze has {report.rows('bronze')} of {arena.events} rows"
     figures = []
     for games in GAMES:
-        figures += [arena.measured.rate(name, games) for name in (DEFAULTS, REFERENCE, OWN, BRONZE)]
-        own = [s.rate for s in arena.measured.of(BRONZE, games)]
-        for source, target in ((DEFAULTS, Target(">=", 0.6)), (REFERENCE, Target(">=", 0.6)), (OWN, None)):
-            rates = [s.rate for s in arena.measured.of(source, games)]
-            figures.append(ratio(f"bronze's rate / {source}, {games:,} games", own, rates, target))
+        figures += [arena.measured.rate(name, games) for name in (SOURCE, BRONZE)]
+        own, alone = ([step.rate for step in arena.measured.of(name, games)] for name in (BRONZE, SOURCE))
+        figures.append(ratio(f"bronze's rate / the source's, {games:,} games", own, alone, Target(">=", 0.6)))
     return figures
 
 
@@ -85,7 +73,7 @@ def fan_out(arena: Arena) -> list[Figure]:
             figures.append(ratio(f"{name}'s time / the scan's, {games:,} games", measured.seconds([name], games), scan))
     many, few = (measured.seconds([SILVER, GOLD], games) for games in (GAMES[-1], GAMES[0]))
     name = f"silver + gold, time for {GAMES[-1]:,} games / for {GAMES[0]}"
-    return [*figures, ratio(name, many, few, Target("<=", 3))]
+    return [*figures, ratio(name, many, few, Target("<=", 2))]
 
 
 def _fan_out_once(arena: Arena, pair: int, games: int, made: Path) -> None:
@@ -106,26 +94,34 @@ def _fan_out_once(arena: Arena, pair: int, games: int, made: Path) -> None:
         assert len(report.of("gold")) == games, f"gold has {len(report.of('gold'))} of {games} games"
 
 
-def reference_to_nothing(pipeline: Pipeline) -> None:
-    """Read the whole topic as bronze did when the goals were set (commit af3c08a): what these goals are shares of."""
-    settings = pipeline.settings.model_copy(update={"kafka_options": {k: SecretStr(v) for k, v in REFERENCE_OPTIONS.items()}})
-    with changed(pipeline.spark, SPARKS_DEFAULT):
-        _kafka_to_nothing(Pipeline(settings, lambda: pipeline.spark))
+@dataclass
+class Count:
+    """What a worker counted."""
+
+    records: int = 0
 
 
-def _kafka_to_nothing(pipeline: Pipeline) -> None:
-    """Read the whole topic as bronze does, and nothing else: what a refresh could reach at most."""
+@dataclass(frozen=True)
+class Discard(WorkerJob[Count]):
+    """Reads a task's records as bronze does, and throws them away."""
+
+    result: ClassVar[type] = Count
+    reading: Reading
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> Count:
+        """Count the records of the tasks of these numbers."""
+        notes, found = ReadNotes(), Count()
+        for numbers in batches:
+            for task in numbers.column(0).to_pylist():
+                for batch in self.reading.batches(task, notes):
+                    found.records += len(batch)
+        return found
+
+
+def source_to_nothing(pipeline: Pipeline) -> None:
+    """Read the whole topic in bronze's own tasks, and nothing else: what a refresh could reach at most."""
     part = whole_topic(pipeline)
-    names = [name for name in RAW_COLUMNS if name not in pipeline.source.constants(part)]
-    columns = [f"coalesce(headers, {NO_HEADERS}) AS headers" if name == "headers" else name for name in names]
-    records = pipeline.source.read(pipeline.spark, part).selectExpr(*columns)
-    records = records.coalesce(max(1, -(-part.records // TASK_RECORDS)))
-    records.write.format("noop").mode("overwrite").save()
-
-
-def _defaults_to_nothing(pipeline: Pipeline) -> None:
-    """Spark's Kafka source as anybody would use it: one task for each partition, Kafka's own fetch wait."""
-    reader = pipeline.spark.read.format("kafka").option("kafka.bootstrap.servers", pipeline.settings.kafka_bootstrap_servers)
-    with changed(pipeline.spark, SPARKS_DEFAULT):
-        records = reader.option("subscribe", pipeline.settings.kafka_topic).option("includeHeaders", "true").load()
-        records.write.format("noop").mode("overwrite").save()
+    reading = pipeline.source.reading(part)
+    counts = Discard(reading).collect(task_numbers(pipeline.spark, reading.tasks))
+    found = sum(count.records for count in counts)
+    assert found == part.records, f"{found:,} of {part.records:,} records were read"

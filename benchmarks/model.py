@@ -1,23 +1,22 @@
 """What a warm run costs, as a formula with constants measured here; and its error for runs that it was not fitted to.
 
-Seconds of each layer: ``constant + games * (a game with news) + rows * (a new row) + old * (an old row of a game with news)``.
+Seconds of each layer: ``constant + games * (a game with news) + made * (a game that is new) + rows * (a new row)
++ old * (an old row of a game with news)``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
-from benchmarks.arena import PARTITIONS, Arena, settings_for
+from benchmarks.arena import Arena
 from benchmarks.figures import Figure, Target
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.produce import produce_bulk
-from game_events.producer.simulator import BulkSimulation
 
 #: Runs alike; the median counts.
 REPEATED = 3
@@ -28,10 +27,11 @@ ERROR = Target("<=", 0.3)
 
 @dataclass(frozen=True)
 class Shape:
-    """A lakehouse: games, gamers of each, and the new records of the runs on it."""
+    """A lakehouse: games, gamers of each, the records of its first load, and the new ones of the runs after it."""
 
     games: int
     gamers: int
+    first: int
     fitted: tuple[int, ...]
     checked: tuple[int, ...] = ()
 
@@ -42,23 +42,24 @@ class Shape:
 
 
 SHAPES = (
-    Shape(10, 100, fitted=(1_000, 100_000, 1_000_000), checked=(400_000,)),
-    Shape(100, 100, fitted=(1_000, 300_000)),
-    Shape(10, 30_000, fitted=(1_000, 100_000), checked=(300_000,)),
-    Shape(500, 100, fitted=(10_000, 300_000)),
-    Shape(200, 2_000, fitted=(), checked=(5_000, 200_000)),
+    Shape(10, 100, 1_000_000, fitted=(1_000, 100_000, 1_000_000), checked=(400_000,)),
+    Shape(100, 100, 300_000, fitted=(1_000, 300_000)),
+    Shape(10, 30_000, 300_000, fitted=(1_000, 100_000), checked=(300_000,)),
+    Shape(500, 100, 300_000, fitted=(10_000, 300_000)),
+    Shape(200, 2_000, 400_000, fitted=(), checked=(5_000, 200_000)),
 )
 #: Layer -> what its seconds depend on, beside a constant.
 LAYERS = {
-    "bronze": ("rows",),
-    "silver": ("games", "rows"),
-    "gold": ("games", "rows", "old"),
-    "unified": ("games",),
+    "bronze": ("games", "made", "rows"),
+    "silver": ("games", "made", "rows"),
+    "gold": ("games", "made", "rows", "old"),
+    "unified": ("games", "made"),
 }
 #: Shown per so many.
 UNITS = {
     "constant": (1, "s"),
     "games": (1_000, "ms a game"),
+    "made": (1_000, "ms a new game"),
     "rows": (1_000_000, "s a million"),
     "old": (1_000_000, "s a million"),
 }
@@ -66,9 +67,10 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a run found, and the seconds of its layers."""
+    """What a run found (`made`: games without tables before), and the seconds of its layers."""
 
     games: int
+    made: int
     rows: int
     old: int
     seconds: dict[str, float]
@@ -83,7 +85,8 @@ def model(arena: Arena) -> list[Figure]:
     fitted, checked = list[Run](), list[Run]()
     for shape in SHAPES:
         with arena.lakehouse() as root:
-            _increment(arena, shape, root, shape.games * shape.gamers, seed=0)
+            fitted.append(_first_loads(arena, shape))
+            _load(arena, shape, root, shape.first, -1)
             for runs, sizes in ((fitted, shape.fitted), (checked, shape.checked)):
                 runs += [_measured(arena, shape, root, rows) for rows in sizes]
     constants = {layer: fit(fitted, layer) for layer in LAYERS}
@@ -121,22 +124,38 @@ def _constant(layer: str, name: str, value: float) -> Figure:
     return Figure(f"{layer}: {name}", unit, [value * times])
 
 
+def _first_loads(arena: Arena, shape: Shape) -> Run:
+    """The same records into new lakehouses."""
+    arena.produce(shape.topic, shape.first, shape.games, gamers_per_game=shape.gamers, pool_per_version=POOL)
+    runs = list[Run]()
+    for number in range(REPEATED):
+        with arena.lakehouse() as root:
+            runs.append(_load(arena, shape, root, shape.first, number))
+    return Run(shape.games, shape.games, shape.first, 0, _medians(runs))
+
+
 def _measured(arena: Arena, shape: Shape, root: Path, rows: int) -> Run:
-    runs = [_increment(arena, shape, root, rows, seed=rows + number) for number in range(REPEATED)]
-    return Run(runs[0].games, rows, runs[0].old, {layer: median(run.seconds[layer] for run in runs) for layer in LAYERS})
+    """Runs over so many new records each."""
+    runs = list[Run]()
+    for number in range(REPEATED):
+        seed = rows + number
+        arena.produce(shape.topic, rows, shape.games, seed, gamers_per_game=shape.gamers, pool_per_version=POOL)
+        runs.append(_load(arena, shape, root, rows, seed))
+    return Run(runs[0].games, 0, rows, runs[0].old, _medians(runs))
 
 
-def _increment(arena: Arena, shape: Shape, root: Path, rows: int, seed: int) -> Run:
-    """Produce events and load them."""
-    settings = settings_for(arena.folder, shape.topic, arena.folder / "unused")
-    simulation = BulkSimulation(records=rows, games=shape.games, seed=seed, gamers_per_game=shape.gamers, pool_per_version=POOL)
-    produce_bulk(settings, simulation, partitions=PARTITIONS)
+def _medians(runs: Sequence[Run]) -> dict[str, float]:
+    return {layer: median(run.seconds[layer] for run in runs) for layer in LAYERS}
+
+
+def _load(arena: Arena, shape: Shape, root: Path, rows: int, pair: int) -> Run:
+    """One run over what is new."""
     reports = list[RunReport]()
     pipeline = arena.pipeline(shape.topic, root)
-    arena.timed(f"run over {rows:,} records", shape.games, seed, lambda: reports.append(refresh(pipeline)), rows)
+    arena.timed(f"run over {rows:,} records", shape.games, pair, lambda: reports.append(refresh(pipeline)), rows)
     (report,) = reports
     assert report.success, report.errors
     assert report.rows("silver") == rows, f"silver has {report.rows('silver')} new rows of {rows}"
     gold = report.of("gold")
     seconds = {layer: report.seconds[layer] for layer in LAYERS}
-    return Run(len(gold), rows, sum(table.table_rows for table in gold), seconds)
+    return Run(len(gold), 0, rows, sum(table.table_rows for table in gold), seconds)

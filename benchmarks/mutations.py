@@ -6,7 +6,8 @@ import io
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -26,8 +27,7 @@ from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.decoding.formats import make_decoder
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
 from game_events.pipeline.bronze.worker import BronzeTask
-from game_events.sources.files.record_batches import KAFKA_COLUMNS
-from game_events.spark.config import KAFKA_ARROW_RECORDS
+from game_events.sources.core.reading import BATCH_RECORDS, Reading, ReadNotes, columns_of
 
 CUSTOM = 10
 FIELDS = ("game_name", "gamer_id", "event_timestamp", "device_id", *(f"col_custom_{i}" for i in range(CUSTOM)))
@@ -65,7 +65,7 @@ def mutations(arena: Arena) -> list[Figure]:
 def _formats() -> dict[str, tuple[DecodePlan, list[bytes]]]:
     """Format -> plan, and a batch of good records: the same events in each."""
     draw = random.Random(0)  # noqa: S311 - simulation, no secrets
-    events = [event(draw, number, CUSTOM) for number in range(KAFKA_ARROW_RECORDS)]
+    events = [event(draw, number, CUSTOM) for number in range(BATCH_RECORDS)]
     protobuf = compiled([version_text(CUSTOM)])
     strings = [{"name": name, "type": "string"} for name in FIELDS if name != "event_timestamp"]
     time = {"name": "event_timestamp", "type": {"type": "long", "logicalType": "timestamp-micros"}}
@@ -136,18 +136,41 @@ def _varint(number: int) -> bytes:
     return out + bytes([number])
 
 
-def _rows(values: list[bytes]) -> pa.RecordBatch:
-    """As Spark's Kafka source delivers them."""
+@dataclass(frozen=True)
+class OneBatch(Reading):
+    """A batch of records in memory, as a reader of Kafka gives them."""
+
+    rows: pa.RecordBatch
+
+    @property
+    def tasks(self) -> int:
+        """One."""
+        return 1
+
+    def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        """The batch."""
+        yield self.rows
+
+
+def _rows(values: list[bytes]) -> OneBatch:
     count = len(values)
-    columns = {"partition": [0] * count, "offset": range(count), "timestamp": [0] * count, "value": values}
-    arrays = [pa.array(columns[f.name], f.type) if f.name in columns else pa.nulls(count, f.type) for f in KAFKA_COLUMNS]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(KAFKA_COLUMNS))
+    times = pa.array([0] * count, pa.timestamp("us", "UTC"))
+    columns = {
+        "topic": pa.array(["t"] * count),
+        "topic_id": pa.array(["i"] * count),
+        "partition": pa.array([0] * count, pa.int32()),
+        "offset": pa.array(range(count), pa.int64()),
+        "timestamp": times,
+        "value": pa.array(values, pa.binary()),
+    }
+    return OneBatch(columns_of(columns, count))
 
 
-def _stage(arena: Arena, plan: DecodePlan, rows: pa.RecordBatch, _: int) -> None:
+def _stage(arena: Arena, plan: DecodePlan, rows: OneBatch, _: int) -> None:
     root = arena.folder / "mutations"
     lake = Lakehouse(str(root))
     bronze, quarantine = lake.table(BRONZE), lake.table(QUARANTINE)
-    result = BronzeTask(bronze, quarantine, plan, {"topic": "t", "topic_id": "i"}, 1, "run", keep_raw=True).stage([rows])
-    assert sum(file.rows for file in (*result.bronze, *result.quarantine)) == len(rows)
+    task = pa.RecordBatch.from_pydict({"id": [0]})
+    result = BronzeTask(bronze, quarantine, plan, rows, 1, "run", keep_raw=True).stage([task])
+    assert sum(file.rows for file in (*result.bronze, *result.quarantine)) == len(rows.rows)
     shutil.rmtree(root)

@@ -6,11 +6,12 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -51,20 +52,56 @@ def table(figures: Sequence[Figure], console: Console) -> None:
     console.print(shown)
 
 
-def save(
-    path: Path, options: dict[str, object], place: dict[str, object], figures: Sequence[Figure], steps: Sequence[Step]
-) -> None:
-    """Write everything, raw samples included; `place`: `machine`, when the run began."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "options": options,
-        "machine": place,
-        "memory_measure": f"{MEASURE} of the process tree, without broker and registry",
-        "figures": [figure.to_dict() for figure in figures],
-        "steps": [asdict(step) for step in steps],
-    }
-    path.write_text(json.dumps(content, indent=2) + "\n")
+@dataclass
+class Result:
+    """What a run has measured so far, scenario by scenario.
+
+    Attributes:
+        machine: what the figures depend on, when the run began.
+        options: of the run.
+        scenarios: name -> figures, steps, seconds, and when it was measured.
+    """
+
+    machine: dict[str, object]
+    options: dict[str, object]
+    scenarios: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, name: str, figures: Sequence[Figure], steps: Sequence[Step], seconds: float) -> None:
+        """Note a scenario, whether it failed or not."""
+        self.scenarios[name] = {
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(seconds, 1),
+            "figures": [figure.to_dict() for figure in figures],
+            "steps": [asdict(step) for step in steps],
+        }
+
+    def take(self, path: Path) -> None:
+        """Keep the scenarios of a file that were measured at the same commit with the same options, and did not fail."""
+        if not path.exists():
+            return
+        found = json.loads(path.read_text())
+        if found["machine"]["commit"] == self.machine["commit"] and found["options"] == self.options:
+            self.scenarios |= {name: part for name, part in found["scenarios"].items() if not _failed(part)}
+
+    def save(self, path: Path) -> None:
+        """Write everything, raw samples included."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        measure = f"{MEASURE} of the process tree, without broker and registry"
+        content = {"options": self.options, "machine": self.machine, "memory_measure": measure, "scenarios": self.scenarios}
+        path.write_text(json.dumps(content, indent=2) + "\n")
+
+    def figures_of(self, name: str) -> list[Figure]:
+        """A scenario's figures, to be shown."""
+        return [Figure.of(figure) for figure in self.scenarios[name]["figures"]]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a scenario failed."""
+        return any(map(_failed, self.scenarios.values()))
+
+
+def _failed(scenario: Mapping[str, Any]) -> bool:
+    return any(figure["error"] for figure in scenario["figures"])
 
 
 def _number(value: float) -> str:

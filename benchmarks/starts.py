@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import time
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from benchmarks.arena import Arena, settings_for
+from benchmarks.cold import command_environment
 from benchmarks.figures import Figure, Step, Target
 from benchmarks.memory import tree_cpu_s
 from game_events.cli.local.class_archive import GAME_EVENTS, make_archive
@@ -28,16 +28,16 @@ COLD, WARM, IDLE = (
 )
 #: Name -> arguments, and the seconds that it may take on an idle machine.
 COMMANDS: Mapping[str, tuple[tuple[str, ...], float]] = {
-    IDLE: (("run",), 2.5),
-    "--help": (("--help",), 0.5),
-    "tables": (("tables",), 1.2),
-    "sql": (("sql", "SELECT count(*) FROM gold_unified_player_agg"), 1.2),
-    "log": (("log",), 1.2),
+    IDLE: (("run",), 1.0),
+    "--help": (("--help",), 0.2),
+    "tables": (("tables",), 0.5),
+    "sql": (("sql", "SELECT count(*) FROM gold_unified_player_agg"), 0.8),
+    "log": (("log",), 0.6),
     "doctor": (("doctor",), 1.2),
 }
 #: Seconds between two looks at the processor time of a command's processes: each look takes some of it.
 LOOK_S = 0.25
-TARGETS = {COLD: 15.0, WARM: 3.5} | {name: seconds for name, (_, seconds) in COMMANDS.items()}
+TARGETS = {COLD: 5.0, WARM: 2.0} | {name: seconds for name, (_, seconds) in COMMANDS.items()}
 
 
 def starts(arena: Arena) -> list[Figure]:
@@ -45,7 +45,7 @@ def starts(arena: Arena) -> list[Figure]:
     make_archive(arena.say)
     with arena.lakehouse() as lakehouse:
         settings = settings_for(arena.folder, TOPIC, lakehouse)
-        environment = _environment(settings)
+        environment = command_environment(settings)
         # Makes topic, tables and Dagster's instance.
         _produce(settings, seed=0)
         _call(arena, "first run", -1, environment, "run")
@@ -71,18 +71,6 @@ def _figure(arena: Arena, name: str, seconds: float) -> Figure:
     # A command in another process has spent little itself.
     note = "" if name == WARM else f"{processor:.1f} s of processor time"
     return Figure(name, "s", [step.seconds for step in steps], Target("<=", seconds), note)
-
-
-def _environment(settings: Settings) -> Mapping[str, str]:
-    """`settings_for` has left no settings of the caller's."""
-    own = {
-        "STATE_DIR": str(settings.state_dir),
-        "LAKEHOUSE": settings.lakehouse,
-        "KAFKA_TOPIC": TOPIC,
-        "KAFKA_BOOTSTRAP_SERVERS": settings.kafka_bootstrap_servers,
-        "SCHEMA_REGISTRY_URL": settings.schema_registry_url,
-    }
-    return os.environ | {f"GAME_EVENTS_{key}": value for key, value in own.items()}
 
 
 def _produce(settings: Settings, seed: int) -> None:

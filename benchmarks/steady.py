@@ -22,8 +22,11 @@ STEPS = 50
 POOL = 20_000
 
 
-def main(folder: Path, topic: str, games: int, rate: int, seconds: float) -> None:
-    """Prints how many records were acknowledged, at the end or when it is asked to stop."""
+def main(folder: Path, topic: str, shape: tuple[int, int], rate: int, seconds: float) -> None:
+    """Prints `ready`, waits for a line, sends; prints how many records were acknowledged, at the end or when asked to stop.
+
+    `shape`: games, and gamers of each.
+    """
     stopped = False
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -33,14 +36,17 @@ def main(folder: Path, topic: str, games: int, rate: int, seconds: float) -> Non
     signal.signal(signal.SIGTERM, stop)
     settings = settings_for(folder, topic, folder / "unused")
     ensure_topic(settings, PARTITIONS)
-    simulation = BulkSimulation(records=POOL, games=games, versions=2, pool_per_version=POOL // 2)
+    games, gamers = shape
+    pool = max(POOL, games * gamers // 2)
+    simulation = BulkSimulation(records=pool, games=games, versions=2, gamers_per_game=gamers, pool_per_version=pool // 2)
     registry = registry_client(settings)
     encoder = EventEncoder(register_versions(registry, settings, simulation.version_numbers), registry)
     messages = encode_pool(simulation.pool(), encoder)
     size = max(1, rate // STEPS)
     chunks = cycle([messages[start : start + size] for start in range(0, len(messages) - size + 1, size)])
-    sent, began = 0, time.monotonic()
     print("ready", flush=True)
+    sys.stdin.readline()
+    sent, began = 0, time.monotonic()
     with KafkaWriter(settings, linger_ms=5) as writer:
         while not stopped and time.monotonic() - began < seconds:
             chunk = next(chunks)
@@ -51,4 +57,4 @@ def main(folder: Path, topic: str, games: int, rate: int, seconds: float) -> Non
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
+    main(Path(sys.argv[1]), sys.argv[2], (int(sys.argv[3]), int(sys.argv[4])), int(sys.argv[5]), float(sys.argv[6]))

@@ -46,7 +46,7 @@ def workers(arena: Arena) -> list[Figure]:
                 arena.add(Step(_name(count), GAMES, pair, arena.events, seconds, 0.0, 0.0))
     one, two = (arena.measured.seconds([_name(count)], GAMES) for count in COUNTS)
     figures = [arena.measured.rate(_name(count), GAMES) for count in COUNTS]
-    return [*figures, ratio(f"one worker's time / two workers', {GAMES} games", one, two, Target(">=", 1.7))]
+    return [*figures, ratio(f"one worker's time / two workers', {GAMES} games", one, two, Target(">=", 1.8))]
 
 
 def _name(count: int) -> str:

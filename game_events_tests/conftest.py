@@ -149,6 +149,8 @@ def store() -> Iterator[ObjectStore]:
     running.stop()
 
 
+#: Layout of silver and gold in tests that do not choose one.
+LAYOUT = os.environ.get("GAME_EVENTS_TEST_LAYOUT", "tables")
 MakeSettings = Callable[..., Settings]
 MakePipeline = Callable[[Settings], Pipeline]
 
@@ -166,6 +168,7 @@ def make_settings(stack: StackState, tmp_path: Path) -> MakeSettings:
             "lakehouse": str(tmp_path / "lakehouse"),
             "state_dir": tmp_path / "state",
             "spark_master": "local[2]",
+            "silver_layout": LAYOUT,
         }
         return load_settings(**(chosen | overrides))
 

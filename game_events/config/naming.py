@@ -30,7 +30,7 @@ OWN = (
     "rest_dead_letters",
 )
 #: Keys of the tables that are neither of an entity nor in `OWN`.
-FIXED = ("bronze_events", "quarantine_events", f"gold_unified_{PLAYER_AGG}")
+FIXED = ("bronze_events", "quarantine_events", "silver_events", f"gold_unified_{PLAYER_AGG}")
 #: Beginnings of the keys that end in `_events`, and in the name of an aggregate.
 _EVENT_LAYERS, _GOLD = ("bronze_", "quarantine_", "silver_"), ("gold_",)
 _EVENTS = "events"

@@ -20,6 +20,12 @@ def marked(schema: pa.Schema, *, partitioned: bool = False) -> pa.Schema:
     return schema.set(0, first.with_metadata((first.metadata or {}) | {KEY: str(PARTITIONED if partitioned else FORMAT)}))
 
 
+def unmarked(schema: pa.Schema) -> pa.Schema:
+    """A schema without the format: columns of another table, which may have another one."""
+    fields = [f.with_metadata({k: v for k, v in (f.metadata or {}).items() if k != KEY.encode()}) for f in schema]
+    return pa.schema(fields, schema.metadata)
+
+
 def format_of(handle: DeltaTable) -> int:
     """A table's format; tables without the key have the first one."""
     fields = handle.schema().fields

@@ -1,11 +1,14 @@
 """Handles that wait for their next use: between the steps of a run, the cycles of a loop, and (by summaries) two runs."""
 
+from __future__ import annotations
+
 import threading
 from typing import Protocol
 
 from deltalake import DeltaTable
 
 from game_events.lakehouse.handle import Handle
+from game_events.lakehouse.parts import Part, PartedHandle
 from game_events.lakehouse.version_summary import SharedColumns, Summarised, by_summary, summarise
 
 #: Handles that wait at most. One takes some 0.3 MiB, more with many files.
@@ -18,6 +21,21 @@ class Openable(Summarised, Protocol):
     @property
     def read_only(self) -> bool:
         """Whether nothing may be written for it."""
+        ...
+
+    @property
+    def by(self) -> str | None:
+        """The column of its parts, if it is a part of a table, or has parts."""
+        ...
+
+    @property
+    def part(self) -> str | None:
+        """The game, if it is a part of a table."""
+        ...
+
+    @property
+    def whole(self) -> Openable:
+        """The table that it is a part of."""
         ...
 
     def open(self) -> Handle | None:
@@ -36,7 +54,8 @@ class Openable(Summarised, Protocol):
 class KeptHandles:
     """Handles between the steps of a run and between the cycles of a loop, as opening a table reads its log.
 
-    Guarantee: a handle has one user at a time, or readers only; what `take` and `shared` return has the newest version.
+    Guarantee: a handle has one user at a time, or readers only; what `take` and `shared` return has the newest version. Parts
+    of one table share the table's handle, and stay as they are when it moves.
     """
 
     def __init__(self, most: int = MOST_KEPT, *, summaries: bool = True) -> None:
@@ -44,6 +63,7 @@ class KeptHandles:
         self._most, self._summaries = most, summaries
         self._kept: dict[str, Handle] = {}
         self._shared: dict[str, Handle] = {}
+        self._parted: dict[str, PartedHandle] = {}
         self._columns = SharedColumns()
         self._lock = threading.Lock()
 
@@ -54,11 +74,19 @@ class KeptHandles:
 
     def take_to_read(self, table: Openable) -> Handle | None:
         """The same for a caller that plans no commit. Raises as `Table.open_to_read`."""
+        if table.by is not None:
+            with self._lock:  # the first caller opens the table for all
+                whole = self._whole(table.whole)
+            return whole.part(table.part) if whole is not None and table.part is not None else whole
         with self._lock:
             handle = self._kept.pop(table.uri, None)
         if handle is None or not handle.is_young or not table.is_newest(handle):
             return by_summary(table, self._columns) or _identified(table.open_to_read())
         return handle
+
+    def look(self, table: Openable) -> Handle | None:
+        """A handle for a reader that keeps nothing: of a part that of its table. Raises as `Table.open_to_read`."""
+        return table.open_to_read() if table.by is None else self.take_to_read(table)
 
     def shared(self, table: Openable) -> Handle | None:
         """A handle that all who ask for it share, until the table has a newer version: none of them may move it.
@@ -72,6 +100,17 @@ class KeptHandles:
         opened = table.writable(known) if known is not None else _identified(table.open())
         self.share(table, opened)
         return opened
+
+    def _whole(self, table: Openable) -> PartedHandle | None:
+        known = self._parted.get(table.uri)
+        if known is not None and known.is_young and table.is_newest(known):
+            return known
+        opened = _identified(table.open_to_read())
+        if isinstance(opened, PartedHandle):
+            self._parted[table.uri] = opened
+            return opened
+        self._parted.pop(table.uri, None)
+        return None
 
     def withdraw(self, table: Openable) -> None:
         """Let `shared` return another handle: the caller moves the present one, which no other step uses any more."""
@@ -91,6 +130,10 @@ class KeptHandles:
         The others stay where there is no room: each cycle takes the handles in the same order, so those that have waited the
         longest are the next ones that it takes.
         """
+        if isinstance(handle, Part):  # a commit may have opened the table anew
+            with self._lock:
+                self._parted[table.uri] = handle.whole
+            return
         if not isinstance(handle, Handle) or handle.entry is None or not handle.is_young:
             return
         self._summarise(table, handle)

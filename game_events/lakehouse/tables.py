@@ -11,9 +11,10 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -32,6 +33,7 @@ from game_events.lakehouse.handle import DataFile, Handle, of_columns, read_add_
 from game_events.lakehouse.labels import Labels
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.log_entries import Entry, entry_of, has_entry
+from game_events.lakehouse.parts import Part, PartedHandle
 from game_events.lakehouse.retention import Retention, is_derived
 from game_events.lakehouse.sizes import Sizes
 from game_events.lakehouse.storage.durability import has_no_content, unopenable
@@ -39,20 +41,29 @@ from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import delta_options
 from game_events.lakehouse.unsupported import is_made_again, refuse_unreadable, refuse_unwritable
 
+if TYPE_CHECKING:
+    from game_events.lakehouse.known_table import KnownTable
+
 log = logging.getLogger(__name__)
 
 BRONZE = "bronze_events"
 QUARANTINE = "quarantine_events"
 UNIFIED = "gold_unified_player_agg"
+#: Silver of all games, in the layout `partitioned`.
+SILVER = "silver_events"
+#: Values of `GAME_EVENTS_SILVER_LAYOUT`.
+TABLES, PARTITIONED = "tables", "partitioned"
 SCHEMAS = "schemas"
 EVENT_LOG = "event_log"
 SUPPRESSED = "suppressed_entities"
 SOURCE_FILES = "source_files"
 #: Of the export of rows over HTTP: rows in chunks that wait for their call, outcome of each chunk, failed chunks.
 REST_OUTBOX, REST_DELIVERIES, REST_FAILED_CHUNKS = REST_TABLES = ("rest_outbox", "rest_deliveries", "rest_dead_letters")
+#: For Spark: pattern of a file in a partition, with the value of its last folder as its one group.
+PART_PATH = r"=([^/=]+)/[^/]+$"
 AnyTable = TypeVar("AnyTable", bound=DeltaTable)
 #: All tables but those of games.
-OWN_TABLES = frozenset({BRONZE, QUARANTINE, UNIFIED, *OWN})
+OWN_TABLES = frozenset({BRONZE, QUARANTINE, SILVER, UNIFIED, *OWN})
 
 
 def silver_name(game: str) -> str:
@@ -63,6 +74,21 @@ def silver_name(game: str) -> str:
 def gold_name(game: str, aggregate: str = PLAYER_AGG) -> str:
     """Key of a game's gold table."""
     return f"gold_{game}_{aggregate}"
+
+
+def gold_of_all(aggregate: str = PLAYER_AGG) -> str:
+    """Key of the table with an aggregate of all games."""
+    return f"gold_unified_{aggregate}"
+
+
+def is_of_all_games(name: str) -> bool:
+    """Whether a table, by its key, is one of silver or gold for all games, partitioned by game."""
+    return name == SILVER or name.startswith("gold_unified_")
+
+
+def is_silver(name: str) -> bool:
+    """Whether a table, by its key, is silver: of one game, or of all."""
+    return name == SILVER or game_of_silver(name) is not None
 
 
 def game_of_silver(name: str) -> str | None:
@@ -101,7 +127,7 @@ def version_of(handle: DeltaTable | None) -> int | None:
 
 def add_actions(handle: DeltaTable) -> pa.Table:
     """The files of a version with all statistics, read from the log: columns `min.{column}`, `max.{column}` for each column."""
-    return read_add_actions(handle)
+    return handle.actions() if isinstance(handle, Part) else read_add_actions(handle)
 
 
 def files_of(handle: DeltaTable) -> tuple[DataFile, ...]:
@@ -151,6 +177,8 @@ class Table:
         read_only: whatever would change the table raises ReadOnlyError.
         retention: of its removed files and log entries.
         sizes: what is read and written at a time.
+        by: column by which the table is partitioned, if each of its parts is used as the table of a game.
+        part: a game: this is its part of such a table, and handles are `Part`; None: it is a whole table.
     """
 
     name: str
@@ -163,6 +191,8 @@ class Table:
     read_only: bool = False
     retention: Retention = field(default_factory=Retention)
     sizes: Sizes = field(default_factory=Sizes)
+    by: str | None = None
+    part: str | None = None
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -177,6 +207,26 @@ class Table:
     def local_path(self) -> Path | None:
         """The folder, if the table is on a local file system."""
         return Path(self.uri) if self.is_local else None
+
+    @property
+    def whole(self) -> Table:
+        """The table that this is a part of; a whole table itself."""
+        if self.part is None:
+            return self
+        return replace(self, part=None, key=SILVER if game_of_silver(self.key) is not None else self.key)
+
+    @property
+    def folder(self) -> str:
+        """Where the files of a part are, below `uri`, with a slash (`game_name=rummy/`); empty for a whole table."""
+        return f"{self.by}={self.part}/" if self.part is not None else ""
+
+    def in_files(self, columns: pa.Schema) -> pa.Schema:
+        """The columns that files of these rows have: not the one that a part's folder says."""
+        return columns if self.part is None else pa.schema([f for f in columns if f.name != self.by], columns.metadata)
+
+    def handle(self, known: KnownTable | None = None) -> Handle:
+        """A handle of the whole table: on the newest version, or a known one, which need not be opened."""
+        return (Handle if self.by is None else PartedHandle)(self.uri, self.options, known)
 
     @property
     def is_void(self) -> bool:
@@ -215,6 +265,8 @@ class Table:
         Raises:
             ConfigurationError, TransientError: as `open` does.
         """
+        if self.part is not None:
+            return self.open_to_read() is not None
         with store_errors_named(self.uri):
             return DeltaTable.is_deltatable(self.uri, self.options)
 
@@ -232,11 +284,14 @@ class Table:
 
     def open_to_read(self) -> Handle | None:
         """As `open`, also of a table that only others can write: for callers that plan no commit to it."""
+        if self.part is not None:
+            whole = self.whole.open_to_read()
+            return whole.part(self.part) if isinstance(whole, PartedHandle) else None
         if self.local_path is not None and not (self.local_path / "_delta_log").is_dir():
             return None
         try:
             with store_errors_named(self.uri):
-                table = Handle(self.uri, self.options)
+                table = self.handle()
         except TableNotFoundError:
             return None
         except DeltaError as error:
@@ -297,7 +352,7 @@ class Table:
             DataError: somebody else has altered the table: it has a feature, constraint or partition column that commits of
                 this project do not keep. The message has the statement that takes it back.
         """
-        partitioned = self.key == UNIFIED
+        partitioned = self.key == UNIFIED or self.by is not None
         replaced = replaced or is_derived(self.key)
         refuse_unwritable(handle, self.uri, self.key, partitioned=partitioned, replaced=replaced)
         return handle
@@ -328,6 +383,8 @@ class Lakehouse:
         self.read_only = read_only
         self.sizes = Sizes()
         self.retention = retention or Retention()
+        #: Layout of silver and gold if there is no silver yet, and the column by which the layout `partitioned` has parts.
+        self.layout, self.entity = TABLES, ""
         if root.startswith("file://"):
             root = root.removeprefix("file://")
         if "://" not in root:
@@ -348,10 +405,43 @@ class Lakehouse:
         """
         options, labels = delta_options(settings), Labels.of(settings)
         retention = Retention(settings.retention_h, settings.derived_retention_h)
-        return cls(settings.lakehouse, options, settings.key_column, settings.names, labels, read_only, retention)
+        found = cls(settings.lakehouse, options, settings.key_column, settings.names, labels, read_only, retention)
+        found.layout, found.entity = settings.silver_layout, settings.entity_column
+        return found
+
+    @cached_property
+    def is_partitioned(self) -> bool:
+        """Whether the games share a table of silver and one of each aggregate, by the tables that are there, or the setting."""
+        found = self.found_layout()
+        return (found or self.layout) == PARTITIONED
+
+    def found_layout(self) -> str | None:
+        """The layout of the tables that are there; None: there is no silver table yet.
+
+        One look at a folder, and with the setting `partitioned` a listing of the root.
+        """
+        if self._plain(SILVER).exists():
+            return PARTITIONED
+        # With the other setting there is nothing that could be mistaken.
+        if self.layout == PARTITIONED and any(game_of_silver(name) is not None for name in self.names()):
+            return TABLES
+        return None
 
     def table(self, key: str) -> Table:
-        """The table of that key, existing or not."""
+        """The table of that key, existing or not; of a game's silver or gold its part, in the layout `partitioned`."""
+        if key.startswith(("silver_", "gold_")) and self.is_partitioned:
+            if is_of_all_games(key):
+                return replace(self._plain(key), by=self.entity)
+            if (game := game_of_silver(key)) is not None:
+                return self._part(game, key, SILVER)
+            if (game := game_of_gold(key)) is not None:
+                return self._part(game, UNIFIED, UNIFIED)
+        return self._plain(key)
+
+    def _part(self, game: str, key: str, whole: str) -> Table:
+        return replace(self._plain(whole), by=self.entity, part=game, key=key)
+
+    def _plain(self, key: str) -> Table:
         name = self.called.name_of(key)
         owners, tags = self.labels.of_layer(layer_of(key))
         where = name, f"{self.root}/{name}", self.options
@@ -367,10 +457,23 @@ class Lakehouse:
 
     def gold(self, game: str, aggregate: str = PLAYER_AGG) -> Table:
         """A game's gold table."""
+        if self.is_partitioned:
+            return self._part(game, gold_of_all(aggregate), gold_of_all(aggregate))
         return self.table(gold_name(game, aggregate))
+
+    def silver_path(self) -> str:
+        """Pattern of a file of a game's silver, with the game as its one group."""
+        return PART_PATH if self.is_partitioned else self.called.silver_path()
+
+    def gold_path(self) -> str:
+        """Pattern of a file of a game's gold, with the game as its one group."""
+        return PART_PATH if self.is_partitioned else self.called.gold_path()
 
     def games(self) -> list[str]:
         """Games with a silver table, sorted by the table's name; names are not validated."""
+        if self.is_partitioned:
+            handle = self.table(SILVER).open_to_read()
+            return handle.games() if isinstance(handle, PartedHandle) else []
         return [game for game in map(game_of_silver, self.names()) if game is not None]
 
     def names(self) -> list[str]:
@@ -385,6 +488,21 @@ class Lakehouse:
             system = pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options))
             found = system.get_file_info(pafs.FileSelector("", recursive=False))
         return self.called.keys_of(f.base_name for f in found if f.type == pafs.FileType.Directory)
+
+
+def refuse_other_layout(lakehouse: Lakehouse) -> None:
+    """Raise ConfigurationError if the tables of silver have another layout than the setting: they would have rows of both."""
+    found = lakehouse.found_layout()
+    if found in (None, lakehouse.layout):
+        return
+    names = lakehouse.called
+    kept = f"one {names.name_of(SILVER)}" if found == PARTITIONED else f"a silver table for each {names.entity}"
+    old = ", ".join(map(names.name_of, (SILVER, "gold_unified_*") if found == PARTITIONED else ("silver_*_events", "gold_*")))
+    raise ConfigurationError(
+        f"GAME_EVENTS_SILVER_LAYOUT is {lakehouse.layout}, and {lakehouse.root} has {kept} (`{found}`): nothing was done. Set "
+        f"it to {found}, or use another root. To change it here, stop all runs, move the folders {old} away, and run "
+        "`game-events run`: silver and gold are made again from bronze (docs/scale.md)"
+    )
 
 
 def no_table(lakehouse: Lakehouse, name: str, known: Iterable[str]) -> ConfigurationError:

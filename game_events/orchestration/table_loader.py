@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any, get_args, get_origin
 
 import dagster as dg
@@ -13,6 +14,7 @@ from game_events.config.settings import Settings, SettingsSource
 from game_events.errors import ConfigurationError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.parts import Part, PartedHandle
 from game_events.lakehouse.storage.errors import store_errors_named
 from game_events.lakehouse.storage.options import is_s3
 from game_events.lakehouse.tables import Lakehouse, Table, is_game, no_table
@@ -42,13 +44,13 @@ class TableLoader(dg.ConfigurableIOManager):
         if get_origin(kind) is dict:
             valid = [game for game in games if game is None or is_game(game)]
             tables = {game: table_of(lakehouse, keys, context.asset_key, game) for game in valid}
-            opened = {game: (table, open_table(settings, table)) for game, table in tables.items()}
+            opened = {game: (tables[game], handle) for game, handle in _opened(settings, tables).items()}
             kind = get_args(kind)[1]
             return {game: self._as(kind, table, handle) for game, (table, handle) in opened.items() if handle is not None}
         if len(games) != 1:
             raise ConfigurationError(f"input {context.name} is {len(games)} tables: annotate it with dict[str, ...]")
         table = table_of(lakehouse, keys, context.asset_key, games[0])
-        handle = open_table(settings, table)
+        handle = _opened(settings, {games[0]: table})[games[0]]
         if handle is None:
             raise no_table(lakehouse, table.name, [found.name for found in map(lakehouse.table, lakehouse.names())])
         return self._as(kind, table, handle)
@@ -61,7 +63,7 @@ class TableLoader(dg.ConfigurableIOManager):
         """A table as an annotation says; without one as a `DeltaTable`, of which nothing is read yet."""
         package, name = getattr(kind, "__module__", "").partition(".")[0], getattr(kind, "__name__", "")
         match package, name:
-            case ("typing", "Any") | ("deltalake", "DeltaTable"):
+            case ("typing", "Any") | ("deltalake", "DeltaTable") if table.part is None:
                 return handle
             case ("pyarrow", "Table"):
                 return read_arrow(table, handle)
@@ -69,14 +71,34 @@ class TableLoader(dg.ConfigurableIOManager):
                 return read_arrow(table, handle).to_pandas()
             case ("polars", "DataFrame" | "LazyFrame"):
                 # No dependency of this project's: whoever annotates with it has imported it.
-                rows = sys.modules["polars"].scan_delta(handle)
+                polars = sys.modules["polars"]
+                rows = polars.scan_delta(handle.whole if isinstance(handle, Part) else handle)
+                if table.part is not None:
+                    rows = rows.filter(polars.col(table.by) == table.part)
                 return rows if name == "LazyFrame" else rows.collect()
             case ("pyspark", "DataFrame"):
-                return self.spark.spark_session.read.format("delta").load(table.uri)
+                read = self.spark.spark_session.read.format("delta").load(table.uri)
+                return read if table.part is None else read.where(read[f"`{table.by}`"] == table.part)
+        handles = "deltalake.DeltaTable, " if table.part is None else ""
+        what = f"table {table.name}" if table.part is None else f"{table.part}'s part of {table.name}"
         raise ConfigurationError(
-            f"table {table.name} cannot be loaded as {package}.{name}: annotate the parameter with deltalake.DeltaTable, "
+            f"{what} cannot be loaded as {package}.{name}: annotate the parameter with {handles}"
             "pyarrow.Table, polars.DataFrame or LazyFrame, pandas.DataFrame, or pyspark.sql.DataFrame"
         )
+
+
+def _opened(settings: Settings, tables: Mapping[str | None, Table]) -> dict[str | None, DeltaTable | None]:
+    """Partition -> handle of its table, or of its part of one, which is opened once for all; None: there is none."""
+    handles, wholes = dict[str | None, DeltaTable | None](), dict[str, DeltaTable | None]()
+    for game, table in tables.items():
+        if table.part is None:
+            handles[game] = open_table(settings, table)
+            continue
+        if table.uri not in wholes:
+            wholes[table.uri] = table.whole.open_to_read()
+        whole = wholes[table.uri]
+        handles[game] = whole.part(table.part) if isinstance(whole, PartedHandle) else None
+    return handles
 
 
 def table_of(lakehouse: Lakehouse, keys: Keys, asset: dg.AssetKey, game: str | None) -> Table:

@@ -19,7 +19,7 @@ from game_events.decoding.core.kept_columns import kept_columns
 from game_events.decoding.core.value_rules import ValueRules
 from game_events.lakehouse.kept_handles import KeptHandles
 from game_events.lakehouse.system_tables.progress import ProgressTable
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table, refuse_other_layout
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.state.offsets import refuse_twice, topic_id_read
 from game_events.rules import Rule, all_rules
@@ -85,8 +85,15 @@ class Pipeline:
 
     @cached_property
     def lakehouse(self) -> Lakehouse:
-        """All tables."""
-        return Lakehouse.of(self.settings, read_only=self.read_only)
+        """All tables.
+
+        Raises:
+            ConfigurationError: silver has another layout than the settings, and this pipeline may write to it.
+        """
+        found = Lakehouse.of(self.settings, read_only=self.read_only)
+        if not self.read_only:
+            refuse_other_layout(found)
+        return found
 
     @cached_property
     def bronze(self) -> Table:

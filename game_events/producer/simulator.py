@@ -88,6 +88,8 @@ class Arguments(BaseModel):
     gamers_per_game: int = Field(20, ge=1)
     base_time: AwareDatetime = DEFAULT_BASE_TIME
     fields: Fields = GAME_FIELDS
+    #: Random characters appended to each event's first custom value that is set, for larger records.
+    more_bytes: int = Field(0, ge=0)
 
     @property
     def version_numbers(self) -> tuple[int, ...]:
@@ -107,6 +109,7 @@ class EventFactory:
         self._gamers, self._late_share = arguments.gamers_per_game, late_share
         self._base_us = microseconds(arguments.base_time)
         self._made = 0
+        self._more, self._more_bytes = arguments.random("more"), arguments.more_bytes
         self._makers = tuple(generator.make for _, generator in arguments.fields)
 
     def make(self, game: str, version: int) -> GameEvent:
@@ -116,17 +119,22 @@ class EventFactory:
         if self._late.random() < self._late_share:
             timestamp_us -= self._late.randrange(US_PER_DAY, MAX_DAYS_LATE * US_PER_DAY)
         self._made += 1
-        return GameEvent(
-            version=version,
-            game=game,
-            gamer=f"{game}-{draw.randrange(self._gamers):04d}",
-            timestamp_us=timestamp_us,
-            values=tuple(make(draw) for make in self._makers),
-            custom=tuple(
-                None if draw.random() < UNSET_SHARE else f"c{index}-{draw.getrandbits(48):012x}"
-                for index in range(len(custom_columns(version)))
-            ),
+        gamer = f"{game}-{draw.randrange(self._gamers):04d}"
+        values = tuple(make(draw) for make in self._makers)
+        custom = tuple(
+            None if draw.random() < UNSET_SHARE else f"c{index}-{draw.getrandbits(48):012x}"
+            for index in range(len(custom_columns(version)))
         )
+        return GameEvent(version, game, gamer, timestamp_us, values, self._longer(custom) if self._more_bytes else custom)
+
+    def _longer(self, custom: tuple[str | None, ...]) -> tuple[str | None, ...]:
+        """The values, the first one that is set with more characters."""
+        found = list(custom)
+        for index, value in enumerate(found):
+            if value is not None:
+                found[index] = value + self._more.randbytes(-(-self._more_bytes // 2)).hex()[: self._more_bytes]
+                break
+        return tuple(found)
 
 
 class Simulation(Arguments):

@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from game_events.config.settings import Settings
+from game_events.lakehouse.tables import Lakehouse, Table, game_of_gold
 from game_events.producer.manifest import Manifest
 
 
@@ -30,9 +31,11 @@ def database() -> duckdb.DuckDBPyConnection:
 
 def rows(settings: Settings, table: str, sql: str = "SELECT * FROM t") -> list[tuple[Any, ...]]:
     """Rows of a query over one table, called `t` in it; no rows if there is no such table."""
-    uri = f"{settings.lakehouse}/{table}"
+    found = table_of(Lakehouse.of(settings), table)
+    uri = found.uri
     try:
-        files = DeltaTable(uri).file_uris()
+        # Of a game's part of a table, its folder.
+        files = [file for file in DeltaTable(uri).file_uris() if found.folder in file]
     except TableNotFoundError:
         return []
     if not files:
@@ -47,6 +50,16 @@ def rows(settings: Settings, table: str, sql: str = "SELECT * FROM t") -> list[t
             listed = ", ".join(f"'{f}'" for f in files)
             cursor.execute(f"CREATE TEMP VIEW t AS SELECT * FROM read_parquet([{listed}], union_by_name = true)")
         return cursor.execute(sql).fetchall()
+
+
+def table_of(lakehouse: Lakehouse, name: str) -> Table:
+    """The table of a name; of a game's table its part, where games share tables."""
+    found = lakehouse.table(lakehouse.key(name))
+    if not lakehouse.is_partitioned or found.by is not None:
+        return found
+    aggregates = [key.removeprefix("gold_unified_") for key in lakehouse.names() if key.startswith("gold_unified_")]
+    own = [lakehouse.gold(game, one) for one in aggregates if (game := game_of_gold(name, one)) is not None]
+    return own[0] if own else found
 
 
 def _with_partition(rows: pa.Table, file: str) -> pa.Table:

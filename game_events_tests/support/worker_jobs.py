@@ -12,13 +12,6 @@ from game_events.lakehouse.data.worker_job import Result, WorkerJob
 from game_events.sources.core.reading import Reading, ReadNotes
 
 
-def spark_row(value: Any) -> Any:
-    """A value of Arrow's `to_pylist` as Spark's `collect` returns it: structs are tuples."""
-    if isinstance(value, dict):
-        return tuple(map(spark_row, value.values()))
-    return list(map(spark_row, value)) if isinstance(value, list) else value
-
-
 class Rows:
     """As much of a DataFrame as a worker job needs, all rows in one task."""
 
@@ -35,7 +28,7 @@ class Rows:
 
     def collect(self) -> list[Any]:
         """The rows."""
-        return [spark_row(row) for batch in self._batches for row in batch.to_pylist()]
+        return [tuple(row.values()) for batch in self._batches for row in batch.to_pylist()]
 
 
 def run(job: WorkerJob[Result], batches: Iterable[pa.RecordBatch]) -> Result:

@@ -27,6 +27,10 @@ class TableSettings(BaseSettings):
     keep_raw: Literal["all", "failures"] = "all"
     """raw values in bronze: `all`, or `failures`: only in quarantine and for types that `MESSAGE_TYPES` leaves out"""
 
+    silver_layout: Literal["tables", "partitioned"] = "tables"
+    """`tables`: a silver and a gold table for each game; `partitioned`: one of each for all games, partitioned by game
+    (docs/scale.md)"""
+
     # --- maintenance (docs/maintenance.md)
     retention_h: float = Field(2.0, gt=0)
     """hours that replaced files and log entries of bronze, silver, quarantine and the logs are kept"""

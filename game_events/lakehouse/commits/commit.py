@@ -60,6 +60,7 @@ class Commit:
         owns_map: the table's metadata holds the column map (bronze): entries by concurrent writers are kept.
         description: description of a new table.
         about: new description of an existing table; None: it stays.
+        compared_again: a conflict leaves the files, as the caller plans with them again (`commits.group`).
         follows: the handle that the plan was made from; it is compared and followed if it has the newest version still, which
             saves opening the table again. The commit moves it to a newer version: no other code may use it after that.
     """
@@ -80,6 +81,7 @@ class Commit:
     info: Mapping[str, str] = field(default_factory=dict)
     description: str | None = None
     about: str | None = None
+    compared_again: bool = False
     follows: DeltaTable | None = None
 
 
@@ -144,6 +146,8 @@ def commit(plan: Commit) -> Landed:
         ConfigurationError: Spark's workers wrote the files to a disk that this process does not see.
     """
     plan.table.require_writable()
+    if plan.table.part is not None:
+        raise ValueError(f"{plan.table.name}: parts are committed in groups (commits.group)")
     elsewhere = unseen(plan.table, plan.files)
     if elsewhere:
         raise ConfigurationError(
@@ -157,11 +161,12 @@ def commit(plan: Commit) -> Landed:
             planned = plan.follows if number == 0 and isinstance(plan.follows, Handle) else None
             newest = planned is not None and plan.table.is_newest(planned)
             attempt.handle = planned if newest else plan.table.open()
-            _require(plan, attempt.handle)
+            require(plan, attempt.handle)
             written = _write(plan, attempt)
             break
-        except (ConflictError, DataError, ConfigurationError):  # of the comparison: nothing was sent
-            discard(plan.table, list(plan.files))
+        except (ConflictError, DataError, ConfigurationError) as error:  # of the comparison: nothing was sent
+            if not (plan.compared_again and isinstance(error, ConflictError)):
+                discard(plan.table, list(plan.files))
             raise
         except (CommitFailedError, DeltaError, OSError) as error:
             if _is_visible(plan, attempt, error, last=number == ATTEMPTS - 1):
@@ -169,8 +174,12 @@ def commit(plan: Commit) -> Landed:
     return _landed(plan, written)
 
 
-def _require(plan: Commit, handle: DeltaTable | None) -> None:
-    """The comparison: everything that the plan was made from is still true of this version, to which it may be committed."""
+def require(plan: Commit, handle: DeltaTable | None) -> None:
+    """The comparison: everything that the plan was made from is still true of this version, to which it may be committed.
+
+    Raises:
+        ConflictError: it is not. DataError: the table was altered.
+    """
     found = table_id(handle)
     if found != plan.table_id:
         raise ConflictError(f"{plan.table.name}: table is {found or 'absent'}, planned with {plan.table_id or 'none'}")
@@ -219,7 +228,7 @@ def _with_columns(plan: Commit, handle: DeltaTable, *, reshaped: bool) -> DeltaT
         evolved = evolve(plan.table, evolved, wanted, owns_map=plan.owns_map)
         evolved = describe(plan.table, evolved, wanted, plan.about)
     if evolved is not handle:
-        _require(plan, evolved)
+        require(plan, evolved)
     elif isinstance(handle, Handle) and not reshaped:
         handle.note_columns(plan.schema, plan.about)
     return evolved
@@ -275,7 +284,8 @@ def _is_visible(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool
         ) from error
     if outcome is CommitOutcome.OVERTAKEN and attempt.handle is not None and not last:
         return False
-    discard(plan.table, list(plan.files))
+    if not (plan.compared_again and outcome is CommitOutcome.OVERTAKEN):
+        discard(plan.table, list(plan.files))
     if outcome is CommitOutcome.OVERTAKEN:
         raise ConflictError(f"{plan.table.name}: a concurrent run committed first ({error})") from error
     what = f"{plan.table.name}: commit failed, nothing is visible: {error}"
@@ -304,7 +314,7 @@ def _landed(plan: Commit, written: _Written | None) -> Landed:
             sum(f.rows or 0 for f in found),
             sum(f.size for f in found),
             sum(f.size for f in plan.files),
-            of_columns(handle, _comments),
+            of_columns(handle, comments_in),
             handle,
         )
     except (GameEventsError, DeltaError, OSError) as error:
@@ -314,7 +324,8 @@ def _landed(plan: Commit, written: _Written | None) -> Landed:
         ) from error
 
 
-def _comments(handle: DeltaTable) -> dict[str, str]:
+def comments_in(handle: DeltaTable) -> dict[str, str]:
+    """Column -> its comment."""
     return comments_of(pa.schema(handle.schema()))
 
 
@@ -323,7 +334,7 @@ def _moved(table: Table, written: _Written) -> Handle | None:
     handle, changes = written.after, written.changes
     files = [file.data_file() for file in changes.files]
     if isinstance(handle, KnownTable):
-        made = Handle(table.uri, table.options, handle)
+        made = table.handle(handle)
         table.note_entry(made, written.entry)
         made.note_commit(changes.info, tuple(files))
         return made

@@ -18,6 +18,8 @@ from game_events.config.settings import Settings
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
+from game_events.lakehouse.commits.group import commit_group
+from game_events.lakehouse.parts import PartedHandle
 from game_events.lakehouse.tables import Table
 
 T = TypeVar("T")
@@ -112,21 +114,45 @@ def threads_for(latency_s: float) -> int:
 def opened(
     games: Iterable[str], table: Callable[[str], Table], take: Callable[[Table], DeltaTable | None] = Table.open_to_read
 ) -> dict[str, DeltaTable]:
-    """Game -> handle, of its tables that exist; `take`: how a table is opened."""
-    found = for_games(games, lambda game: take(table(game)))
+    """Game -> handle, of its tables that exist; `take`: how a table is opened. A table with parts is opened once for all."""
+    wholes: dict[str, DeltaTable | None] = {}
+
+    def one(game: str) -> DeltaTable | None:
+        wanted = table(game)
+        if wanted.part is None:
+            return take(wanted)
+        if wanted.uri not in wholes:
+            wholes[wanted.uri] = take(wanted.whole)
+        whole = wholes[wanted.uri]
+        return whole.part(game) if isinstance(whole, PartedHandle) else None
+
+    found = for_games(games, one)
     return {game: handle for game, handle in found.items() if handle is not None}
 
 
 def commit_games(
     plans: Mapping[str, Callable[[], Commit | None]], failpoint: str, settings: Settings, of: str = ""
 ) -> Committed:
-    """Commit every game's plan.
+    """Commit every game's plan; plans for parts of one table in one commit.
 
     `plans`: game -> function that opens the table and makes the plan on that handle; None: to be planned again. `failpoint` is
     reached after each commit, with the number of games committed so far; `of` is the prefix of that number.
     """
-    outcome = Committed()
+    outcome, parts = Committed(), dict[str, Commit]()
     done = count(1)
+
+    def landed(game: str, found: Landed) -> None:
+        outcome.landed[game] = found
+        failpoints.reach(failpoint, f"{of}{next(done)}")
+
+    def lost(game: str, error: Exception) -> None:
+        why = without_secrets(str(error), settings)
+        if isinstance(error, ConflictError):
+            log.info("game=%s conflict=%r planned_again=true", game, why)
+            outcome.again.add(game)
+        else:
+            outcome.failed[game] = why
+            log.error("game=%s commit_failed=%r", game, why)
 
     def one(item: tuple[str, Callable[[], Commit | None]]) -> None:
         game, make = item
@@ -134,15 +160,17 @@ def commit_games(
             plan = make()
             if plan is None:
                 outcome.again.add(game)
-                return
-            outcome.landed[game] = commit(plan)
-            failpoints.reach(failpoint, f"{of}{next(done)}")
-        except ConflictError as error:
-            log.info("game=%s conflict=%r planned_again=true", game, without_secrets(str(error), settings))
-            outcome.again.add(game)
+            elif plan.table.part is not None:
+                parts[game] = plan
+            else:
+                landed(game, commit(plan))
         except (GameEventsError, DeltaError, OSError) as error:
-            outcome.failed[game] = without_secrets(str(error), settings)
-            log.error("game=%s commit_failed=%r", game, outcome.failed[game])
+            lost(game, error)
 
     in_threads(plans.items(), one)
+    for game, found in (commit_group(parts) if parts else {}).items():
+        if isinstance(found, Landed):
+            landed(game, found)
+        else:
+            lost(game, found)
     return outcome

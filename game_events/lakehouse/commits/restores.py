@@ -9,9 +9,11 @@ from typing import Any
 from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.delta_log import TableLog
+from game_events.lakehouse.commits.transactions import Txn, counter
 from game_events.lakehouse.handle import Handle
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.log_entries import COMMIT_ID
+from game_events.lakehouse.parts import Part
 from game_events.lakehouse.tables import QUARANTINE, Table, layer_of
 
 #: Key in the commit information of maintenance: such a commit changes no row.
@@ -42,7 +44,8 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int 
     the log, which may be long.
     """
     if version is None:
-        version = max(TableLog(table).versions(), default=-1) if table.exists() else -1
+        # A local folder that is not there has no versions.
+        version = max(TableLog(table).versions(), default=-1) if table.is_local or table.exists() else -1
     for info in TableLog(table).infos(version, version - LOOK_BACK) if version >= 0 else ():
         if _is_checked(info, marks):
             return False
@@ -53,6 +56,13 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int 
 
 def restored(handle: DeltaTable) -> bool:
     """Whether a table was restored or replaced since this project's newest commit of rows; mostly reads one log entry."""
+    if isinstance(handle, Part) and counter(handle, Txn.RESTORED):
+        return True
+    if isinstance(handle, Part) and handle.whole.version() == handle.version():
+        whole = handle.whole
+        if whole.restored[0] != whole.version():
+            whole.restored = whole.version(), restored(whole)
+        return whole.restored[1]
     if isinstance(handle, Handle) and _is_checked(handle.newest_commit(), BATCHES):
         return False
     for limit in RESTORE_HISTORY:

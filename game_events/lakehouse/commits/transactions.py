@@ -72,6 +72,8 @@ class Txn(StrEnum):
     ROWS_QUARANTINED = "rows_quarantined"
 
     # From layer to layer.
+    #: Silver and gold of all games, by game: 1 from a restore of the table on until the game's rows are replaced, then 0.
+    RESTORED = "restored"
     #: Silver; by bronze's id: last bronze batch in it. Each of its commits compares it.
     BRONZE = "bronze"
     #: Gold; by silver's id, incarnation and erasures: last bronze batch in it; each of its commits compares it.

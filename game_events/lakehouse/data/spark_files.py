@@ -19,12 +19,16 @@ def spark_schema(schema: Schema) -> StructType:
 def read_files(spark: SparkSession, uris: Sequence[str], schema: StructType) -> DataFrame:
     """Rows of Parquet files with a given schema; no file footers are read for it.
 
-    `uris` are as delta-rs gives them (what is not plain ASCII in a folder's name is percent-encoded); columns of `schema` that
-    a file lacks are NULL.
+    `uris` are as delta-rs gives them (what is not plain ASCII in a folder's name is percent-encoded), of one table or of tables
+    without partitions; columns of `schema` that a file lacks have the value of its partition, or are NULL.
     """
     if not uris:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).parquet(*[spark_path(unquote(u.removeprefix("file://"))) for u in uris])
+    paths, read = [unquote(uri.removeprefix("file://")) for uri in uris], spark.read.schema(schema)
+    root, _, folder = paths[0].rpartition("/")[0].rpartition("/")
+    if folder.partition("=")[0] in schema.names:
+        read = read.option("basePath", root)
+    return read.parquet(*map(spark_path, paths))
 
 
 def spark_path(path: str) -> str:

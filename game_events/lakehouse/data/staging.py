@@ -84,10 +84,6 @@ class StagedFile:
         return cls(**json.loads(text))
 
 
-#: For Spark: pattern of a file in a partition, with the value of its last folder as its one group (see `partition_of`).
-PARTITION_VALUE = r"=([^/=]+)/[^/]+$"
-
-
 def partition_of(path: str) -> dict[str, str]:
     """Partition column -> value of a file, from its path's folders (``game_name=rummy/``): polars finds them nowhere else."""
     return {column: value for column, _, value in (folder.rpartition("=") for folder in path.split("/")[:-1])}
@@ -118,7 +114,7 @@ def writable_file_system(table: Table) -> tuple[pafs.FileSystem, str]:
     """
     table.require_writable()
     if table.is_local:
-        Path(table.uri).mkdir(parents=True, exist_ok=True)
+        Path(table.uri, table.folder).mkdir(parents=True, exist_ok=True)
     return file_system(table)
 
 
@@ -139,11 +135,12 @@ class StagedWriter:
         """Nothing is created before the first row group is full.
 
         `group_rows`: maximum rows of a row group, the smallest unit that is read; None: those of the table's `sizes`.
-        `folder`: an existing one, with its slash. `file_bytes`: a file is closed past this size. `short_lived`: the next
+        `folder`: an existing one, with its slash; empty: the table's, or its part's, and the rows of a part are written without
+        the column that this folder says (`self.schema`). `file_bytes`: a file is closed past this size. `short_lived`: the next
         refresh reads and replaces the files, so Snappy compresses them: a third larger than by Zstandard, and a third quicker
         to write and read.
         """
-        self._table, self.schema, self._game, self._folder = table, schema, game, folder
+        self._table, self.schema, self._game, self._folder = table, table.in_files(schema), game, folder or table.folder
         self._group_rows = group_rows or table.sizes.row_group_rows
         self._file_bytes, self._short_lived = file_bytes, short_lived
         self._buffer: list[pa.Table] = []
@@ -303,10 +300,12 @@ def discard(table: Table, files: list[StagedFile]) -> None:
 
 
 def remove_empty_folder(table: Table) -> None:
-    """Remove the folder of a table that was not made after all; one with anything in it stays."""
+    """Remove the folder of a table, or of its part, that was not made after all; one with anything in it stays."""
     if table.is_local:
         with suppress(OSError):
-            Path(table.uri).rmdir()
+            Path(table.uri, table.folder).rmdir()
+            if table.folder:
+                Path(table.uri).rmdir()
 
 
 def unseen(table: Table, files: Sequence[StagedFile]) -> list[str]:

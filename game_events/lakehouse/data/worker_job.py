@@ -1,4 +1,7 @@
-"""Functions that Spark's workers run over Arrow batches, and their results as Arrow structs."""
+"""Functions that Spark's workers run over Arrow batches, and their results as Arrow structs.
+
+A result travels as bytes of Arrow's stream: Spark would make a row of its own of each part of it, and Python objects of these.
+"""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -8,12 +11,11 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
-from deltalake import Schema
 from pyspark.sql import DataFrame, SparkSession
 
-from game_events.lakehouse.data.spark_files import spark_schema
-
 Result = TypeVar("Result")
+#: The column of results.
+RESULT = "result"
 
 
 def task_numbers(spark: SparkSession, tasks: int) -> DataFrame:
@@ -36,17 +38,18 @@ class WorkerJob(ABC, Generic[Result]):
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: one row for each task."""
         codec = _codec(self.result)
-        yield pa.RecordBatch.from_pylist([codec.encode(self.stage(batches))], pa.schema(codec.type))
+        found = pa.Table.from_pylist([codec.encode(self.stage(batches))], pa.schema(codec.type))
+        yield pa.RecordBatch.from_pydict({RESULT: pa.array([_ipc(found)], pa.binary())})
 
     def collect(self, rows: DataFrame) -> list[Result]:
         """Run the job over the rows; one result for each task."""
         codec = _codec(self.result)
-        found = rows.mapInArrow(self, spark_schema(Schema.from_arrow(pa.schema(codec.type))))
-        return [codec.decode(row) for row in found.collect()]
+        found = rows.mapInArrow(self, f"{RESULT} BINARY").collect()
+        return [codec.decode(row) for (data,) in found for row in _table(data).to_pylist()]
 
 
 class _Codec(NamedTuple):
-    """A type of Python in Arrow: `decode` takes what Spark's `collect` returns, where structs are tuples."""
+    """A type of Python in Arrow: `decode` takes what Arrow's `to_pylist` returns."""
 
     type: pa.DataType
     encode: Callable[[Any], Any]
@@ -60,10 +63,14 @@ def _ipc(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
+def _table(data: bytes) -> pa.Table:
+    return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+
+
 _PLAIN = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 _SIMPLE = {
     **{hint: _Codec(kind, lambda value: value, lambda value: value) for hint, kind in _PLAIN.items()},
-    pa.Table: _Codec(pa.binary(), _ipc, lambda data: pa.ipc.open_stream(pa.py_buffer(data)).read_all()),
+    pa.Table: _Codec(pa.binary(), _ipc, _table),
 }
 
 
@@ -94,7 +101,7 @@ def _codec(hint: Any) -> _Codec:  # noqa: ANN401 - any type
         values = value if isinstance(value, tuple) else [getattr(value, name) for name in parts]
         return {name: part.encode(v) for (name, part), v in zip(parts.items(), values, strict=True)}
 
-    return _Codec(kind, encode, lambda row: made(*(part.decode(v) for part, v in zip(parts.values(), row, strict=True))))
+    return _Codec(kind, encode, lambda row: made(*(part.decode(row[name]) for name, part in parts.items())))
 
 
 def _fields(kind: type) -> dict[str, Any]:

@@ -47,8 +47,9 @@ KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
 def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
     """Groups of paths that are worth merging, each into about one file, oldest batches first."""
     actions = add_actions(handle)
+    bounds = [f"partition.{column}" for column in handle.metadata().partition_columns]
     order = [("min._batch", "ascending")] if "min._batch" in actions.column_names else [("modification_time", "ascending")]
-    bounds = [f"{end}.{column}" for column in KEPT_APART.get(table.key, ()) for end in ("min", "max")]
+    bounds += [f"{end}.{column}" for column in KEPT_APART.get(table.key, ()) for end in ("min", "max")]
     bounds = [name for name in bounds if name in actions.column_names]
     classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
     for file in actions.sort_by(order).select(["path", "size_bytes", *bounds]).to_pylist():
@@ -81,14 +82,15 @@ def _size_class(size: int, goal: Goal) -> int:
 
 
 def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
-    """Write a group of files as one, and replace them by it.
+    """Write a group of files, of one partition, as one, and replace them by it.
 
     Raises:
         ConflictError: a concurrent writer replaced one of them; nothing is changed.
         TransientError: the outcome of the commit is unknown; the table is right either way.
     """
-    schema = pa.schema(handle.schema())
-    writer = StagedWriter(table, schema)
+    partition = handle.metadata().partition_columns
+    schema = pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
+    writer = StagedWriter(table, schema, folder=group[0][: group[0].rfind("/") + 1])
     try:
         for rows in read_parts(table, schema, group, BATCH_ROWS):
             writer.write(rows)

@@ -94,7 +94,7 @@ def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Colle
     """
     system, prefix = file_system(table)
     # First the listing, then the version: what is committed in between is in the version.
-    partitioned = table.key == UNIFIED
+    partitioned = table.key == UNIFIED or table.by is not None
     found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=partitioned, allow_not_found=True))
     handle = table.open()
     if handle is None:

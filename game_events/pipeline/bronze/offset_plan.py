@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import SETTING, Settings
 from game_events.errors import ConfigurationError, DataError
-from game_events.lakehouse.tables import QUARANTINE, game_of_silver
+from game_events.lakehouse.tables import QUARANTINE, is_silver
 from game_events.pipeline.bronze.topic_changes import changes
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.state.offsets import next_offsets
@@ -178,7 +178,7 @@ def _named(wanted: Mapping[str, Mapping[int, int]], now: SourceSnapshot) -> Offs
 
 def is_gone(pipeline: Pipeline) -> bool:
     """Whether bronze was deleted: tables that are made from it exist. One listing."""
-    return any(name == QUARANTINE or game_of_silver(name) is not None for name in pipeline.lakehouse.names())
+    return any(name == QUARANTINE or is_silver(name) for name in pipeline.lakehouse.names())
 
 
 def not_there_any_more(pipeline: Pipeline, now: SourceSnapshot) -> tuple[Gap, ...]:

@@ -164,7 +164,7 @@ def run_decode_job(
     planned = set(wanted) | catalog.met_types() | {(schema_id, ()) for schema_id in catalog.unknown_ids()}
     room, rest = catalog.max_unknown_ids, None
     while True:
-        job = replace(job, plan=catalog.plan(columns, planned, rest))
+        job = job.planned(catalog.plan(columns, planned, rest))
         staged = StageResult.sum(job.collect(rows))
         catalog.offer(staged.schemas)
         new = staged.unknown - planned

@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import add, or_
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
@@ -93,6 +93,10 @@ class DecodeJob(WorkerJob[StageResult]):
     quarantine: Table | None
     plan: DecodePlan
 
+    def planned(self, plan: DecodePlan) -> Self:
+        """The job with another plan."""
+        return replace(self, plan=plan)
+
     def discard(self, staged: StageResult) -> None:
         """Delete the files that this job wrote; none of them is in a commit."""
         staged.discard(self.bronze, self.quarantine)
@@ -110,6 +114,7 @@ class BronzeTask(DecodeJob):
         suppression: the erased data subjects; their records are only counted. None: there are none.
         deadly: records that crash a worker, as in `decided`, each with its detail for quarantine: they are not decoded.
         one_pass: how silver's files of the rows are written in the same pass; None: they are not.
+        fan_out: the same for the columns of the plan (`planned`).
     """
 
     quarantine: Table
@@ -121,11 +126,12 @@ class BronzeTask(DecodeJob):
     suppression: Suppression | None = None
     deadly: Mapping[tuple[str, int], Mapping[int, str]] = field(default_factory=dict)
     one_pass: OnePassTask | None = None
+    fan_out: FanOut | None = None
 
-    @property
-    def fan_out(self) -> FanOut | None:
-        """How the rows are written to silver's files; None: they are not."""
-        return self.one_pass.fan_out(self.plan.columns) if self.one_pass is not None else None
+    def planned(self, plan: DecodePlan) -> Self:
+        """The job with another plan, and with what silver gets of its columns."""
+        fan_out = self.one_pass.fan_out(plan.columns) if self.one_pass is not None else None
+        return replace(self, plan=plan, fan_out=fan_out)
 
     def discard(self, staged: StageResult) -> None:
         """As every decode job's, silver's files too."""
@@ -210,8 +216,7 @@ class _Output:
         self.bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
         self._now = datetime.now(UTC)
         self._suppressor = Suppressor(task.suppression) if task.suppression is not None else None
-        fan_out = task.fan_out
-        self._silver = SecondStage(fan_out) if fan_out is not None else None
+        self._silver = SecondStage(task.fan_out) if task.fan_out is not None else None
 
     def abort(self) -> None:
         """Delete what was written."""

@@ -15,8 +15,8 @@ from game_events.lakehouse.commits.parallel import opened
 from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.snapshot import files_with, selection
 from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_schema
-from game_events.lakehouse.data.staging import PARTITION_VALUE, partition_of
-from game_events.lakehouse.tables import UNIFIED
+from game_events.lakehouse.data.staging import partition_of
+from game_events.lakehouse.tables import PART_PATH, UNIFIED
 from game_events.pipeline.checks.row_counts import last_batches
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.aggregates import expressions, is_current, player_agg
@@ -82,7 +82,8 @@ def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
     bronze = pipeline.open_bronze()
     known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games if bronze is not None else {}
     chosen = sorted(known, key=lambda game: hashlib.sha256(f"{pipeline.run_id}:{game}".encode()).digest())[:sample_games]
-    unified = pipeline.lakehouse.table(UNIFIED).open_to_read()
+    # In the layout `partitioned` it is gold itself.
+    unified = None if pipeline.lakehouse.is_partitioned else pipeline.lakehouse.table(UNIFIED).open_to_read()
     gold = opened(chosen, pipeline.lakehouse.gold)
     silver = opened(chosen, pipeline.lakehouse.silver)
     aggregate = player_agg(pipeline.settings)
@@ -98,11 +99,13 @@ def _tables(pipeline: Pipeline, sample_games: int) -> _Tables:
 
 def _read_by_delta(pipeline: Pipeline, gold: Mapping[str, DeltaTable]) -> DataFrame:
     """Rows of games' gold tables, with `_game`, by Delta Lake's own reader: delta-rs does not list the files."""
-    read = pipeline.spark.read.format("delta")
-    parts = [
-        read.option("versionAsOf", handle.version()).load(pipeline.lakehouse.gold(game).uri).withColumn("_game", F.lit(game))
-        for game, handle in gold.items()
-    ]
+    read, parts = pipeline.spark.read.format("delta"), list[DataFrame]()
+    for game, handle in gold.items():
+        table = pipeline.lakehouse.gold(game)
+        rows = read.option("versionAsOf", handle.version()).load(table.uri)
+        if table.part is not None:
+            rows = rows.where(F.col(quoted(str(table.by))) == game).drop(str(table.by))
+        parts.append(rows.withColumn("_game", F.lit(game)))
     return reduce(DataFrame.unionByName, parts)
 
 
@@ -111,18 +114,18 @@ def _all_rows(pipeline: Pipeline, tables: _Tables, independent: bool) -> DataFra
 
     `independent`: Delta Lake's own reader reads gold, so that a wrong list of files is found, too.
     """
-    settings, spark, called = pipeline.settings, pipeline.spark, pipeline.lakehouse.called
+    settings, spark, lakehouse = pipeline.settings, pipeline.spark, pipeline.lakehouse
     key, made = settings.key_column, expressions(settings)
     columns = ["_game", key, *made]
     wanted = None if settings.gold_columns else (key, settings.time_column, "_batch")
     asked = silver_columns(pipeline)
-    events = _files(pipeline, tables.silver, wanted, called.silver_path(), asked)
+    events = _files(pipeline, tables.silver, wanted, lakehouse.silver_path(), asked)
     events = events.join(last_batches(spark, tables.taken), "_game").where(F.col("_batch") <= F.col("_taken"))
     recomputed = events.groupBy("_game", key).agg(*(F.expr(sql).alias(column) for column, sql in made.items()))
     if independent:
         held = _read_by_delta(pipeline, tables.gold)
     else:
-        held = _files(pipeline, tables.gold, (key, *made), called.gold_path())
+        held = _files(pipeline, tables.gold, (key, *made), lakehouse.gold_path())
     rows = recomputed.select(*columns, F.lit("silver").alias("_source"))
     rows = rows.unionByName(held.select(*columns, F.lit("gold").alias("_source")))
     if tables.unified is not None and tables.current:
@@ -131,7 +134,7 @@ def _all_rows(pipeline: Pipeline, tables: _Tables, independent: bool) -> DataFra
         uris = [uri for uri, game in zip(found.files, games, strict=True) if game in tables.current]
         schema = spark_schema(tables.unified.schema())
         mine = read_files(spark, uris, StructType([f for f in schema.fields if f.name != entity]))
-        mine = mine.withColumn("_game", game_of_file(uris, PARTITION_VALUE))
+        mine = mine.withColumn("_game", game_of_file(uris, PART_PATH))
         rows = rows.unionByName(mine.select(*columns, F.lit("unified").alias("_source")))
     return rows
 

@@ -53,7 +53,7 @@ def audit_rules(pipeline: Pipeline, rules: Iterable[Rule]) -> Found:
         tables = opened(games, pipeline.lakehouse.gold)
         columns = player_agg_columns(pipeline.spark, pipeline.settings, source.columns)
         uris = [uri for uris in for_games(tables, lambda game: files_with(tables[game])).values() for uri in uris]
-        game = game_of_file(uris, pipeline.lakehouse.called.gold_path())
+        game = game_of_file(uris, pipeline.lakehouse.gold_path())
         rows = read_files(pipeline.spark, uris, columns).withColumn("_game", game)
         found |= _count(pipeline, gold, rows, columns, "_game", tables)
     return found

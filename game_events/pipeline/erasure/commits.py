@@ -141,7 +141,7 @@ def _commit_silver(state: ErasureState, bronze: DeltaTable, games: set[str], hit
     outcome = commit_games(plans, "forget_game_committed", pipeline.settings)
     for game in outcome.landed:
         state.erased(silver_name(game), hits[silver_name(game)])
-        state.settled[game] = identity.taken(pipeline.lakehouse.silver(game).open()) or 0
+        state.settled[game] = identity.taken(outcome.landed[game].handle) or 0
     state.touched |= outcome.landed.keys()
     for game, error in outcome.failed.items():
         table = pipeline.lakehouse.silver(game)
@@ -153,7 +153,7 @@ def _commit_silver(state: ErasureState, bronze: DeltaTable, games: set[str], hit
 def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[ScannedFile]) -> Commit | None:
     """One game's commit to the newest version; files that were added since the scan are scanned here."""
     table, identity = state.pipeline.lakehouse.silver(game), BronzeIdentity.of(bronze)
-    handle = table.open()
+    handle = state.pipeline.handles.take(table) if table.part is not None else table.open()
     if handle is None:
         return None
     known = state.clean[table.key] | {found.path for found in hits}

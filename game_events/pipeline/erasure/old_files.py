@@ -20,7 +20,7 @@ from pyarrow.fs import FileSelector, FileSystem, FileType
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.maintenance.unreferenced_files import delete_files
 from game_events.lakehouse.storage.durability import write_out
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, game_of_silver, has_persons, is_person, paths
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Table, has_persons, is_person, is_silver, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.scan import ScannedFile, scan_files
 from game_events.pipeline.erasure.subjects import DataSubjects
@@ -44,7 +44,7 @@ def remove_old_files(pipeline: Pipeline, result: Erasure, subjects: DataSubjects
     others = {
         name: handle
         for name, handle in handles.items()
-        if name != BRONZE and (name == QUARANTINE or game_of_silver(name) or has_persons(handle, subjects.key))
+        if name != BRONZE and (name == QUARANTINE or is_silver(name) or has_persons(handle, subjects.key))
     }
     _remove(pipeline, result, others, _search(pipeline, subjects, others))
     _remove(pipeline, result, bronze, in_bronze)

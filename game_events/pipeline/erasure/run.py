@@ -28,8 +28,8 @@ from game_events.lakehouse.tables import (
     QUARANTINE,
     SCHEMAS,
     SUPPRESSED,
-    game_of_silver,
     has_persons,
+    is_silver,
 )
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.commits import erase_events
@@ -176,7 +176,7 @@ def _erase_others(state: ErasureState) -> bool:
         DataError: a table with such rows was altered so that they cannot be removed (`Table.writable`); the others are done.
     """
     pipeline = state.pipeline
-    names = [name for name in pipeline.lakehouse.names() if name not in _NOT_OTHERS and game_of_silver(name) is None]
+    names = [name for name in pipeline.lakehouse.names() if name not in _NOT_OTHERS and not is_silver(name)]
     # Also tables of others, which have nothing to do with it unless they have such rows.
     opened = {name: pipeline.lakehouse.table(name).open_to_read() for name in names}
     tables = {name: h for name, h in opened.items() if h is not None and has_persons(h, pipeline.settings.key_column)}

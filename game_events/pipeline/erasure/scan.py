@@ -17,9 +17,9 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.commit import Commit
 from game_events.lakehouse.commits.transactions import Txn, counter, txn
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, partition_of
 from game_events.lakehouse.data.worker_job import Result, WorkerJob
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_FAILED_CHUNKS, Table, table_id
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_FAILED_CHUNKS, Table, is_silver, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.subjects import ANSWER, BYTES, RECORDS, DataSubjects
 from game_events.pipeline.state.commit_info import ERASED_ROWS
@@ -101,7 +101,7 @@ class EraseTask(WorkerJob[ScannedFiles]):
         system, prefix = file_system(self.tables[name])
         with system.open_input_file(prefix + path) as source:
             file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
-            groups = [self._scan_group(name, file, group) for group in range(file.num_row_groups)]
+            groups = [self._scan_group(name, path, file, group) for group in range(file.num_row_groups)]
             masks = [mask for mask, _, _, _ in groups]
             rows, unsearchable = sum(int(mask.sum()) for mask in masks), sum(number for _, _, _, number in groups)
             answers = self._answers(name, file, masks)
@@ -112,9 +112,12 @@ class EraseTask(WorkerJob[ScannedFiles]):
         cleared = sum(int(mask.sum()) for mask in answers)
         return ScannedFile(name, path, rows, files, records, unsearchable, by_bytes=by_bytes, answers=cleared)
 
-    def _scan_group(self, name: str, file: pq.ParquetFile, group: int) -> tuple[_Mask, pa.Table, pa.Table, int]:
+    def _scan_group(self, name: str, path: str, file: pq.ParquetFile, group: int) -> tuple[_Mask, pa.Table, pa.Table, int]:
         """A row group's mask, records, records that were found by bytes, and number of unsearchable rows."""
         rows = file.read_row_group(group, self.subjects.columns(name, file.schema_arrow.names))
+        if is_silver(name) and self.subjects.entity not in rows.column_names:
+            game = partition_of(path).get(self.subjects.entity)
+            rows = rows.append_column(self.subjects.entity, pa.repeat(pa.scalar(game, pa.string()), rows.num_rows))
         mask, by_bytes, unsearchable = self.subjects.mask(name, rows), RECORDS.empty_table(), 0
         if name == BRONZE and (nameless := self.subjects.nameless(rows)).any():
             # Only where needed: the bytes are most of the file.

@@ -72,7 +72,5 @@ def merged(parts: Sequence[pa.Table], keys: Sequence[str]) -> pa.Table:
 
     NULL is a key; a time that is NULL in every row stays NULL.
     """
-    rows = pa.concat_tables(parts)
-    if len(parts) > 1:
-        rows = rows.group_by(list(keys), use_threads=False).aggregate([(COUNT, "sum"), (FIRST, "min"), (LAST, "max")])
-    return rows.rename_columns([*keys, COUNT, FIRST, LAST])
+    rows = pa.concat_tables(parts).group_by(list(keys), use_threads=False)
+    return rows.aggregate([(COUNT, "sum"), (FIRST, "min"), (LAST, "max")]).rename_columns([*keys, COUNT, FIRST, LAST])

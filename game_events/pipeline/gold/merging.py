@@ -98,7 +98,8 @@ def _fits(run: GoldRun, plan: GamePlan, rows: pa.Table) -> bool:
     if not plan.old.files:
         return True
     gold = pa.schema(plan.gold.schema()) if plan.gold is not None else wanted
-    return {f.name: f.type for f in gold} == {f.name: f.type for f in wanted}
+    by = run.pipeline.lakehouse.gold(plan.game).by
+    return {f.name: f.type for f in gold if f.name != by} == {f.name: f.type for f in wanted}
 
 
 def _schema(run: GoldRun, rows: pa.Table) -> pa.Schema:

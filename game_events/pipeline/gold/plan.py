@@ -157,6 +157,8 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
         # A run with another declaration must not be merged with.
         app = Txn.AGGREGATE.of(aggregate.name)
         expected[app], advance[app] = declared, definition
+    words = run.pipeline.settings.names
+    of = f"{words.entity.capitalize()} {plan.game}" if table.part is None else f"All {words.entities}"
     return Commit(
         table,
         schema,
@@ -173,7 +175,7 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
         rewritten=frozenset(plan.old.paths if files else ()),
         info={BATCH_INFO: str(plan.batch), "run_id": run.pipeline.run_id}
         | ({"definition": aggregate.definition} if aggregate.definition else {}),
-        description=f"{run.pipeline.settings.names.entity.capitalize()} {plan.game}: {aggregate.description}"[:1_000],
+        description=f"{of}: {aggregate.description}"[:1_000],
     )
 
 

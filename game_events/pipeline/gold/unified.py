@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from game_events.errors import ConflictError, DataError, GameEventsError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.commit import Commit, Landed, comments_in, commit
 from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games, guarded
@@ -28,9 +28,10 @@ from game_events.lakehouse.commits.transactions import Txn, txn
 from game_events.lakehouse.data.file_copies import copied_name, copy_file, name_of_copy
 from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.data.staging import StagedFile, discard, partition_of
+from game_events.lakehouse.handle import of_columns
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Progress
-from game_events.lakehouse.tables import UNIFIED, game_of_gold, is_game, paths, table_id, version_of
+from game_events.lakehouse.tables import UNIFIED, files_of, game_of_gold, is_game, paths, table_id, version_of
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.gold.aggregates import definition_for, is_current, player_agg
 from game_events.pipeline.reporting.report import RunReport
@@ -146,6 +147,11 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
         return
     key = BronzeIdentity.of(bronze).key
     state = pipeline.progress.read(key)
+    if pipeline.lakehouse.is_partitioned:
+        _report_gold(pipeline, report, state)
+        if state.floor(Layer.UNIFIED) != state.floor(Layer.GOLD) or state.failed_in(Layer.UNIFIED):
+            pipeline.progress.update(key, partial(_progress, state, {}))
+        return
     table, behind = pipeline.lakehouse.table(UNIFIED), state.failed_in(Layer.GOLD)
     try:
         unread = _refresh(pipeline, state, report, full=full)
@@ -163,6 +169,28 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
         why = f"its gold cannot be read: {unread[game]}"
         report.add_failed(Layer.UNIFIED, table, why, game)
     report.add_seconds(Layer.UNIFIED, time.monotonic() - began)
+
+
+def _report_gold(pipeline: Pipeline, report: RunReport, state: Progress) -> None:
+    """Report the table of the layout `partitioned`, which is gold itself, if this run has committed to it."""
+    games = [entry for entry in report.of(Layer.GOLD) if entry.error is None]
+    table = pipeline.lakehouse.table(UNIFIED)
+    handle = pipeline.handles.look(table) if games else None
+    if handle is None:
+        return
+    files, rows = files_of(handle), sum(entry.rows for entry in games)
+    landed = Landed(
+        table.name,
+        handle.version(),
+        str(table_id(handle)),
+        rows,
+        len(games),
+        sum(file.rows or 0 for file in files),
+        sum(file.size for file in files),
+        comments=of_columns(handle, comments_in),
+    )
+    new = any(entry.new for entry in games) and handle.version() == 0
+    report.add_landed(Layer.UNIFIED, table, landed, pa.schema(handle.schema()), state.floor(Layer.GOLD), new=new)
 
 
 def _progress(seen: Progress, unread: dict[str, str], now: Progress) -> Progress:

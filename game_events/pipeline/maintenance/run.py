@@ -32,6 +32,7 @@ from game_events.lakehouse.tables import (
     Table,
     game_of_gold,
     game_of_silver,
+    gold_of_all,
     is_game,
     paths,
 )
@@ -222,7 +223,8 @@ def _is_ours(pipeline: Pipeline, name: str) -> bool:
     """Whether a table is one of this project's, by its key: other tables below the root are never touched."""
     aggregates = (PLAYER_AGG, *(aggregate.name for aggregate in pipeline.extensions.aggregates))
     games = (game_of_silver(name), *(game_of_gold(name, aggregate) for aggregate in aggregates))
-    return name in OWN_TABLES or any(is_game(game) for game in games)
+    of_all = [gold_of_all(aggregate) for aggregate in aggregates if pipeline.lakehouse.is_partitioned]
+    return name in (*OWN_TABLES, *of_all) or any(is_game(game) for game in games)
 
 
 def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:

@@ -21,7 +21,7 @@ from game_events.errors import stop_of, without_quotes
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.layers import is_gold
 from game_events.lakehouse.system_tables.event_log import EventRow, append_events
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, gold_name, silver_name
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, SILVER, gold_name, silver_name
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.lineage.run import Lineage
 from game_events.pipeline.metastore import register_tables
@@ -239,7 +239,8 @@ def _inputs(entry: TableReport, report: RunResult, names: Names) -> list[dict[st
     if entry.layer == "silver":
         return [{"table": names.name_of(BRONZE), "batch": entry.batch}]
     if is_gold(entry.layer) and entry.game is not None:
-        return [{"table": names.name_of(silver_name(entry.game)), "batch": entry.batch}]
+        shared = entry.table.startswith(names.asset("gold_unified_"))
+        return [{"table": names.name_of(SILVER if shared else silver_name(entry.game)), "batch": entry.batch}]
     changed = [t.game for t in report.of("gold") if t.error is None]
     return [{"table": names.name_of(gold_name("{game}")), "games": len(changed), "batch": entry.batch}]
 

@@ -24,6 +24,8 @@ def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructTyp
             message has the rule, the problem and the columns.
     """
     rules = list(rules)
+    if not rules:
+        return
     if any(_refused(rule.sql) for rule in rules) or not _sound_together(spark, tuple(rule.sql for rule in rules), columns):
         refuse(problems(spark, rules, columns), columns.names)
 

@@ -99,8 +99,13 @@ def merge_tables(first: Sequence[TableReport], second: Sequence[TableReport]) ->
     """
     if not second:
         return first
-    committed = {t.table for t in second if t.error is None}
-    found = {(t.table, t.game, t.error is None): t for t in first if t.error is None or t.table not in committed}
+    # Of a table of all games a commit may be of one game alone.
+    committed = {(t.layer, t.table, t.game) for t in second if t.error is None}
+    found = {
+        (t.table, t.game, t.error is None): t
+        for t in first
+        if t.error is None or committed.isdisjoint([(t.layer, t.table, t.game), (t.layer, t.table, None)])
+    }
     for table in second:
         key = (table.table, table.game, table.error is None)
         before = found.get(key)

@@ -8,16 +8,20 @@ every ten minutes. Their games are noted in `progress`, and retried as after a f
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 
+from deltalake.exceptions import DeltaError
+
+from game_events.errors import GameEventsError
 from game_events.lakehouse.commits.delta_log import FOLDER
 from game_events.lakehouse.commits.incarnations import BronzeIdentity
 from game_events.lakehouse.commits.parallel import for_games
-from game_events.lakehouse.commits.restores import restored_lately
+from game_events.lakehouse.commits.restores import restored, restored_lately
 from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.parts import PartedHandle
 from game_events.lakehouse.storage.options import is_remote
 from game_events.lakehouse.system_tables.progress import Progress, Search
 from game_events.lakehouse.tables import Table, gold_name, silver_name
@@ -48,12 +52,13 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport, *, few: int = FEW) -
     # Tables of games that are not allowed any more are not rebuilt.
     games = sorted(game for game in state.games if routing.refusal(game) is None)
     lost: dict[str, dict[str, str]] = {
-        Layer.SILVER: search.lost({game: silver_name(game) for game in games}),
-        Layer.GOLD: search.lost({game: gold_name(game) for game in _made(state, Layer.GOLD, games)}),
+        Layer.SILVER: search.lost(games, pipeline.lakehouse.silver, silver_name),
+        Layer.GOLD: search.lost(_made(state, Layer.GOLD, games), pipeline.lakehouse.gold, gold_name),
     }
     for aggregate in pipeline.extensions.aggregates:
         mine = [game for game in _made(state, aggregate.layer, games) if aggregate.applies_to(game)]
-        lost[aggregate.layer] = search.lost({game: gold_name(game, aggregate.name) for game in mine})
+        of = {"aggregate": aggregate.name}
+        lost[aggregate.layer] = search.lost(mine, partial(pipeline.lakehouse.gold, **of), partial(gold_name, **of))
     if any(lost.values()):
         _say(report, lost)
     elif search.read <= few or search.unreadable or pipeline.read_only or not began:
@@ -100,8 +105,28 @@ class _Search:
         self._pipeline, self._since_s = pipeline, since_s
         self.read = self.unreadable = 0
 
-    def lost(self, keys: Mapping[str, str]) -> dict[str, str]:
-        """Game -> name of its deleted or restored table, with what happened; `keys`: game -> its table's key."""
+    def lost(self, games: Sequence[str], table: Callable[[str], Table], key: Callable[[str], str]) -> dict[str, str]:
+        """Game -> name of its deleted or restored table, with what happened; `table`, `key`: those of a game."""
+        if games and self._pipeline.lakehouse.is_partitioned:
+            return self._lost_parts(games, table(games[0]).whole)
+        return self._lost({game: key(game) for game in games})
+
+    def _lost_parts(self, games: Sequence[str], table: Table) -> dict[str, str]:
+        """Likewise, of games that share a table."""
+        try:
+            whole = self._pipeline.handles.look(table)
+        except (GameEventsError, DeltaError, OSError):  # an error of the layer, which opens the table, too
+            self.unreadable += 1
+            return {}
+        if not isinstance(whole, PartedHandle):
+            return dict.fromkeys(games, f"{table.name} (deleted)")
+        if restored(whole):
+            return dict.fromkeys(games, f"{table.name} (restored)")
+        parts = {game: whole.part(game) for game in games}
+        lost = {game: f"{game} in {table.name} (deleted)" for game, part in parts.items() if part is None}
+        return lost | {g: f"{table.name} (restored)" for g, part in parts.items() if part is not None and restored(part)}
+
+    def _lost(self, keys: Mapping[str, str]) -> dict[str, str]:
         lakehouse = self._pipeline.lakehouse
         ages = {game: self._changed_s(key) for game, key in keys.items()}
         changed = {

@@ -26,7 +26,7 @@ from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.storage.options import is_remote
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
-from game_events.lakehouse.tables import BRONZE, OWN_TABLES, Lakehouse
+from game_events.lakehouse.tables import BRONZE, OWN_TABLES, Lakehouse, refuse_other_layout
 from game_events.lakehouse.unsupported import is_made_again
 from game_events.pipeline.bronze.full_refresh_guard import ALLOW
 from game_events.pipeline.context import Pipeline
@@ -231,6 +231,7 @@ def _message_types(settings: Settings) -> str:
 
 def _writable(settings: Settings) -> str:
     lakehouse = Lakehouse.of(settings)
+    refuse_other_layout(lakehouse)
     if is_remote(lakehouse.root):
         found = refuse_unsafe_store(lakehouse)
         return f"{lakehouse.root}: writable, {found}, {many(len(lakehouse.names()), 'table')}"

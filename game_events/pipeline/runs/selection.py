@@ -10,7 +10,16 @@ from functools import cached_property
 from game_events.config.naming import Names
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.layers import REFRESHED, Layer
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, game_of_gold, game_of_silver, gold_name, silver_name
+from game_events.lakehouse.tables import (
+    BRONZE,
+    QUARANTINE,
+    UNIFIED,
+    game_of_gold,
+    game_of_silver,
+    gold_name,
+    gold_of_all,
+    silver_name,
+)
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.silver.due import due
 
@@ -18,15 +27,15 @@ from game_events.pipeline.silver.due import due
 ALL = "all"
 
 
-def _whole(names: Names) -> dict[str, str]:
-    """Names of a whole layer. Quarantine is written together with bronze."""
+def _whole(names: Names, *, partitioned: bool = False) -> dict[str, str]:
+    """Names of a whole layer. Quarantine is written together with bronze; if games share their tables, unified is gold."""
     return {
         **{layer: layer for layer in REFRESHED},
         names.name_of(BRONZE): Layer.BRONZE,
         names.name_of(QUARANTINE): Layer.BRONZE,
         names.asset(names.silver_asset): Layer.SILVER,
         names.asset(names.gold_asset): Layer.GOLD,
-        names.name_of(UNIFIED): Layer.UNIFIED,
+        names.name_of(UNIFIED): Layer.GOLD if partitioned else Layer.UNIFIED,
     }
 
 
@@ -125,7 +134,10 @@ class _Names:
         if word in (ALL, Layer.GOLD):
             return [(layer, None) for layer in (*(REFRESHED if word == ALL else [Layer.GOLD]), *(a.layer for a in own))]
         called = self._pipeline.settings.names
-        whole = _whole(called) | {a.asset: a.layer for a in own}
+        partitioned = self._pipeline.lakehouse.is_partitioned
+        whole = _whole(called, partitioned=partitioned) | {a.asset: a.layer for a in own}
+        if partitioned:
+            whole |= {called.name_of(gold_of_all(a.name)): a.layer for a in own}
         if word in whole:
             return [(whole[word], None)]
         key = self._pipeline.lakehouse.key(word)

@@ -66,7 +66,8 @@ def counted_routing(work: Staging, known: set[str]) -> tuple[Routing, Counter[st
     pipeline = work.source.pipeline
     listed = set(pipeline.lakehouse.games()) - known
     # An object store also lists the folder of a first write that was never committed.
-    there = for_games(listed, lambda game: pipeline.lakehouse.silver(game).exists())
+    of_one = [game for game in listed if not pipeline.lakehouse.is_partitioned]
+    there = dict.fromkeys(listed, True) | for_games(of_one, lambda game: pipeline.lakehouse.silver(game).exists())
     known = known | {game for game in listed if there[game]}
     names, others = _new_names(work, known)
     admitted, _ = admit(pipeline.settings, known, names)

@@ -174,9 +174,10 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: St
     for app, rows in ((Txn.ROWS_DROPPED, counts.dropped), (Txn.ROWS_QUARANTINED, counts.quarantined)):
         if rows or txn(handle, app) is not None:
             advance[app] = rows + (0 if start.replace else counter(handle, app))
-    word = source.pipeline.settings.names.entity
+    words, table = source.pipeline.settings.names, source.pipeline.lakehouse.silver(game)
+    of = f"the {words.entity} {game}: its" if table.part is None else f"all {words.entities}:"
     return Commit(
-        source.pipeline.lakehouse.silver(game),
+        table,
         _columns(source, start, result, game),
         result.files.get(game, []),
         # Of `bronze.app` the value in the log, even if it is of other contents of bronze.
@@ -190,8 +191,7 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: St
         # All rows are new: columns may go and types may change.
         reshape=start.replace,
         info={BATCH_INFO: str(source.batch), "run_id": source.pipeline.run_id},
-        description=f"Events of the {word} {game}: its rows of {source.pipeline.bronze.name}, append-only"
-        f"{message_comment(source.handle)}",
+        description=f"Events of {of} rows of {source.pipeline.bronze.name}, append-only{message_comment(source.handle)}",
     )
 
 

@@ -169,7 +169,7 @@ def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult,
     _, refused = admit(settings, known, new)
     if refused:
         # A name with a table was admitted before, even if progress has lost it or the table cannot be read.
-        opened = for_games(new, guarded(lambda game: pipeline.lakehouse.silver(game).open()))
+        opened = for_games(new, guarded(lambda game: pipeline.handles.look(pipeline.lakehouse.silver(game))))
         had = {game for game, found in opened.items() if found is not None}
         _, refused = admit(settings, known | had, {g: rows for g, rows in new.items() if g not in had})
     for game in refused:

@@ -18,6 +18,7 @@ from game_events.lakehouse.commits.restore_check import refuse_restored
 from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.layers import Layer
 from game_events.lakehouse.system_tables.progress import Admission, CountedRows, LeftOut, Mark, Progress
+from game_events.lakehouse.tables import refuse_other_layout
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.fanout.routing import INVALID, NO_NAME
@@ -69,6 +70,7 @@ def refresh_silver(
         ConfigurationError: the tables were made by another entity column: only a full refresh of all of them may change it.
     """
     began, failed = time.monotonic(), dict[str, str]()
+    refuse_other_layout(pipeline.lakehouse)
     for attempt in range(GAME_ATTEMPTS):
         # Also right after bronze's step: Dagster's steps may have waited between them.
         handle, _ = intact_tables(pipeline, report) or (None, None)
@@ -105,7 +107,8 @@ def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
         decisions = Decisions.read(pipeline, run.source.bronze.key)
         if decisions.redecisions != redecided:
             # Games that quarantine has decided again, and whose tables a crash has kept from being replaced.
-            due = guarded(lambda game: decisions.incarnation(game) > incarnation(pipeline.lakehouse.silver(game).open()))
+            look, silver = pipeline.handles.look, pipeline.lakehouse.silver
+            due = guarded(lambda game: decisions.incarnation(game) > incarnation(look(silver(game))))
             undone = {game for game, found in for_games(filter(decisions.incarnation, state.games), due).items() if found}
             _note_replaced(run, undone)
             result, redecided = replace(result, retry=result.retry | undone), decisions.redecisions

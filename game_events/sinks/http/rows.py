@@ -99,7 +99,8 @@ def _of_gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
         if not uris or chosen[0].gold is None:
             continue
         rows = read_files(pipeline.spark, uris, spark_schema(chosen[0].gold.schema()))
-        rows = rows.select(game_of_file(uris, pipeline.lakehouse.called.gold_path()).alias(entity), *rows.columns)
+        columns = [column for column in rows.columns if column != entity]
+        rows = rows.select(game_of_file(uris, pipeline.lakehouse.gold_path()).alias(entity), *columns)
         if changed:
             silver = [_silver(pipeline, group) for group in _same_columns(chosen, lambda step: step.silver)]
             players = reduce(

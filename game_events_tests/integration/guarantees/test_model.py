@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from game_events.config.naming import PROGRESS
 from game_events.errors import GameEventsError
-from game_events.lakehouse.tables import UNIFIED, Lakehouse
+from game_events.lakehouse.tables import PARTITIONED, TABLES, UNIFIED
 from game_events_tests.support.faults import Write, at_commit
 from game_events_tests.support.model.plans import REJECTS
 from game_events_tests.support.model.world import BRONZE, GAMES, NOBODY, SCHEMAS, SILVER, World
@@ -64,11 +64,11 @@ def cut() -> None:
 class FanOutModel(RuleBasedStateMachine):
     """Records come; runs bring all layers up to them, or do not get that far."""
 
-    plain = False
+    layout, plain = TABLES, False
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(plain=self.plain)
+        self.world = World(self.layout, plain=self.plain)
 
     def teardown(self) -> None:
         """Whatever happened: one undisturbed run later everything is in its place."""
@@ -191,7 +191,7 @@ class FanOutModel(RuleBasedStateMachine):
     @rule(version=st.none() | st.integers(0, 5))
     def the_unified_table_is_deleted_or_restored(self, version: int | None) -> None:
         """By somebody else: to an older version, which may have rows of games that are gone, or none of later ones."""
-        table = Lakehouse(self.world.folder).table(UNIFIED)
+        table = self.world.lakehouse.table(UNIFIED)
         handle = table.open()
         if handle is not None and version is None:
             shutil.rmtree(table.uri)
@@ -221,6 +221,12 @@ class FanOutModel(RuleBasedStateMachine):
         assert self.world.work().tables == [], "a run with nothing to do has changed something"
 
 
+class PartitionedModel(FanOutModel):
+    """The same with one table of silver and one of gold for all games."""
+
+    layout = PARTITIONED
+
+
 class OnePassModel(FanOutModel):
     """The same without rules: bronze's workers write silver's files and gold's partial rows, which runs hold."""
 
@@ -231,6 +237,12 @@ class TestFewFanOutsThroughCrashesRivalsAndLostTables(FanOutModel.TestCase):
     """For `make test`."""
 
     settings = settings(max_examples=5, stateful_step_count=12, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+class TestFewFanOutsThroughCrashesRivalsAndLostTablesOfAllGames(PartitionedModel.TestCase):
+    """For `make test`."""
+
+    settings = TestFewFanOutsThroughCrashesRivalsAndLostTables.settings
 
 
 class TestFewOfOnePassThroughCrashesRivalsAndLostTables(OnePassModel.TestCase):
@@ -266,8 +278,29 @@ class TestFanOutThroughCrashesRivalsAndLostTables(FanOutModel.TestCase):
     )
 
 
-def test_a_plain_run_takes_what_bronzes_workers_have_written_for_silver_and_gold() -> None:
-    with closing(World(plain=True)) as world:
+@pytest.mark.scenario
+class TestFanOutThroughCrashesRivalsAndLostTablesOfAllGames(PartitionedModel.TestCase):
+    """Many."""
+
+    settings = TestFanOutThroughCrashesRivalsAndLostTables.settings
+
+
+class OnePassPartitionedModel(OnePassModel):
+    """Both."""
+
+    layout = PARTITIONED
+
+
+@pytest.mark.scenario
+class TestOnePassThroughCrashesRivalsAndLostTablesOfAllGames(OnePassPartitionedModel.TestCase):
+    """Many."""
+
+    settings = TestFanOutThroughCrashesRivalsAndLostTables.settings
+
+
+@pytest.mark.parametrize("layout", [TABLES, PARTITIONED])
+def test_a_plain_run_takes_what_bronzes_workers_have_written_for_silver_and_gold(layout: str) -> None:
+    with closing(World(layout, plain=True)) as world:
         for number in range(3):
             world.records_come([("rummy", "a", number, 1), ("rummy", "b", 4, 2), ("uno", "a", 8, 2), (NOBODY, "a", 1, 1)])
             world.work()

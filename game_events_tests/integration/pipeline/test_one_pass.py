@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -55,13 +56,12 @@ def contents(settings: Settings) -> dict[str, list[str]]:
     return found
 
 
-def types(settings: Settings) -> dict[str, list[str]]:
+def types(settings: Settings) -> dict[str, list[Any]]:
     """Table -> its columns, with type, comment and place."""
     lakehouse = Lakehouse.of(settings)
     opened = {name: lakehouse.table(name).open() for name in lakehouse.names() if name.startswith(("silver", "gold"))}
-    return {
-        name: [field.to_json() for field in handle.schema().fields] for name, handle in opened.items() if handle is not None
-    }
+    fields = {name: handle.schema().fields for name, handle in opened.items() if handle is not None}
+    return {name: [json.loads(field.to_json()) for field in of_table] for name, of_table in fields.items()}
 
 
 def elsewhere(settings: Settings, folder: Path) -> Settings:
@@ -143,14 +143,21 @@ POINTS = ("bronze_staged", "bronze_committed", "silver_staged", "game_committed:
 def test_a_run_after_a_crash_reads_bronze_and_the_files_of_the_crash_are_unreferenced(
     begun: Settings, make_pipeline: MakePipeline, tmp_path: Path, point: str
 ) -> None:
-    with power_cut_at(point):
+    with pytest.MonkeyPatch.context() as patch, power_cut_at(point):
+        patch.setattr(OnePass, "drop", lambda _: None)  # a process that is killed deletes nothing
         held(make_pipeline(begun))
     one_pass = held(make_pipeline(begun))
     assert one_pass.taken == (1 if point == "bronze_staged" else 0)
     assert_sound(make_pipeline(begun))
     assert logical(begun) == as_read_layer_by_layer(begun, make_pipeline, tmp_path / "other")
-    table = Lakehouse.of(begun).silver("chess")
-    assert orphans(table, -60, ReplacedFiles(table)) or point not in ("bronze_committed", "game_committed:1")
+    left = [path for game in ("rummy", "uno", "chess") for path in unreferenced(begun, game)]
+    assert bool(left) == (point not in ("silver_committed", "gold_staged"))
+
+
+def unreferenced(settings: Settings, game: str) -> list[str]:
+    """Files of a game's silver table that maintenance deletes once they are old."""
+    table = Lakehouse.of(settings).silver(game)
+    return list(orphans(table, -60, ReplacedFiles(table)))
 
 
 @pytest.mark.parametrize("point", ["bronze_committed", pytest.param("silver_staged", marks=pytest.mark.scenario)])
@@ -256,7 +263,7 @@ def test_what_does_not_fit_is_read_from_the_layer_before(
         fault(patch, make_pipeline(begun))
         held(make_pipeline(begun), expected)
     assert logical(begun) == as_read_layer_by_layer(begun, make_pipeline, tmp_path / "other")
-    assert not orphans(Lakehouse.of(begun).silver("rummy"), -60, ReplacedFiles(Lakehouse.of(begun).silver("rummy")))
+    assert not unreferenced(begun, "rummy")
 
 
 def test_where_only_bronze_is_selected_nothing_is_written_for_silver(begun: Settings, make_pipeline: MakePipeline) -> None:

@@ -174,7 +174,8 @@ def test_random_rows_of_every_type_are_judged_alike(
         put(pipeline.bronze, both, {Txn.BATCH: 2}, rewritten=frozenset(paths(pipeline.bronze.open())))
         refresh_silver(pipeline, report)
         found[how] = found_in(pipeline, report)
-    assert len(used) == 2
+    # A game that failed is left out of later passes over all games, and then Spark chooses the rows.
+    assert len(used) in ([1, 2] if "fail" in actions else [2])
     assert None not in used
     assert found["workers"] == found["Spark"], rules
     silver, quarantine, tables, counted, _ = found["workers"]

@@ -32,6 +32,7 @@ OTHER_VARIABLES = {
     "TEST_NO_SKIPS",
     "TEST_EXAMPLES",
     "TEST_ORDER",
+    "TEST_LAYOUT",
     "CONFIG",
     "SECRETS_DIR",
     "CACHE",

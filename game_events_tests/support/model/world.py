@@ -24,7 +24,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.snapshot import read_arrow
 from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
 from game_events.lakehouse.maintenance.renewal import OutdatedFile, first_groups, renew
-from game_events.lakehouse.tables import UNIFIED, Lakehouse, Table, paths
+from game_events.lakehouse.tables import TABLES, UNIFIED, Lakehouse, Table, paths
 from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline
@@ -75,14 +75,14 @@ class World:
     and gold's tables, how often these were used.
     """
 
-    def __init__(self, *, plain: bool = False) -> None:
+    def __init__(self, layout: str = TABLES, *, plain: bool = False) -> None:
         self.plain = plain
         self.taken = self.merged = 0
-        self.folder = tempfile.mkdtemp()
+        self.folder, self.layout = tempfile.mkdtemp(), layout
         self.strictness = 0
         own = {"game_name": pa.string(), "gamer_id": pa.string(), "n": pa.int64(), "event_timestamp": arrow_plans.TIME}
         self.topic = Topic(columns=own)
-        self.seen: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        self.seen: dict[tuple[str, str | None, int], list[dict[str, Any]]] = {}
         #: What happens at each step of a run, and at the last moment before each of its commits; None: nothing.
         self.step: Callable[[str], None] | None = None
         self.late: Callable[[str], None] | None = None
@@ -121,10 +121,22 @@ class World:
 
     # --- runs
 
+    @property
+    def lakehouse(self) -> Lakehouse:
+        """All tables."""
+        return Lakehouse.of(DEFAULTS().model_copy(update={"lakehouse": self.folder, "silver_layout": self.layout}))
+
     def pipeline(self, knows: tuple[int, ...] = SCHEMAS, games: tuple[str, ...] = (), **limits: int) -> Pipeline:
         """As a new process has it, with the rules that are in force now; `limits`: settings."""
         rules = () if self.plain else (DROPS, *(r for r in (REJECTS[self.strictness],) if r is not None))
-        more = {"lakehouse": self.folder, "rules": rules, "games": games, "allow_bronze_full_refresh": True, **limits}
+        more = {
+            "lakehouse": self.folder,
+            "silver_layout": self.layout,
+            "rules": rules,
+            "games": games,
+            "allow_bronze_full_refresh": True,
+            **limits,
+        }
         made = pipeline_of(DEFAULTS().model_copy(update=more), Reader(self.topic, knows))
         # Asked for by the rules' check, which is replaced above, and for the numbers of tasks.
         object.__setattr__(made, "get_spark", lambda: SimpleNamespace(range=numbers))
@@ -165,8 +177,9 @@ class World:
 
     def files_are_joined(self, uri: str) -> None:
         """Of that table, if it is one that maintenance joins; a rival may have been first."""
-        lakehouse = Lakehouse(self.folder)
-        for table in (lakehouse.table("bronze_events"), lakehouse.table("quarantine_events"), *map(lakehouse.silver, GAMES)):
+        lakehouse = self.lakehouse
+        of_silver = [lakehouse.table("silver_events")] if lakehouse.is_partitioned else map(lakehouse.silver, GAMES)
+        for table in (lakehouse.table("bronze_events"), lakehouse.table("quarantine_events"), *of_silver):
             handle = table.open() if table.uri.rstrip("/") in uri.rstrip("/") else None
             for group in small_files(table, handle, FULL_GOAL) if handle is not None else []:
                 with suppress(GameEventsError):
@@ -174,7 +187,7 @@ class World:
 
     def files_are_renewed(self) -> None:
         """All files of all tables, as if an earlier release had written them; a rival may have been first."""
-        lakehouse = Lakehouse(self.folder)
+        lakehouse = self.lakehouse
         for table in map(lakehouse.table, lakehouse.names()):
             handle = table.open()
             files = [OutdatedFile(path, 1) for path in paths(handle)] if handle is not None else []
@@ -221,8 +234,8 @@ class World:
         looks = Counter[str]()
 
         def opened(look: Open, asked: Table) -> DeltaTable | None:
-            looks[asked.key] += 1
-            if asked.key == table.key and looks[table.key] == number:
+            looks[asked.uri] += 1
+            if asked.uri == table.uri and looks[table.uri] == number:
                 raise TransientError("the object store answers 503")
             return look(asked)
 
@@ -233,7 +246,7 @@ class World:
 
     def assert_unified_shows_gold(self) -> None:
         """After a run without an error, also of games that nothing came of; but for tables that somebody else has changed."""
-        shown = self.rows(Lakehouse(self.folder).table(UNIFIED))
+        shown = self.rows(self.lakehouse.table(UNIFIED))
         for game in GAMES:
             handle = self.table(game, of_gold=True).open()
             if handle is not None and not restored(handle):
@@ -242,7 +255,7 @@ class World:
 
     def table(self, game: str, *, of_gold: bool = False) -> Table:
         """Silver's or gold's."""
-        lakehouse = Lakehouse(self.folder)
+        lakehouse = self.lakehouse
         return lakehouse.gold(game) if of_gold else lakehouse.silver(game)
 
     def rows(self, table: Table) -> list[dict[str, Any]]:
@@ -250,7 +263,7 @@ class World:
         handle = table.open()
         if handle is None:
             return []
-        version = (str(handle.metadata().id), handle.version())
+        version = (str(handle.metadata().id), table.part, handle.version())
         if version not in self.seen:
             self.seen[version] = read_arrow(table, handle).to_pylist()
         return self.seen[version]
@@ -277,7 +290,7 @@ class World:
             assert len(players) == len(set(players)), f"{game}: gold holds a player twice"
         rejected = [r["_kafka_offset"] for r in held if is_kept_out(r, GAMES)]
         assert len(rejected) == len(set(rejected)), "quarantine holds a rejected row twice"
-        players = [(r["game_name"], r["gamer_id"]) for r in self.rows(Lakehouse(self.folder).table(UNIFIED))]
+        players = [(r["game_name"], r["gamer_id"]) for r in self.rows(self.lakehouse.table(UNIFIED))]
         assert len(players) == len(set(players)), "the unified table holds a player twice"
 
     def assert_no_record_is_in_both(self, pipeline: Pipeline, there: Any, undecodable: list[dict[str, Any]]) -> None:

@@ -10,6 +10,7 @@ told on stdin, one line each, answered by the same line on stdout:
     unsafe          from now on ignore the condition of a conditional PUT, as older stores do
     safe            honour it again
     key KEY         from now on this key alone is known
+    wait MS         let every request wait so many milliseconds, as a store in another building does
     requests        answered by the number of requests so far
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -55,9 +57,11 @@ class Store:
         self.requests = 0
         self.unsafe = False
         self.deny = ""
+        self.wait_s = 0.0
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         self.requests += 1
+        time.sleep(self.wait_s)
         status, left = self.fail
         if left > 0:
             self.fail = (status, left - 1)
@@ -111,6 +115,8 @@ def main() -> None:
             store.unsafe = words[0] == "unsafe"
         elif words[0] == "key":
             store.key = words[1]
+        elif words[0] == "wait":
+            store.wait_s = float(words[1]) / 1_000
         elif words[0] == "requests":
             answer = str(store.requests)
         print(answer, flush=True)

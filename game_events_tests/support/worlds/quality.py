@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from game_events.config.settings import Settings
-from game_events.lakehouse.tables import Lakehouse, game_of_silver
+from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
 from game_events_tests.support.reconciliation import coordinates, count, rows
@@ -63,7 +63,7 @@ def rule(name: str, sql: str, action: str = "warn", **more: object) -> dict[str,
 
 def in_silver(settings: Settings) -> dict[str, list[int]]:
     """Game -> offsets of its silver rows, for every silver table there is."""
-    games = sorted(filter(None, map(game_of_silver, Lakehouse.of(settings).names())))
+    games = sorted(Lakehouse.of(settings).games())
     return {game: [c[2] for c in coordinates(settings, f"silver_{game}_events")] for game in games}
 
 

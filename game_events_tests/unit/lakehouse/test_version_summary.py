@@ -13,7 +13,6 @@ from deltalake.transaction import CommitProperties, Transaction
 
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.delta_log import TableLog
 from game_events.lakehouse.commits.restores import restored
 from game_events.lakehouse.data.snapshot import BATCH_INFO
 from game_events.lakehouse.handle import MOST_FILES
@@ -235,9 +234,12 @@ def test_a_folder_that_cannot_be_written_costs_only_the_summary(table):
     assert not log.exists()
 
 
-def test_what_a_crash_leaves_of_one_goes_with_expired_entries(table):
-    left = Path(table.uri, "_delta_log", "_commit_0.json.tmp")
-    left.write_bytes(b"half")
-    os.utime(left, (1, 1))
-    TableLog(table).delete_expired(3600)
-    assert not left.exists()
+def test_a_shorter_one_leaves_nothing_of_the_one_before(table, opens):
+    leave(table)
+    summary = summary_of(table)
+    summary.write_bytes(summary.read_bytes() + b"more" * 1000)
+    assert next_run(table, opens)[1]
+    leave_as_it_is(table)
+    handle, opened = next_run(table, opens)
+    assert not opened
+    assert handle.transaction_version("txn") == 2

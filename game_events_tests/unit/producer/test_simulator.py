@@ -195,3 +195,20 @@ def test_a_share_of_bad_payloads_leaves_the_others_as_they_were():
     clean, spoilt = (sent_values(BulkSimulation(records=500, bad_share=share)) for share in (0, 0.2))
     assert all(a == b for a, b in zip(clean, spoilt, strict=True) if not isinstance(decode(b), str))
     assert clean != spoilt
+
+
+def test_larger_records_are_the_same_events_with_longer_values() -> None:
+    plain, larger = (BulkSimulation(records=500, pool_per_version=250, more_bytes=more).pool() for more in (0, 225))
+    for small, large in zip(plain, larger, strict=True):
+        before, after = small.event, large.event
+        assert (after.game, after.gamer, after.timestamp_us, after.values) == (
+            before.game,
+            before.gamer,
+            before.timestamp_us,
+            before.values,
+        )
+        longer = [(one, other) for one, other in zip(before.custom, after.custom, strict=True) if one != other]
+        assert len(longer) == any(before.custom)
+        assert all(other.startswith(one) and len(other) == len(one) + 225 for one, other in longer)
+    more = {value for record in larger for value in record.event.custom if value and len(value) > 200}
+    assert len(more) > 450, "each value is another one"

@@ -54,6 +54,7 @@ def test_no_transaction_id_has_changed_since_the_first_release():
         "NEXT_FILE": "next",
         "EXPORT_RUN": "run",
         "GRANTED": "granted",
+        "RESTORED": "restored",
     }
 
 

@@ -1,0 +1,233 @@
+"""One commit for many parts of a table: each part's plan is compared by itself, and those that hold are committed together.
+
+Commits of 1,000 parts, one by one, would be 1,000 versions of one table, each after a conflict with the one before.
+
+Guarantee: of the plans whose transaction ids are unchanged all are in one version, or none; a plan that has lost to a
+concurrent writer does not keep the others from it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from game_events.errors import ConflictError, DataError, GameEventsError
+from game_events.lakehouse.commits.commit import ATTEMPTS, Commit, Landed, comments_in, commit, require
+from game_events.lakehouse.commits.evolution import changed_types
+from game_events.lakehouse.commits.restores import RESTORE_CHECKED, restored, restored_between
+from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.lakehouse.data.snapshot import BATCH_INFO
+from game_events.lakehouse.data.staging import discard
+from game_events.lakehouse.format_version import unmarked
+from game_events.lakehouse.handle import of_columns
+from game_events.lakehouse.parts import Part, PartedHandle, PartState, of_part
+from game_events.lakehouse.tables import Table, table_id
+
+#: Outcome of one plan.
+Outcome = Landed | GameEventsError | DeltaError | OSError
+
+
+def commit_group(plans: Mapping[str, Commit]) -> dict[str, Outcome]:
+    """Commit the plans of games: one commit for each table that they are parts of.
+
+    Returns:
+        game -> its visible commit, or the error for which there is none, as `commit` raises it: ConflictError if a concurrent
+        writer was first in this part. Files are kept or deleted as by `commit`.
+    """
+    outcome: dict[str, Outcome] = {}
+    by_table: dict[str, dict[str, Commit]] = {}
+    for game, plan in plans.items():
+        by_table.setdefault(plan.table.uri, {})[game] = plan
+    for of_table in by_table.values():
+        outcome |= _Group(of_table).committed()
+    return outcome
+
+
+class _Group:
+    """The plans for one table."""
+
+    def __init__(self, plans: Mapping[str, Commit]) -> None:
+        self._left = dict(plans)
+        self._table = next(iter(plans.values())).table.whole
+        self._outcome: dict[str, Outcome] = {}
+
+    def committed(self) -> dict[str, Outcome]:
+        try:
+            for _ in range(ATTEMPTS):
+                whole = self._opened()
+                self._compare(whole)
+                if not self._left or self._commit(whole):
+                    return self._outcome
+        except (GameEventsError, DeltaError, OSError) as error:  # of the table: nothing was sent
+            self._drop(self._left, error)
+            return self._outcome
+        self._drop(self._left, ConflictError(f"{self._table.name}: concurrent runs won {ATTEMPTS} attempts to commit"))
+        return self._outcome
+
+    def _opened(self) -> PartedHandle | None:
+        """The newest version; after a restore one in which every part is noted as restored."""
+        planned = (plan.follows.whole for plan in self._left.values() if isinstance(plan.follows, Part))
+        whole = next((handle for handle in planned if self._table.is_newest(handle)), None) or self._table.open()
+        if not isinstance(whole, PartedHandle):
+            return None
+        if restored(whole):
+            note_restored(self._table, whole)
+            whole = self._table.open()
+        return whole if isinstance(whole, PartedHandle) else None
+
+    def _compare(self, whole: PartedHandle | None) -> None:
+        """Take out the plans that do not hold for this version."""
+        seen = {plan.seen for plan in self._left.values() if plan.seen is not None}
+        back = {v for v in seen if whole is not None and restored_between(self._table, v, whole.version())}
+        self._drop_other_types(whole)
+        columns, known = pa.schema([]), set[int]()
+        for game, plan in list(self._left.items()):
+            try:
+                if plan.seen in back:
+                    raise ConflictError(f"{plan.table.name}: it was restored since version {plan.seen}, which was planned from")
+                part = whole.part(game) if whole is not None else None
+                if counter(part, Txn.RESTORED) and plan.seen is not None:
+                    raise ConflictError(f"{plan.table.name}: it was restored, and rows of {game} are to be replaced first")
+                # That it was restored is known.
+                require(replace(plan, seen=None if part is None or plan.seen != part.version() else plan.seen), part)
+                if id(plan.schema) not in known:  # most plans have the same
+                    columns = _with_columns(self._table, columns, plan.schema)
+                    known.add(id(plan.schema))
+            except (ConflictError, DataError) as error:
+                self._drop([game], error)
+        self._drop_other_types(whole)  # again: perhaps not all of the table is replaced any more
+
+    def _drop_other_types(self, whole: PartedHandle | None) -> None:
+        for game, other in _of_other_types(self._left, whole).items():
+            self._drop([game], other)
+
+    def _drop(self, games: Iterable[str], error: Outcome) -> None:
+        for game in list(games):
+            plan = self._left.pop(game)
+            discard(plan.table, list(plan.files))
+            self._outcome[game] = error
+
+    def _commit(self, whole: PartedHandle | None) -> bool:
+        """Commit what is left; False: another commit came first, so each plan has to be compared again."""
+        try:
+            landed = commit(_merged(self._table, whole, self._left))
+        except ConflictError:
+            return False
+        except (GameEventsError, DeltaError, OSError) as error:
+            # `commit` has deleted the files, or kept them as the outcome is unknown.
+            self._outcome |= dict.fromkeys(self._left, error)
+            return True
+        self._outcome |= {game: _landed(plan, landed, game) for game, plan in self._left.items()}
+        return True
+
+
+def note_restored(table: Table, whole: PartedHandle) -> None:
+    """Note for every part that the table was restored: the next commit to one of them would hide it from the others."""
+    advance = {of_part(Txn.RESTORED, game): 1 for game in whole.games()}
+    info = {RESTORE_CHECKED: "rows of each part are to be replaced"}
+    commit(Commit(table, pa.schema([]), [], {}, advance, table_id(whole), seen=whole.version(), info=info, follows=whole))
+
+
+def _with_columns(table: Table, columns: pa.Schema, more: pa.Schema) -> pa.Schema:
+    """The columns of all plans so far and of another one, and the one that names the game.
+
+    Raises:
+        DataError: a column has another type than in the plan of another game.
+    """
+    new = [field for field in more if field.name not in columns.names]
+    other = [f.name for f in more if f.name in columns.names and f.type != columns.field(f.name).type]
+    if other:
+        raise DataError(f"{table.name}: columns have other types than those of other games: {', '.join(other)}")
+    if more.names and table.by not in (*columns.names, *more.names):
+        new.insert(0, pa.field(str(table.by), pa.string()))
+    return pa.schema([*columns, *new], columns.metadata) if new else columns
+
+
+def _of_other_types(plans: Mapping[str, Commit], whole: PartedHandle | None) -> dict[str, DataError]:
+    """Game -> why its columns do not fit into the table, unless all of it is replaced."""
+    if whole is None or _replaces_all(plans, whole):
+        return {}
+    found: dict[str, DataError] = {}
+    known: dict[int, list[str]] = {}
+    for game, plan in plans.items():
+        if id(plan.schema) not in known:
+            known[id(plan.schema)] = changed_types(whole, plan.schema)
+        if other := known[id(plan.schema)]:
+            found[game] = DataError(
+                f"{plan.table.name}: the types of the table are others than those of the new rows: {'; '.join(other)}. Refresh "
+                "the table of all games fully, in one run: that gives it the new types"
+            )
+    return found
+
+
+def _replaces_all(plans: Mapping[str, Commit], whole: PartedHandle) -> bool:
+    """Whether the plans replace all rows of the table, columns included."""
+    held = {game for game, state in whole.states().items() if state.files}
+    return held <= plans.keys() and all(plan.replace and plan.reshape for plan in plans.values())
+
+
+def _merged(table: Table, whole: PartedHandle | None, plans: Mapping[str, Commit]) -> Commit:
+    """One commit of all plans."""
+    columns, expected, advance, removed = pa.schema([]), dict[str, int | None](), dict[str, int](), set[str]()
+    info = dict[str, str]()
+    for schema in {id(plan.schema): plan.schema for plan in plans.values()}.values():
+        columns = _with_columns(table, columns, schema)
+    for game, plan in plans.items():
+        state = whole.states().get(game, PartState()) if whole is not None else PartState()
+        moved = dict(plan.advance)
+        if plan.replace and state.transactions.get(Txn.RESTORED):
+            moved[Txn.RESTORED] = 0
+        expected |= {of_part(app, game): state.transactions.get(app) for app in (*plan.expected, *moved)}
+        advance |= {of_part(app, game): to for app, to in moved.items()}
+        if plan.replace or not state.transactions:  # files of no part are leftovers
+            removed |= {unquote(file.path) for file in state.files}
+        removed |= plan.rewritten
+        _add_info(info, plan.info)
+    reshaped = whole is not None and _replaces_all(plans, whole)
+    some = next(iter(plans.values()))
+    return Commit(
+        table,
+        unmarked(columns),
+        [file for plan in plans.values() for file in plan.files],
+        expected,
+        advance,
+        table_id(whole),
+        seen=None if whole is None else whole.version(),
+        replace=reshaped,
+        reshape=reshaped,
+        rewritten=frozenset() if reshaped else frozenset(removed),
+        partition_by=(str(table.by),),
+        info=info,
+        description=some.description,
+        compared_again=True,
+        follows=whole,
+    )
+
+
+def _add_info(info: dict[str, str], more: Mapping[str, str]) -> None:
+    """Add one part's information: the highest batch, the sum of other numbers, the first of other texts."""
+    for key, value in more.items():
+        before = info.setdefault(key, value)
+        if before != value and before.isdecimal() and value.isdecimal():
+            info[key] = str(max(int(before), int(value)) if key == BATCH_INFO else int(before) + int(value))
+
+
+def _landed(plan: Commit, landed: Landed, game: str) -> Landed:
+    """What a group's commit is for one part."""
+    whole = landed.handle
+    part = whole.part(game) if isinstance(whole, PartedHandle) else None
+    files = part.files() if part is not None else ()
+    return Landed(
+        landed.table,
+        landed.version,
+        landed.table_id,
+        sum(file.rows for file in plan.files),
+        len(plan.files),
+        sum(file.rows or 0 for file in files),
+        sum(file.size for file in files),
+        sum(file.size for file in plan.files),
+        of_columns(part, comments_in) if part is not None else {},
+        part,
+    )
