@@ -477,6 +477,13 @@ def test_a_reading_goes_to_workers_and_shows_no_option():
     assert made.tasks == 1
 
 
+def test_a_sparing_reading_gives_the_same_with_one_batch_in_each_answer_whatever_the_user_sets():
+    found = reading(Broker(*(message(o) for o in range(9))), Range(SPLITS[0], 0, 9), **{"fetch.max.bytes": 10**8, "a": 1})
+    assert rows_of(found.sparing()) == rows_of(found)
+    options = found.sparing().options
+    assert (options["fetch.max.bytes"], options["fetch.message.max.bytes"], options["a"]) == (1_000, 1, 1)
+
+
 def test_columns_of_many_messages_are_those_of_each():
     chance = np.random.default_rng(1)
     of, sizes, times = (chance.integers(most, size=5_000).tolist() for most in (3, 40, 10**12))
