@@ -31,7 +31,6 @@ from game_events.sources.core.reading import (
     TASK_RECORDS,
     Reading,
     ReadNotes,
-    RecordBytes,
     columns_of,
     dealt,
 )
@@ -140,7 +139,7 @@ class TableReading(Reading):
         """Number of the tasks."""
         return len(self.parts)
 
-    def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:
+    def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         """See `Reading.batches`; ConfigurationError for a row without its raw value."""
         for part in self.parts[task]:
             for rows in read_parts(self.table, self.columns, [part.path], BATCH_RECORDS, slice(part.number, None, part.of)):
@@ -148,12 +147,11 @@ class TableReading(Reading):
                 wanted = rows.filter(pc.and_(pc.greater_equal(batches, self.start), pc.less(batches, self.end)))
                 if wanted.column("_raw_value").null_count:
                     raise ConfigurationError(f"GAME_EVENTS_SOURCE_TABLE: {self.table.uri} {_NO_RAW}")
-                yield from self._records(wanted, notes)
+                yield from self._records(wanted)
 
-    def _records(self, rows: pa.Table, notes: ReadNotes) -> Iterator[pa.RecordBatch]:
+    def _records(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         for batch in rows.combine_chunks().to_batches():
             found = {f.name: batch.column(STORED_AS[f.name]).cast(f.type) for f in RAW_SCHEMA}
-            notes.largest = max(notes.largest, int(RecordBytes(found).held.max(initial=0)))
             yield columns_of(found, len(batch))
 
 

@@ -52,7 +52,6 @@ class StageResult(Summed):
         origins: of records from files, an archive's too: split -> offset after the last one.
         undecoded: rows of message types that are not selected; they are in bronze's files.
         nulled: column -> bad values that became NULL.
-        largest: bytes of the largest record that was read from the source.
         incomplete: number of records that were read without what no column can hold; `examples` names some of them.
         silver: silver's files of the same rows, where the job writes them (`OnePassTask`).
     """
@@ -69,7 +68,6 @@ class StageResult(Summed):
     origins: Offsets = merged(by_key(max), dict)
     undecoded: Counter[TypeKey] = merged(add_counts, Counter)
     nulled: Counter[str] = merged(add_counts, Counter)
-    largest: int = merged(max, int)
     incomplete: int = merged(add, int)
     examples: list[str] = merged(extend, list)
     silver: FanOutResult = merged(merge, FanOutResult)
@@ -168,7 +166,6 @@ class BronzeTask(DecodeJob):
         output.close()
         known = self.plan
         result.schemas += [s for i, s in notes.schemas.items() if i not in known.schemas and (i, ()) not in known.rejected]
-        result.largest = notes.largest
         result.incomplete = notes.incomplete
         result.examples = notes.examples
         return result

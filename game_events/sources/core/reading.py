@@ -31,8 +31,6 @@ TASK_RECORDS = 500_000
 BATCH_RECORDS = 32_768
 #: Bytes of values, keys and headers of a batch: some records are megabytes.
 BATCH_BYTES = 64 * 1024 * 1024
-#: What a header costs in memory besides its bytes.
-HEADER_BYTES = 32
 
 
 @dataclass
@@ -42,13 +40,11 @@ class ReadNotes:
     Attributes:
         schemas: those found in files, by GUID or id.
         incomplete: number of records that were read without what no column can hold; `examples` names some of them.
-        largest: bytes of the largest record, `HEADER_BYTES` for each header among them.
     """
 
     schemas: dict[int | str, RegistrySchema] = field(default_factory=dict)
     incomplete: int = 0
     examples: list[str] = field(default_factory=list)
-    largest: int = 0
 
 
 class Reading(ABC):
@@ -95,14 +91,11 @@ class RecordBytes:
     Attributes:
         headers: of each record, bytes of the names and values of its headers.
         all: with value and key.
-        held: with `HEADER_BYTES` for each header.
     """
 
     def __init__(self, columns: Mapping[str, pa.Array]) -> None:
-        lists = columns["headers"]
-        self.headers, counts = _header_bytes(lists)
+        self.headers = _header_bytes(columns["headers"])
         self.all = _lengths(columns["value"]) + _lengths(columns["key"]) + self.headers
-        self.held = self.all + HEADER_BYTES * counts
 
 
 def _lengths(values: pa.Array) -> Integers:
@@ -110,13 +103,14 @@ def _lengths(values: pa.Array) -> Integers:
     return found
 
 
-def _header_bytes(headers: pa.ListArray) -> tuple[Integers, Integers]:
-    """Bytes of each record's headers, names and values; and their number."""
+def _header_bytes(headers: pa.ListArray) -> Integers:
+    """Bytes of each record's headers, names and values."""
     ends = headers.offsets.to_numpy() if len(headers) else np.zeros(1, np.int64)
     if ends[-1] == ends[0]:
-        return np.zeros(len(headers), np.int64), np.zeros(len(headers), np.int64)
+        return np.zeros(len(headers), np.int64)
     items = headers.values.slice(ends[0], ends[-1] - ends[0])
     sizes = _lengths(items.field("key")) + _lengths(items.field("value"))
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     places = ends - ends[0]
-    return before[places[1:]] - before[places[:-1]], np.diff(places).astype(np.int64)
+    found: Integers = before[places[1:]] - before[places[:-1]]
+    return found

@@ -16,7 +16,7 @@ from game_events.decoding.core.reasons import Reason
 from game_events.decoding.core.registry_schema import RegistrySchema
 from game_events.errors import GameEventsError
 from game_events.lakehouse.storage.errors import explain, store_errors_named
-from game_events.sources.core.reading import Reading, ReadNotes, RecordBytes
+from game_events.sources.core.reading import Reading, ReadNotes
 from game_events.sources.files.avro_container import read_container
 from game_events.sources.files.delimited import read_delimited, read_lines
 from game_events.sources.files.limits import DecompressedFile, FileLimits, LimitExceededError
@@ -80,12 +80,7 @@ class FileReader:
 
     def batches(self, files: Iterable[FilePart]) -> Iterator[pa.RecordBatch]:
         """Batches of records of these files."""
-        for batch in coalesced(batch for file in files for batch in self._read(file)):
-            # Of rows of columns only their sum is known.
-            sizes = RecordBytes({name: batch.column(name) for name in ("value", "key", "headers")}).held
-            largest = batch.nbytes if "columns" in batch.schema.names else int(sizes.max(initial=0))
-            self.notes.largest = max(self.notes.largest, largest)
-            yield batch
+        return coalesced(batch for file in files for batch in self._read(file))
 
     def _read(self, file: FilePart) -> Iterator[pa.RecordBatch]:
         """One file; raises OSError or GameEventsError if it does not exist or the storage is unavailable."""

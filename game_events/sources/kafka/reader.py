@@ -398,7 +398,7 @@ def unreadable_batch(begin: int, end: int, error: str) -> str:
 
 
 class MessageColumns:
-    """Messages as batches of columns; notes the largest record, and those that no column can hold."""
+    """Messages as batches of columns; notes those that no column can hold."""
 
     def __init__(self, max_record_bytes: int, notes: ReadNotes) -> None:
         self._most, self._notes = max_record_bytes, notes
@@ -487,7 +487,6 @@ class MessageColumns:
         """
         sizes = RecordBytes(columns)
         whole = sizes.all + lost
-        self._notes.largest = max(self._notes.largest, int((sizes.held + lost).max(initial=0)))
         large = whole > self._most
         if not large.any():
             return columns

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.lakehouse.event_columns import RAW_COLUMNS
-from game_events.sources.core.reading import HEADER_BYTES, RAW_SCHEMA, RECORD_SCHEMA, RecordBytes, columns_of, dealt
+from game_events.sources.core.reading import RAW_SCHEMA, RECORD_SCHEMA, RecordBytes, columns_of, dealt
 
 BYTES = st.none() | st.binary(max_size=9)
 HEADERS = st.none() | st.lists(st.fixed_dictionaries({"key": st.text(max_size=3), "value": BYTES}), max_size=3)
@@ -41,4 +40,3 @@ def test_sizes_are_those_of_value_key_and_headers_of_a_part_of_a_batch_too(recor
     whole = [len(r["value"] or b"") + len(r["key"] or b"") + h for r, h in zip(some, of_headers, strict=True)]
     assert found.headers.tolist() == of_headers
     assert found.all.tolist() == whole
-    assert np.array_equal(found.held, found.all + HEADER_BYTES * np.array([len(of) for of in headers], np.int64))

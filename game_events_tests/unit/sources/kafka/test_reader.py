@@ -276,13 +276,11 @@ def test_of_a_record_that_is_too_large_the_first_bytes_are_kept_with_its_size():
         message(3, headers=[("h", big)]),
         message(4, value=None, key=None),
     ]
-    notes = ReadNotes()
-    rows = read(Broker(*log), Range(SPLITS[0], 0, 5), most=100, notes=notes)
+    rows = read(Broker(*log), Range(SPLITS[0], 0, 5), most=100)
     assert [row["reason"] for row in rows] == [None, *["TOO_LARGE"] * 3, None]
     assert rows[1]["detail"] == f"a record of {KEPT_BYTES + 2:,} bytes, 100 are allowed (GAME_EVENTS_MAX_RECORD_BYTES)"
     kept = [(len(row["value"] or b""), len(row["key"] or b""), len(row["headers"])) for row in rows]
     assert kept == [(100, 0, 0), (KEPT_BYTES, 1, 0), (1, KEPT_BYTES, 1), (1, 0, 0), (0, 0, 0)]
-    assert notes.largest > KEPT_BYTES
 
 
 # --- batches that cannot be read
@@ -475,6 +473,13 @@ def test_a_reading_goes_to_workers_and_shows_no_option():
     assert pickle.loads(pickle.dumps(made)) == made  # noqa: S301 - our own bytes
     assert "secret" not in repr(made)
     assert made.tasks == 1
+
+
+def test_a_sparing_reading_gives_the_same_with_one_batch_in_each_answer_whatever_the_user_sets():
+    found = reading(Broker(*(message(o) for o in range(9))), Range(SPLITS[0], 0, 9), **{"fetch.max.bytes": 10**8, "a": 1})
+    assert rows_of(found.sparing()) == rows_of(found)
+    options = found.sparing().options
+    assert (options["fetch.max.bytes"], options["fetch.message.max.bytes"], options["a"]) == (1_000, 1, 1)
 
 
 def test_columns_of_many_messages_are_those_of_each():
