@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -408,6 +408,10 @@ class Lakehouse:
         found = cls(settings.lakehouse, options, settings.key_column, settings.names, labels, read_only, retention)
         found.layout, found.entity = settings.silver_layout, settings.entity_column
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With the layout, which workers would otherwise look for, each by itself."""
+        return {**vars(self), "is_partitioned": self.is_partitioned}
 
     @cached_property
     def is_partitioned(self) -> bool:

@@ -104,9 +104,9 @@ def test_a_game_whose_prefix_is_refused_fails_alone(tables_only: Settings, store
 def test_a_store_that_is_away_ends_the_job_instead_of_being_waited_for_once_for_each_game(
     tables_only: Settings,
 ) -> None:
-    task = FanOut(
-        Lakehouse.of(tables_only.model_copy(update={"storage_endpoint": "http://127.0.0.1:9"})), "silver", "game", ROWS.schema
-    )
+    away = Lakehouse.of(tables_only.model_copy(update={"storage_endpoint": "http://127.0.0.1:9"}))
+    away.is_partitioned = False  # known to a worker
+    task = FanOut(away, "silver", "game", ROWS.schema)
     with pytest.raises(OSError, match="Connection refused") as raised:
         list(task(iter(ROWS.to_batches())))
     assert isinstance(explain(raised.value, tables_only.lakehouse), TransientError)

@@ -13,6 +13,7 @@ from game_events.sources.kafka import reader
 from game_events.sources.kafka.reader import KeptConsumer, planned_ranges
 from game_events.sources.kafka.source import KafkaSource
 from game_events_tests.support.sources import records, rows_of
+from game_events_tests.support.waiting import until
 from game_events_tests.support.worlds.quality import Event
 from game_events_tests.support.worlds.topics import admin, expire, make_anew, make_topic, put, transaction
 
@@ -29,6 +30,11 @@ def kept(monkeypatch):
 def all_of(source):
     now = source.snapshot()
     return MicroBatch(now.earliest, now.latest)
+
+
+def end_of(source):
+    (end,) = source.snapshot().latest.values()
+    return end
 
 
 def places(rows):
@@ -62,16 +68,17 @@ def test_records_of_aborted_transactions_and_markers_are_passed_also_at_the_end(
     make_topic(settings)
     put(settings, [b"0"])
     aborted = transaction(settings, [Event("uno", n) for n in range(3)])  # offsets 1 to 3
+    source = KafkaSource(settings)
     aborted.abort_transaction(30)
+    until(lambda: end_of(source) == 5)  # a broker writes markers after its answer
     put(settings, [b"5"])
     committed = transaction(settings, [Event("uno", 6)])
     committed.commit_transaction(30)  # its marker has offset 7
+    until(lambda: end_of(source) == 8)
     last = transaction(settings, [Event("uno", 8)])
     last.abort_transaction(30)
-    source = KafkaSource(settings)
+    until(lambda: end_of(source) == 10)
     part = all_of(source)
-    (end,) = part.end.values()
-    assert end == 10
     assert places(records(source, part)) == [(0, 0), (0, 5), (0, 6)]
     (split,) = part.end
     only = MicroBatch({split: 7}, {split: 10})
