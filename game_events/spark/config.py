@@ -20,7 +20,8 @@ from game_events.jvm.private_folders import process_temporary_folder
 from game_events.lakehouse.storage.options import is_s3, spark_options
 from game_events.spark.code_shipping import shares_python_environment
 
-LOG_OPTION = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+#: The path is absolute: of an executor's archive of code it is none, and workers import this module, too.
+LOG_OPTION = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').absolute().as_uri()}"
 #: Java's options for a run of few rows: it is over before the optimizing compiler has paid for itself, and that would take a
 #: third of its processor time. The room for compiled code is the usual one.
 SMALL_RUN = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")

@@ -27,7 +27,8 @@ from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, is_
 from game_events.pipeline.fanout.routing import Routing
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.quality.judging import APART, DECIDED, DISPOSITION, KEEP, READMIT, REJECT, RuleSplit
-from game_events.pipeline.quality.violations import Violations, find_violations
+from game_events.pipeline.quality.rule_job import find_violations
+from game_events.pipeline.quality.violations import Violations
 from game_events.pipeline.silver.source import SilverInput
 from game_events.pipeline.silver.transformations import run_time_failure
 from game_events.sources.core.reading import dealt
