@@ -12,6 +12,8 @@ from benchmarks.lakes import bytes_below, require
 from benchmarks.peers.running import (
     NATIVE,
     OURS,
+    OURS_ONE,
+    PARTITIONED,
     PEERS,
     PY_GAMES,
     PY_ONE,
@@ -25,7 +27,7 @@ from benchmarks.peers.running import (
 )
 
 #: Spark with a table for each game takes minutes for 100 games.
-FAST = (OURS, NATIVE, PY_GAMES, PY_ONE, SPARK_ONE)
+FAST = (OURS, OURS_ONE, NATIVE, PY_GAMES, PY_ONE, SPARK_ONE)
 
 
 @dataclass(frozen=True)
@@ -110,14 +112,17 @@ def _figures(arena: Arena, load: Load, name: str, sizes: list[float]) -> list[Fi
 
 
 def _ratios(arena: Arena, load: Load) -> list[Figure]:
-    """This project's time by each peer's, pair by pair."""
-    figures, ours = [], _seconds(arena.measured.of(_step(load, OURS), load.games))
-    for name in load.peers:
-        theirs = _seconds(arena.measured.of(_step(load, name), load.games))
-        if name == OURS or not theirs:
-            continue
-        goal = Target("<=", load.goals[name]) if name in load.goals else None
-        figures.append(ratio(f"{_named(load)}: this project's time / {name}, {load.games:,} games", ours, theirs, goal))
+    """This project's time by each peer's, pair by pair; in one table only by those that write one, too."""
+    figures = list[Figure]()
+    for ours in (OURS, OURS_ONE):
+        seconds = _seconds(arena.measured.of(_step(load, ours), load.games))
+        for name in load.peers:
+            theirs = _seconds(arena.measured.of(_step(load, name), load.games))
+            if PEERS[name].program == "product" or not theirs or (ours == OURS_ONE and PEERS[name].layout != PARTITIONED):
+                continue
+            goal = Target("<=", load.goals[name]) if ours == OURS and name in load.goals else None
+            label = f"{_named(load)}: time of {ours} / {name}, {load.games:,} games"
+            figures.append(ratio(label, seconds, theirs, goal))
     return figures
 
 

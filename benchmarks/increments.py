@@ -10,10 +10,24 @@ from pathlib import Path
 from benchmarks.arena import WARM_EVENTS, Arena
 from benchmarks.figures import Figure, Target, ratio
 from benchmarks.lakes import require
-from benchmarks.peers.running import OURS, PY_GAMES, PY_ONE, SPARK_GAMES, SPARK_ONE, TABLES, Peer, Work, measured, running
+from benchmarks.peers.running import (
+    OURS,
+    OURS_ONE,
+    PARTITIONED,
+    PEERS,
+    PY_GAMES,
+    PY_ONE,
+    SPARK_GAMES,
+    SPARK_ONE,
+    TABLES,
+    Peer,
+    Work,
+    measured,
+    running,
+)
 
 RECORDS = 1_000
-FAST = (OURS, PY_GAMES, PY_ONE, SPARK_ONE)
+FAST = (OURS, OURS_ONE, PY_GAMES, PY_ONE, SPARK_ONE)
 
 
 @dataclass(frozen=True)
@@ -85,18 +99,27 @@ def require_all(made: Path, name: str, total: int, peer: Peer) -> int:
 
 def _figures(arena: Arena, shape: Shape, gamers: int) -> list[Figure]:
     table = f"{RECORDS:,} records, {shape.label}" + (f", beside {gamers:,} gamers" if shape.distinct else "")
-    figures, ours = list[Figure](), arena.measured.of(_step(shape, OURS), shape.games)
+    figures = list[Figure]()
     for name in shape.peers:
         steps = arena.measured.of(_step(shape, name), shape.games)
         goal = Target("<=", shape.goal_s) if name == OURS and shape.goal_s else None
         columns = {"s": [step.seconds for step in steps], "processor time (s)": [step.cpu_s for step in steps]}
         goals = {"s": goal}
         figures += [Figure(f"{table} | {name} | {what}", what, samples, goals.get(what)) for what, samples in columns.items()]
-    for name in shape.peers[1:]:
-        theirs = arena.measured.of(_step(shape, name), shape.games)
+    for ours in (OURS, OURS_ONE):
+        figures += _ratios(arena, shape, ours)
+    return figures
+
+
+def _ratios(arena: Arena, shape: Shape, ours: str) -> list[Figure]:
+    """This project's time by each peer's, pair by pair; in one table only by those that write one, too."""
+    figures, seconds = list[Figure](), [step.seconds for step in arena.measured.of(_step(shape, ours), shape.games)]
+    for name in shape.peers:
+        if PEERS[name].program == "product" or (ours == OURS_ONE and PEERS[name].layout != PARTITIONED):
+            continue
+        theirs = [step.seconds for step in arena.measured.of(_step(shape, name), shape.games)]
         what = "increment beside many gamers" if shape.distinct else "increment"
-        label = f"{what}: this project's time / {name}, {shape.games:,} games"
-        figures.append(ratio(label, [step.seconds for step in ours], [step.seconds for step in theirs]))
+        figures.append(ratio(f"{what}: time of {ours} / {name}, {shape.games:,} games", seconds, theirs))
     return figures
 
 

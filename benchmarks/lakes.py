@@ -33,6 +33,7 @@ class Contents:
 def contents(root: Path) -> Contents:
     """Count everything below a lakehouse."""
     found = Contents()
+    gamers_of_all = 0
     for log in sorted(root.glob("*/_delta_log")):
         table = log.parent
         if table.name.startswith("bronze"):
@@ -40,12 +41,16 @@ def contents(root: Path) -> Contents:
         elif table.name.startswith("silver"):
             found.silver += logged_rows(table)
         elif "unified" in table.name:
-            found.unified += _sessions(table)[0]
+            unified, gamers_of_all = _sessions(table)
+            found.unified += unified
         elif table.name.startswith("gold"):
             sessions, rows = _sessions(table)
             found.gold += sessions
             found.gamers += rows
             found.gold_tables += 1
+    if not found.gold_tables and found.unified:
+        # One table for all games, which is its own unified table.
+        found.gold, found.gold_tables, found.gamers = found.unified, 1, gamers_of_all
     return found
 
 

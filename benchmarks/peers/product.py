@@ -1,6 +1,7 @@
 """This project as the peers run: a process of its own with a warm Spark session; a line of JSON is a refresh.
 
-`python -m benchmarks.peers.product FOLDER`, then lines of JSON in and out (`process.py`). A request may hold `settings`.
+`python -m benchmarks.peers.product FOLDER`, then lines of JSON in and out (`process.py`). A request has `layout`, and
+may have `settings`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def main(folder: Path) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         plain = settings_for(folder, request["topic"], Path(request["root"]))
-        settings = Settings.model_validate(plain.model_dump() | request.get("settings", {}))
+        own = {"silver_layout": request["layout"]} | request.get("settings", {})
+        settings = Settings.model_validate(plain.model_dump() | own)
         if not sessions:
             sessions.append(make_spark(settings))
         report = refresh(Pipeline(settings, lambda: sessions[0]))

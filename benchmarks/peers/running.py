@@ -22,7 +22,7 @@ from benchmarks.peers.environment import native_program, spark_jars
 from benchmarks.peers.process import PeerProcess, peer_process
 from game_events.producer.message_type import BUILT_IN, compile_text
 
-OURS = "this project"
+OURS, OURS_ONE = "this project", "this project, partitioned"
 PY_GAMES, PY_ONE = "Python, table a game", "Python, partitioned"
 SPARK_ONE, SPARK_GAMES = "Spark, partitioned", "Spark, table a game"
 NATIVE = "native loop"
@@ -44,6 +44,7 @@ class Kind:
 
 PEERS = {
     OURS: Kind("product", TABLES),
+    OURS_ONE: Kind("product", PARTITIONED),
     NATIVE: Kind("native", TABLES, resumes=False),
     PY_GAMES: Kind("python", TABLES),
     PY_ONE: Kind("python", PARTITIONED),

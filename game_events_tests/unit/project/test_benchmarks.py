@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,13 @@ def test_contents_are_those_of_the_newest_versions(lakehouse: Path) -> None:
     found = contents(lakehouse)
     assert (found.bronze, found.silver, found.gold, found.unified) == (5, 5, 5, 5)
     assert (found.gold_tables, found.gamers) == (2, 3)
+
+
+def test_one_gold_table_of_all_games_is_its_own_unified_table(lakehouse: Path) -> None:
+    for name in ("gold_a", "gold_b"):
+        shutil.rmtree(lakehouse / name)
+    found = require(lakehouse, 5, "a peer")
+    assert (found.gold_tables, found.gamers) == (1, 3)
 
 
 def test_contents_follow_a_compaction(lakehouse: Path) -> None:
