@@ -116,9 +116,10 @@ def _followed(arena: Arena, stream: Stream) -> Followed:
         with loop_process(arena, settings) as loop:
             until(lambda: rows_of(root, "silver") == WARM_EVENTS and rows_of(root, "gold"), "the warm-up", loop)
             time.sleep(min(WARM_S, arena.seconds / 4))
+            # Whatever is stamped from now on is what is followed: the producer's first events are sent before the clock runs.
+            watch = CommitWatch(root, time.time())
             with steady_producer(arena, settings, RATE, arena.seconds, stream) as producer:
                 spent, began = tree_cpu_s(loop.pid), time.time()
-                watch = CommitWatch(root, began)
                 sent, samples = _produced(arena, settings, loop, watch, producer)
             ended, processor = time.time(), tree_cpu_s(loop.pid) - spent
             until(lambda: rows_of(root, "silver") == sent + warm.records_total, "the last rows in silver", loop)

@@ -36,6 +36,7 @@ from benchmarks.readers import readers
 from benchmarks.records import records
 from benchmarks.rest import rest
 from benchmarks.rules import rules
+from benchmarks.shares import shares
 from benchmarks.starts import starts
 from benchmarks.workers import workers
 
@@ -51,6 +52,7 @@ SHORT: dict[str, Scenario] = {
     "starts": starts,
 }
 SCENARIOS = SHORT | {
+    "shares": shares,
     "records": records,
     "cold": cold,
     "continuous_many": continuous_many,

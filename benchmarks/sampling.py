@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 from collections import Counter
@@ -10,44 +11,54 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-INTERVAL_S = 0.003
-#: (part of a file's path, function; empty: any) -> step. The innermost frame that has a step decides.
+INTERVAL_S = 0.002
+SPARK_JOBS = "Spark: waiting for jobs"
+SPARK_CALLS = "Spark: plans and other calls"
+OTHER = "other"
+#: Methods of Spark's objects that run a job; other calls make plans.
+JOB_METHODS = {"collect", "toLocalIterator", "toArrow", "_collect_as_arrow", "count", "save", "toPandas", "foreach"}
+#: (part of a file's path, function; empty: any) -> step. The innermost frame that has one decides.
 STEPS = {
-    ("delta_log.py", ""): "read the log's entries",
-    ("lakehouse/tables.py", "open"): "open tables",
-    ("lakehouse/tables.py", "add_actions"): "list files",
-    ("commits/restores.py", ""): "look for restores",
-    ("commits/commit.py", "_landed"): "read back after the commit",
-    ("commits/commit.py", "_write"): "write the commit",
-    ("commits/commit.py", "_create"): "write the commit",
-    ("commits/commit.py", ""): "compare before the commit",
-    ("commits/evolution.py", ""): "compare columns",
-    ("lakehouse/descriptions.py", ""): "compare columns",
-    ("data/staging.py", "unseen"): "look for the files",
-    ("data/file_copies.py", ""): "copy files",
-    ("gold/unified", ""): "plan the unified table",
-    ("gold/plan.py", ""): "plan gold",
-    ("silver/passes.py", "start"): "plan silver",
-    ("gold/execute.py", ""): "plan Spark's job",
-    ("spark_files.py", ""): "plan Spark's job",
-    ("pipeline/reporting", ""): "report",
-    ("data/worker_job.py", "decode"): "results of workers",
+    ("/pyspark/", ""): SPARK_CALLS,
+    ("lakehouse/commits/", "_landed"): "commits: read back",
+    ("lakehouse/commits/restores.py", ""): "commits: look for restores",
+    ("lakehouse/commits/evolution.py", ""): "commits: compare columns",
+    ("lakehouse/descriptions.py", ""): "commits: compare columns",
+    ("lakehouse/commits/", ""): "commits",
+    ("lakehouse/storage/durability", ""): "commits",
+    ("lakehouse/version_summary.py", ""): "opening tables",
+    ("lakehouse/known_table.py", ""): "opening tables",
+    ("lakehouse/kept_handles.py", ""): "opening tables",
+    ("lakehouse/tables.py", ""): "opening tables",
+    ("lakehouse/handle.py", ""): "opening tables",
+    ("lakehouse/log_entries.py", ""): "opening tables",
+    ("lakehouse/data/", ""): "listing, copying and staging files",
     ("system_tables/progress.py", ""): "progress",
-    ("observability/event_log.py", ""): "event log",
-    ("pipeline/checks", ""): "checks",
+    ("game_events/lakehouse/", ""): "other work on tables",
+    ("game_events/sources/", ""): "Kafka: offsets and plans",
+    ("game_events/schema_registry.py", ""): "schemas",
+    ("game_events/decoding/", ""): "schemas",
+    ("pipeline/schemas/", ""): "schemas",
+    ("pipeline/bronze/", ""): "bronze: plans",
+    ("pipeline/fanout/", ""): "plans of the one pass",
+    ("pipeline/silver/", ""): "silver: plans",
+    ("pipeline/gold/", ""): "gold: plans",
+    ("pipeline/checks/", ""): "checks",
+    ("pipeline/reporting/", ""): "report",
+    ("pipeline/observability/", ""): "event log",
 }
-#: Frames at which a thread waits: for Spark, for work, for another thread.
-WAITING = {
-    ("socket.py", "readinto"),
-    ("threading.py", "wait"),
-    ("thread.py", "_worker"),
-    ("threading.py", "_wait_for_tstate_lock"),
-}
+#: Frames in which a thread of a pool waits for work, or any thread for another one.
+_IDLE = {("thread.py", "_worker"), ("threading.py", "wait"), ("threading.py", "_wait_for_tstate_lock")}
 
 
 @contextmanager
-def sampled() -> Iterator[Counter[str]]:
-    """Step -> samples, of all threads that do not wait, while the body runs."""
+def sampled(thread: int | None = None) -> Iterator[Counter[str]]:
+    """Step -> samples, while the body runs.
+
+    Args:
+        thread: count what this thread does; while it waits for other threads, what these do, as one sample together. So shares
+            of samples are shares of its time. None: count each thread that does not wait, for Spark neither.
+    """
     found, stop = Counter[str](), threading.Event()
 
     def watch() -> None:
@@ -57,29 +68,60 @@ def sampled() -> Iterator[Counter[str]]:
             gc.disable()
             frames = sys._current_frames()
             gc.enable()
-            for thread, frame in frames.items():
-                if thread != own and (step := step_of(frame)) is not None:
-                    found[step] += 1
+            del frames[own]
+            found.update(_busy(frames) if thread is None else _steps_of(thread, frames))
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     try:
         yield found
     finally:
         stop.set()
-        thread.join()
+        watcher.join()
 
 
-def step_of(frame: FrameType | None) -> str | None:
-    """The step of a stack; None: it waits."""
-    first = True
+def _busy(frames: dict[int, FrameType]) -> Counter[str]:
+    steps = Counter(step_of(frame) for frame in frames.values() if not _is_idle(frame))
+    del steps[SPARK_JOBS]
+    return steps
+
+
+def _steps_of(thread: int, frames: dict[int, FrameType]) -> dict[str, float]:
+    """One sample: the step of this thread, or those of the threads it waits for."""
+    main = frames.pop(thread)
+    busy = [step_of(frame) for frame in frames.values() if not _is_idle(frame) and _is_ours(frame)]
+    if not _is_idle(main) or not busy:
+        return {step_of(main): 1.0}
+    return {step: count / len(busy) for step, count in Counter(busy).items()}
+
+
+def _is_idle(frame: FrameType) -> bool:
+    code = frame.f_code
+    return any(code.co_filename.endswith(file) and code.co_name == function for file, function in _IDLE)
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if f"{os.sep}game_events{os.sep}" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def step_of(frame: FrameType | None) -> str:
+    """The step of a stack."""
     while frame is not None:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if first and any(file.endswith(end) and name == function for end, function in WAITING):
-            return None
-        first = False
         for (part, function), step in STEPS.items():
             if part in file and function in ("", name):
-                return step
+                return SPARK_JOBS if step == SPARK_CALLS and _runs_a_job(frame) else step
         frame = frame.f_back
-    return "else"
+    return OTHER
+
+
+def _runs_a_job(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if "/pyspark/" in frame.f_code.co_filename and frame.f_code.co_name in JOB_METHODS:
+            return True
+        frame = frame.f_back
+    return False
