@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 #: Games that are worked on alone, one after the other. The one between shows the storage's latency: the slowest may have made
 #: connections, the fastest may have had nothing to do.
 MEASURED = 3
+#: Of so few games one alone is enough, if it took so long: then it waited for the storage.
+FEW, SLOW_S = 16, 0.03
 #: Processor time of one game's work: while one game waits for the storage, one thread may work on so many others.
 WORK_S = 0.002
 #: Threads at least and at most. On a local disk nothing waits: more threads only take turns.
@@ -75,13 +77,14 @@ def in_threads(items: Iterable[T], work: Callable[[T], R]) -> list[R]:
 def ahead(items: Iterable[T], work: Callable[[T], R]) -> Iterator[R]:
     """As `in_threads`, with no more than a few results for each thread in memory before they are taken."""
     waiting, seconds = iter(items), list[float]()
-    for item in islice(waiting, MEASURED):
+    alone = 1 if isinstance(items, Sized) and len(items) <= FEW else MEASURED
+    for item in islice(waiting, alone):
         began = time.monotonic()
         result = work(item)
         seconds.append(time.monotonic() - began)
         yield result
-    threads = threads_for(median(seconds)) if len(seconds) == MEASURED else FEWEST_THREADS
-    if threads == FEWEST_THREADS:
+    threads = threads_for(median(seconds)) if len(seconds) == alone else FEWEST_THREADS
+    if threads == FEWEST_THREADS or (alone == 1 and seconds[0] < SLOW_S):
         yield from map(work, waiting)
         return
     with ThreadPoolExecutor(threads) as pool:

@@ -49,6 +49,18 @@ def test_a_slow_store_gets_more_calls_at_once_within_the_bound():
     assert FEWEST_THREADS * 3 < store.most <= MOST_THREADS
 
 
+def test_of_few_games_in_a_slow_store_one_alone_is_waited_for():
+    store = Store(0.1)
+    few = GAMES[:10]
+    assert for_games(few, store.commit) == {game: game.upper() for game in few}
+    assert (store.alone[0], store.most) == (1, 9)
+
+
+def test_few_games_on_a_local_disk_need_no_thread():
+    threads = for_games(GAMES[:10], lambda _: threading.get_ident())
+    assert set(threads.values()) == {threading.get_ident()}
+
+
 def test_results_come_in_order_and_few_of_them_wait_to_be_taken():
     begun = []
 
