@@ -31,7 +31,7 @@ TOPIC = "bench_bookkeeping"
 
 def bookkeeping(arena: Arena) -> list[Figure]:
     """Processor time of this process (not of Spark), and what Dagster's storage grows by, for one run."""
-    home = arena.folder / "dagster"
+    home = arena.folder / "bookkeeping"
     home.mkdir()
     shutil.copyfile(dagster_file("dagster.yaml"), home / "dagster.yaml")
     direct, inside, grown = list[float](), list[float](), list[float]()
