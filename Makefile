@@ -34,7 +34,7 @@ $(READY): requirements-dev.lock pyproject.toml
 	@$(BIN)/python -m game_events.jvm.jars
 	@$(BIN)/python -m game_events.cli.local.class_archive
 # The instance that `dagster dev` and `dg dev` share with this project's commands.
-	@$(BIN)/python -m game_events.cli.common.dagster_home
+	@$(BIN)/python -m game_events.cli.dagster_home
 	@touch $(READY)
 
 setup: prerequisites $(READY)  ## Make .venv and fetch the Java parts (every other target does this by itself)

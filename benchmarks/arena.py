@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.figures import Measured, Step
 from benchmarks.memory import peak_of
-from game_events.config.groups.values import ENV_PREFIX
+from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.refresh import refresh

@@ -14,12 +14,12 @@ from dagster import DagsterInstance
 
 from benchmarks.arena import PARTITIONS, Arena, settings_for
 from benchmarks.figures import Figure, Target, ratio
-from game_events.cli.common.dagster_home import dagster_file
+from game_events.cli.dagster_home import dagster_file
 from game_events.config.settings import Settings
 from game_events.definitions import build_defs
 from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.produce import produce_bulk

@@ -12,7 +12,7 @@ from benchmarks.messages import arrow, compiled, decoder_for, event, values, ver
 from benchmarks.mutations import mutations
 from benchmarks.nested import nested
 from benchmarks.turns import in_turns
-from game_events.sources.core.reading import BATCH_RECORDS
+from game_events.sources.source import BATCH_RECORDS
 
 #: Messages of one batch, as readers give them, and batches of distinct ones.
 BATCH, BATCHES = BATCH_RECORDS, 2

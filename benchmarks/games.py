@@ -16,9 +16,9 @@ from benchmarks.sampling import sampled
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.event_log import recorded
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
-from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.silver.refresh import refresh_silver

@@ -13,14 +13,14 @@ import pyarrow as pa
 from benchmarks.arena import PARTITIONS, Arena, settings_for
 from benchmarks.figures import Figure, Target, ratio
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.delta_log import TableLog
+from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.kept_handles import KeptHandles
 from game_events.lakehouse.tables import Lakehouse, Table, paths, table_id
 from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.maintenance.run import SHARE, IncrementalMaintenance, maintain
+from game_events.pipeline.maintenance import SHARE, IncrementalMaintenance, maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.produce import produce_bulk

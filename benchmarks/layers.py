@@ -21,9 +21,7 @@ from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.sources.core.micro_batch import plan_micro_batch
-from game_events.sources.core.reading import Reading, ReadNotes
-from game_events.sources.core.source import MicroBatch
+from game_events.sources.source import MicroBatch, Reading, ReadNotes, plan_micro_batch
 
 GAMES = (10, 100, 1_000)
 SCAN, SILVER, GOLD, UNIFIED = "Delta scan to nothing", "silver", "gold", "unified gold"

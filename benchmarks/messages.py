@@ -12,13 +12,11 @@ import pyarrow as pa
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
-from game_events.decoding.compiler import compile_schema
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.formats import make_decoder
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import BatchDecoder, DecodePlan, compile_schema, make_decoder
+from game_events.decoding.frame import RegistrySchema
 from game_events.decoding.protobuf.schema import ProtobufSchema
-from game_events.producer.message_type import FILE_NAME
+from game_events.producer.messages import FILE_NAME
 
 FIRST_ID = 100
 MICROSECONDS = 1_000_000

@@ -20,14 +20,12 @@ from benchmarks.figures import Figure, Target, ratio
 from benchmarks.messages import FIRST_ID, compiled, event, version_text
 from benchmarks.messages import values as protobuf_values
 from benchmarks.turns import in_turns
-from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
-from game_events.decoding.compiler import compile_schema
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.formats import make_decoder
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import BatchDecoder, DecodePlan, compile_schema, make_decoder
+from game_events.decoding.frame import RegistrySchema
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
 from game_events.pipeline.bronze.worker import BronzeTask
-from game_events.sources.core.reading import BATCH_RECORDS, Reading, ReadNotes, columns_of
+from game_events.sources.source import BATCH_RECORDS, Reading, ReadNotes, columns_of
 
 CUSTOM = 10
 FIELDS = ("game_name", "gamer_id", "event_timestamp", "device_id", *(f"col_custom_{i}" for i in range(CUSTOM)))

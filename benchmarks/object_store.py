@@ -17,7 +17,7 @@ from benchmarks.arena import WARM_EVENTS, Arena, settings_for
 from benchmarks.figures import Figure, ratio
 from benchmarks.peers.process import peer_process
 from benchmarks.peers.running import OURS, PEERS, Peer, Work, command_of, measured, request_of
-from game_events.lakehouse.storage.options import delta_options
+from game_events.lakehouse.storage import delta_options
 from game_events_tests.support.servers.object_store import BUCKET, KEY, SECRET, ObjectStore
 
 GAMES, RECORDS = 10, 1_000

@@ -19,7 +19,7 @@ from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.kept_handles import KeptHandles
 from game_events.lakehouse.tables import Lakehouse, Table, table_id
-from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
 

@@ -23,7 +23,7 @@ from benchmarks.figures import Figure, Step, Target, ratio
 from game_events.config.settings import Settings
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.refresh import refresh
-from game_events.spark.code_shipping import ship_code
+from game_events.spark.config import ship_code
 from game_events_tests.support.servers.standalone import StandaloneCluster
 
 GAMES = 10

@@ -5,25 +5,29 @@ import dagster as dg
 from game_events.config.extensions import extensions_of
 from game_events.config.logging import limit_library_loggers
 from game_events.config.settings import Settings
-from game_events.orchestration.assets.http_export import build_rest
-from game_events.orchestration.assets.layers import build_automation, build_tables
-from game_events.orchestration.checks.rules import build_rule_checks
-from game_events.orchestration.checks.tables import build_check_schedule, build_checks
-from game_events.orchestration.graph import Graph
-from game_events.orchestration.jobs.archive import build_archive
-from game_events.orchestration.jobs.continuous import build_continuous
-from game_events.orchestration.jobs.maintain import build_hourly_maintenance, build_maintain
-from game_events.orchestration.jobs.refresh import build_layers, build_refresh, build_validate
-from game_events.orchestration.jobs.repair import build_redecode, build_replay
-from game_events.orchestration.sensors.alerts import build_alerts
-from game_events.orchestration.sensors.continuous_mode import build_continuous_mode
-from game_events.orchestration.sensors.data_alarms import build_data_alarms
-from game_events.orchestration.sensors.dead_runs import build_dead_runs
-from game_events.orchestration.sensors.kafka_lag import build_kafka_lag
-from game_events.orchestration.sensors.new_games import build_new_games
-from game_events.orchestration.sensors.schema_versions import build_schema_versions
-from game_events.orchestration.sensors.status import build_status, build_status_sensor
-from game_events.orchestration.table_loader import TableLoader
+from game_events.orchestration.alert_sensors import (
+    build_alerts,
+    build_data_alarms,
+    build_dead_runs,
+    build_status,
+    build_status_sensor,
+)
+from game_events.orchestration.assets import build_automation, build_tables
+from game_events.orchestration.checks import build_check_schedule, build_checks, build_rule_checks
+from game_events.orchestration.continuous import build_continuous, build_continuous_mode
+from game_events.orchestration.http_export import build_rest
+from game_events.orchestration.jobs import (
+    build_archive,
+    build_hourly_maintenance,
+    build_layers,
+    build_maintain,
+    build_redecode,
+    build_refresh,
+    build_replay,
+    build_validate,
+)
+from game_events.orchestration.resources import Graph, TableLoader
+from game_events.orchestration.sensors import build_kafka_lag, build_new_games, build_schema_versions
 
 
 def build_defs(settings: Settings | None = None) -> dg.Definitions:

@@ -2,6 +2,8 @@
 
 A message names what happened, where (``topic[partition]@offset``, ``table@version``) and what to do. All classes can be
 pickled, as Spark's workers return them.
+
+When two names of columns are one: the rule of Spark and Delta, which the whole project follows.
 """
 
 import difflib
@@ -104,3 +106,13 @@ QUOTED = " Its message: "
 def without_quotes(text: str) -> str:
     """A message without the text that may quote rows, as tables keep it."""
     return text.partition(QUOTED)[0]
+
+
+def folded(name: str) -> str:
+    """A name in the form in which Spark and Delta compare names: two names are one column's if this is the same.
+
+    Capital letters do not count, by Unicode's mapping to lower case (Java's `toLowerCase(Locale.ROOT)`): the micro sign and the
+    Greek mu differ, so do sharp s and ss, final and other sigma, long and other s, which `str.casefold` makes one. The Kelvin
+    sign is a k.
+    """
+    return name.lower()

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from game_events.column_names import folded
-from game_events.errors import ConfigurationError
+from game_events.errors import ConfigurationError, folded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -1,6 +1,6 @@
 """The fork server of `game-events up`: imports once what runs need, and forks for each command.
 
-`game_events.cli.common.forked_command` is its other side. There are three kinds of process: the server only accepts connections
+`game_events.cli.forked_command` is its other side. There are three kinds of process: the server only accepts connections
 and forks; a keeper for each command reads the request, passes signals on and reports the exit code; the command itself is in a
 fork of its keeper. The server never has a thread of Python's, settings, or a connection to anything: what a fork finds is
 modules. It ends with the process that has started it, by its stdin; commands under way go on.
@@ -23,7 +23,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from game_events.cli.common.forked_command import (
+from game_events.cli.forked_command import (
     EXIT_CODE,
     FORKED,
     GO,
@@ -34,13 +34,13 @@ from game_events.cli.common.forked_command import (
     digest,
     sockets_folder,
 )
-from game_events.cli.main import FAILED, exit_codes, run_here
-from game_events.jvm.private_folders import only_mine
+from game_events.cli.main import COMMANDS, FAILED, exit_codes, run_here
+from game_events.jvm.java import only_mine
 
 #: What a run imports, also where it does so late.
 MODULES = (
-    *(f"game_events.cli.commands.{name}" for name in sorted(FORKED)),
-    "game_events.cli.common.dagster_run",
+    *sorted({f"game_events.cli.{COMMANDS[name][0].partition(':')[0]}" for name in FORKED}),
+    "game_events.cli.dagster_run",
     "game_events.spark.connect_channel",
     "pyspark.sql.connect.session",
     "pyarrow.dataset",

@@ -19,7 +19,7 @@ import typer.main
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-from game_events.cli.common.output import indented
+from game_events.cli.output import indented
 from game_events.config.logging import limit_library_loggers
 from game_events.errors import ConfigurationError, GameEventsError
 
@@ -39,7 +39,7 @@ COMMANDS = {
         "Write a settings file, a .proto and a README for another domain; the commands in it work as they are.",
     ),
     "produce": (
-        "local.produce:produce_events",
+        "local.demo:produce_events",
         "Register the schema versions, write events to the topic, and say exactly what was sent.",
     ),
     "run": (
@@ -47,15 +47,15 @@ COMMANDS = {
         "Read the topic up to its end, bring every table up to date, and stop; with --continuous go on until Ctrl-C.",
     ),
     "redecode": (
-        "commands.redecode:redecode",
+        "commands.repair:redecode",
         "Decode every row of bronze again, without Kafka, in one atomic commit; rows, batches and progress stay.",
     ),
     "maintain": (
-        "commands.maintain:maintain",
+        "commands.repair:maintain",
         "Join small files, renew outdated ones, delete unneeded ones, shorten logs; no row changes, whoever is at work.",
     ),
     "archive": (
-        "commands.archive:archive",
+        "commands.repair:archive",
         "Add the raw records that came since the last time to an archive, with keys, headers, coordinates and schemas.",
     ),
     "forget": (
@@ -63,35 +63,35 @@ COMMANDS = {
         "Erase gamers from every table; what still comes of them, from Kafka or a replay, is counted and kept out.",
     ),
     "tables": (
-        "commands.tables:tables",
+        "commands.look:tables",
         "List the tables: rows, Delta version, files, size, columns, owners; `game-events schema TABLE` shows one's columns.",
     ),
     "history": (
-        "commands.history:history",
+        "commands.look:history",
         "A table's versions, newest first: when, what kind, rows, batch, offsets, run; restores and maintenance too.",
     ),
-    "sql": ("commands.sql:sql", "Query the tables, each by its name: nothing is written, and no Spark is started."),
+    "sql": ("commands.look:sql", "Query the tables, each by its name: nothing is written, and no Spark is started."),
     "log": (
-        "commands.log:log",
+        "commands.look:log",
         "What the runs did, newest first: tables, offsets, rejections, checks, schema changes, who ran them.",
     ),
     "report": (
-        "report.page:report",
+        "commands.report:report",
         "One HTML page, which loads nothing from anywhere: throughput, lag, games, rejections, durations, tables, errors.",
     ),
     "doctor": (
         "commands.doctor:doctor",
         "Check Java, the Java parts, Kafka, the registry, the lakehouse; exit code 1 if one fails. Then how the tables stand.",
     ),
-    "up": ("ui.up:up", "Start the local stack, the Dagster UI and the daemon that runs sensors; Ctrl-C stops all of it."),
+    "up": ("local.up:up", "Start the local stack, the Dagster UI and the daemon that runs sensors; Ctrl-C stops all of it."),
     "mock-api": ("local.mock_api:mock_api", "Take rows on loopback until Ctrl-C; nothing is kept but the log."),
     "stack": ("local.stack:app", "The local Apache Kafka broker and schema registry."),
-    "quarantine": ("commands.quarantine:app", "Rows that are in no other table: list them, and replay them."),
+    "quarantine": ("commands.repair:app", "Rows that are in no other table: list them, and replay them."),
     "schema": (
         "commands.schema:app",
         "The versions of the topic's schema and the columns they become; with a table's name: its columns.",
     ),
-    "rest": ("commands.rest:app", "Rows POSTed to an HTTP receiver (GAME_EVENTS_REST_URL)."),
+    "rest": ("commands.export:app", "Rows POSTed to an HTTP receiver (GAME_EVENTS_REST_URL)."),
 }
 
 
@@ -214,7 +214,7 @@ def _refuse_other_encodings(arguments: list[str]) -> None:
 
 def _print_error(error: Exception) -> None:
     """Print an error without secrets: its message if it is this project's, else its traceback."""
-    from game_events.config.masking import mask, masked_traceback, settings_to_mask
+    from game_events.config.logging import mask, masked_traceback, settings_to_mask
 
     settings = settings_to_mask()
     if isinstance(error, GameEventsError):

@@ -1,1 +1,1 @@
-"""Settings, and what is derived from them: names, credentials, extensions."""
+"""Settings: what users say, from the environment, `.env` and YAML."""

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import httpx2
 
-from game_events.config.background import within
+from game_events.config.network import within
 from game_events.errors import DataError
 
 

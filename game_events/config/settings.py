@@ -26,11 +26,18 @@ from pydantic_settings import (
 )
 from yaml import YAMLError
 
-from game_events.config.groups.domain import DomainSettings
-from game_events.config.groups.runs import ExportSettings, RunSettings, SparkSettings
-from game_events.config.groups.source import SourceSettings
-from game_events.config.groups.tables import DiscoverySettings, LimitSettings, StorageSettings, TableSettings
-from game_events.config.groups.values import ENV_PREFIX
+from game_events.config.pipeline_settings import (
+    ENV_PREFIX,
+    DiscoverySettings,
+    DomainSettings,
+    ExportSettings,
+    LimitSettings,
+    RunSettings,
+    SparkSettings,
+    StorageSettings,
+    TableSettings,
+)
+from game_events.config.source_settings import SourceSettings
 from game_events.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from game_events.config.background import begin_call
+from game_events.config.network import begin_call
 from game_events.errors import DataError, TransientError
 
 #: Bytes of an answer.

@@ -1,14 +1,22 @@
-"""Open tables: one version of a table's log, what was read of it, and what this process's own commits have changed since."""
+"""Open tables: one version of a table's log, what was read of it, and what this process's own commits have changed since.
+
+What is known of a table without opening it: as much as delta-rs would read of its columns and properties from the log.
+
+Identity of a version's entry in a table's log: whether it is the same table still, and whether a version is the newest.
+
+Source: Delta Lake protocol, "Delta Log Entries", "Commit Provenance Information".
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -17,33 +25,103 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.table import ProtocolVersions
 
-from game_events.lakehouse.known_table import KnownTable
-from game_events.lakehouse.log_entries import COMMIT_ID, Entry, entry_of
-from game_events.lakehouse.storage.durability import unopenable
-from game_events.lakehouse.storage.errors import store_errors_named
-from game_events.lakehouse.storage.options import is_remote
+from game_events.lakehouse.storage import is_remote, store_errors_named, unopenable
 
 if TYPE_CHECKING:
     from deltalake._internal import RawDeltaTable
 
+#: Versions of the protocol, for readers and for writers, of a table without features.
+PLAIN_READER, PLAIN_WRITER = 1, 2
+
+#: Beside letters, digits and `_.-~`.
+_UNQUOTED = "/!$&'()*+,:;=@[]|^"
+
+
+@dataclass(frozen=True)
+class KnownTable:
+    """A version of a table without features: this process has just made the table, or a run before has noted it.
+
+    It has the methods of delta-rs' table that need the columns and properties alone, by the same names: opening a table just to
+    ask these takes 2 ms and more, and runs have thousands of tables.
+
+    Attributes:
+        uri: the table's folder.
+        schema: its columns.
+        id, name, description, partition_columns, created_time, configuration: its metadata; time: milliseconds since 1970.
+        transactions: its transaction ids (None: it was never set).
+        at: the version.
+        has_all: no other transaction id was ever set.
+    """
+
+    uri: str
+    schema: Schema
+    id: str
+    name: str
+    description: str | None
+    partition_columns: list[str]
+    created_time: int
+    configuration: dict[str, str]
+    transactions: Mapping[str, int | None]
+    at: int = 0
+    has_all: bool = True
+
+    def version(self) -> int:
+        """The version."""
+        return self.at
+
+    def table_uri(self) -> str:
+        """Where the table is, as an address. Source: URL standard, "path percent-encode set"."""
+        return f"file://{quote(self.uri, safe=_UNQUOTED)}/"
+
+    def metadata(self) -> KnownTable:
+        """The metadata."""
+        return self
+
+    def protocol_versions(self) -> tuple[int, int, None, None]:
+        """Versions for readers and writers, and features of each."""
+        return PLAIN_READER, PLAIN_WRITER, None, None
+
+    def actions(self) -> list[dict[str, Any]]:
+        """The actions of the log's first entry that say this (Delta Lake protocol, "Change Metadata", "Protocol Evolution")."""
+        metadata = {
+            "id": self.id,
+            "name": self.name,
+            "description": self.description,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": self.schema.to_json(),
+            "partitionColumns": self.partition_columns,
+            "createdTime": self.created_time,
+            "configuration": self.configuration,
+        }
+        return [{"protocol": {"minReaderVersion": PLAIN_READER, "minWriterVersion": PLAIN_WRITER}}, {"metaData": metadata}]
+
+
 T = TypeVar("T")
+
 #: Keys of `Handle.schema` and `Handle.note_columns` in `Handle.known_of_columns`.
 _SCHEMA, _COLUMNS = "schema", "columns"
+
 #: Versions, and seconds, after which a table is opened again. A handle that is moved forward keeps what it has read of each
 #: entry. And it goes on reading the checkpoint that it was opened with, which others delete after the log's retention.
 MOST_VERSIONS, LONGEST_S = 50, 300.0
+
 #: Files of a version that a handle remembers at most; more are read from the log each time.
 MOST_FILES = 64
+
 #: Files without a number of rows in the log, (table, path) -> the number in the file, and how many are remembered at most.
 _COUNTED: dict[tuple[str, str], int] = {}
+
 MOST_COUNTED = 100_000
+
 #: Retention of a log without the property (Delta Lake protocol: 30 days).
 _DEFAULT_S = 30 * 86_400.0
+
 _SECONDS = re.compile(r"interval (\d+) seconds")
 
 #: Key in a commit's information: JSON of the version that the commit was made for, and the transaction ids that are known of
 #: it. delta-rs replays the log for each id; a commit's information is one entry of the log.
 NOTED = "game_events_transactions"
+
 #: Transaction ids that a commit notes at most: bronze and quarantine have thousands.
 MOST_NOTED = 16
 
@@ -356,3 +434,60 @@ def of_columns(handle: DeltaTable, make: Callable[[DeltaTable], T]) -> T:
 def note_of(version: int, transactions: Mapping[str, int | None]) -> dict[str, str]:
     """Commit information with the transaction ids of a version; nothing if they are many."""
     return {NOTED: json.dumps([version, transactions])} if len(transactions) <= MOST_NOTED else {}
+
+
+#: Key in the information of every commit, with a value of its own for each (the commit's mark).
+COMMIT_ID = "game_events_commit"
+
+#: Beginning of the name of a file that becomes an entry when it is complete.
+UNFINISHED = "_commit_"
+
+#: Identity of an entry: of a local table inode, bytes and time of its file; in an object store the mark of its commit.
+Entry = tuple[int, int, int] | str
+
+#: Bytes of an entry that are searched for its commit's information, its first line by Spark and delta-rs.
+_HEAD = 64 * 1024
+
+
+def entry_of(uri: str, store: pafs.FileSystem | None, version: int) -> Entry | None:
+    """Identity of a version's entry; None: there is none, or (object store) its commit has no mark.
+
+    `store`: the folder of a table in an object store; None: it is on a local disk, at `uri`.
+
+    Cost: a call of the operating system, or two requests. Raises OSError if the storage fails.
+    """
+    try:
+        if store is None:
+            # A `Path` for each entry takes longer than the call, of which a run makes thousands.
+            return identity_of(os.stat(f"{uri}/{path_of(version)}"))  # noqa: PTH116
+        with store.open_input_file(path_of(version)) as source:
+            first = source.read(_HEAD).partition(b"\n")[0]
+    except FileNotFoundError:
+        return None
+    try:
+        mark = json.loads(first).get("commitInfo", {}).get(COMMIT_ID)
+    except ValueError:  # longer than what was read
+        return None
+    return mark if isinstance(mark, str) else None
+
+
+def has_entry(uri: str, store: pafs.FileSystem | None, version: int) -> bool:
+    """Whether a version has an entry; a call of the operating system, or a request. `store`, errors: as for `entry_of`."""
+    if store is None:
+        return entry_of(uri, None, version) is not None
+    try:
+        # `get_file_info` would list the folder of that name, too.
+        store.open_input_file(path_of(version)).close()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def identity_of(entry: os.stat_result) -> tuple[int, int, int]:
+    """Identity of a local entry."""
+    return entry.st_ino, entry.st_size, entry.st_mtime_ns
+
+
+def path_of(version: int) -> str:
+    """Path of a version's entry, below the table's folder."""
+    return f"_delta_log/{version:020}.json"

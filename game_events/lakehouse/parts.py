@@ -21,9 +21,7 @@ from deltalake import DeltaTable, Metadata, Schema
 from deltalake.table import ProtocolVersions
 
 from game_events.errors import DataError, TransientError
-from game_events.lakehouse.handle import DataFile, Handle, read_add_actions
-from game_events.lakehouse.known_table import KnownTable
-from game_events.lakehouse.log_entries import Entry
+from game_events.lakehouse.handle import DataFile, Entry, Handle, KnownTable, read_add_actions
 
 if TYPE_CHECKING:
     from deltalake._internal import RawDeltaTable

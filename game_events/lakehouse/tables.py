@@ -1,6 +1,10 @@
 """Tables of the lakehouse: keys, names, locations, and opening them.
 
-Code uses a table's key; users and folders have its name, which differs by the setting `names` (`config/naming.py`).
+Code uses a table's key; users and folders have its name, which differs by the setting `names` (`config/names.py`).
+
+The layers, as commands, reports, settings and the column `layer` of quarantine and `progress` name them.
+
+Owners and tags of each layer's tables, from the settings.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import shutil
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,45 +28,123 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from game_events.config.naming import GAME_PATTERN, OWN, PROGRESS, RESERVED_GAMES, Names
+from game_events.config.names import GAME_PATTERN, OWN, PROGRESS, RESERVED_GAMES, Names
 from game_events.config.settings import Settings
-from game_events.decoding.core.kept_columns import is_of_any_kind
+from game_events.decoding.columns import is_of_any_kind
 from game_events.errors import ConfigurationError, ReadOnlyError
 from game_events.extending import PLAYER_AGG
-from game_events.lakehouse.format_version import refuse_newer
-from game_events.lakehouse.handle import DataFile, Handle, of_columns, read_add_actions, read_data_files
-from game_events.lakehouse.labels import Labels
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.log_entries import Entry, entry_of, has_entry
+from game_events.lakehouse.handle import (
+    DataFile,
+    Entry,
+    Handle,
+    entry_of,
+    has_entry,
+    of_columns,
+    read_add_actions,
+    read_data_files,
+)
 from game_events.lakehouse.parts import Part, PartedHandle
-from game_events.lakehouse.retention import Retention, is_derived
-from game_events.lakehouse.sizes import Sizes
-from game_events.lakehouse.storage.durability import has_no_content, unopenable
-from game_events.lakehouse.storage.errors import store_errors_named
-from game_events.lakehouse.storage.options import delta_options
-from game_events.lakehouse.unsupported import is_made_again, refuse_unreadable, refuse_unwritable
+from game_events.lakehouse.storage import delta_options, has_no_content, store_errors_named, unopenable
+from game_events.lakehouse.table_properties import (
+    Retention,
+    Sizes,
+    is_derived,
+    is_made_again,
+    refuse_newer,
+    refuse_unreadable,
+    refuse_unwritable,
+)
 
 if TYPE_CHECKING:
-    from game_events.lakehouse.known_table import KnownTable
+    from game_events.lakehouse.handle import KnownTable
 
 log = logging.getLogger(__name__)
 
+
+class Layer(StrEnum):
+    """A layer. An aggregate that a user defined is a layer `gold:{name}` (`GoldAggregate.layer`)."""
+
+    BRONZE = "bronze"
+    #: Written in bronze's pass: a layer in reports only.
+    QUARANTINE = "quarantine"
+    SILVER = "silver"
+    GOLD = "gold"
+    UNIFIED = "unified"
+    #: The pipeline's own tables: a layer of owners and tags only.
+    OWN = "own"
+
+
+#: Layers that are made from bronze, in the order in which rows pass them.
+DOWNSTREAM = (Layer.SILVER, Layer.GOLD, Layer.UNIFIED)
+
+#: Layers that a run refreshes, in that order.
+REFRESHED = (Layer.BRONZE, *DOWNSTREAM)
+
+#: Layers of a report.
+REPORTED = (Layer.BRONZE, Layer.QUARANTINE, *DOWNSTREAM)
+
+#: What the layers of aggregates that users defined begin with.
+OWN_GOLD = f"{Layer.GOLD}:"
+
+
+def is_gold(layer: str) -> bool:
+    """Whether a layer is gold's: of the built-in aggregate or of one that a user defined."""
+    return layer == Layer.GOLD or layer.startswith(OWN_GOLD)
+
+
+#: The tags of every table.
+EVERY = "all"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Owners and tags.
+
+    `owners`: teams (`team:name`) and e-mail addresses. `tags`: layer, or `all` -> key -> value.
+    """
+
+    owners: tuple[str, ...] = ()
+    tags: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Labels:
+        """Those of the settings."""
+        return cls(settings.owners, settings.tags)
+
+    def of_layer(self, layer: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        """Owners and tags of a layer's tables; a layer's own tags win over those for all."""
+        tags = self.tags.get(EVERY, {}) | self.tags.get(layer, {})
+        return self.owners, tuple(sorted(tags.items()))
+
+
 BRONZE = "bronze_events"
+
 QUARANTINE = "quarantine_events"
+
 UNIFIED = "gold_unified_player_agg"
+
 #: Silver of all games, in the layout `partitioned`.
 SILVER = "silver_events"
+
 #: Values of `GAME_EVENTS_SILVER_LAYOUT`.
 TABLES, PARTITIONED = "tables", "partitioned"
+
 SCHEMAS = "schemas"
+
 EVENT_LOG = "event_log"
+
 SUPPRESSED = "suppressed_entities"
+
 SOURCE_FILES = "source_files"
+
 #: Of the export of rows over HTTP: rows in chunks that wait for their call, outcome of each chunk, failed chunks.
 REST_OUTBOX, REST_DELIVERIES, REST_FAILED_CHUNKS = REST_TABLES = ("rest_outbox", "rest_deliveries", "rest_dead_letters")
+
 #: For Spark: pattern of a file in a partition, with the value of its last folder as its one group.
 PART_PATH = r"=([^/=]+)/[^/]+$"
+
 AnyTable = TypeVar("AnyTable", bound=DeltaTable)
+
 #: All tables but those of games.
 OWN_TABLES = frozenset({BRONZE, QUARANTINE, SILVER, UNIFIED, *OWN})
 

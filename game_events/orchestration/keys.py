@@ -1,19 +1,45 @@
 """Asset keys, the partitions and what all assets share.
 
 The keys are made from the setting `names`; the constants are those of its defaults.
+
+Interfaces of Dagster 1.13 that are not public, all that this project uses; a new version of Dagster is tried here first.
+
+`DagsterAssetCheckFailedError`: a step that failed by a blocking check is recognized by the name of this class.
+`AssetCheckExecutionRecordStatus`: of `event_log_storage.get_asset_check_execution_history`; the public API has only the newest
+evaluation of a check. `SqliteEventLogStorage`: knows the files of runs, which Dagster empties and does not delete.
+`AssetCheckExecutionsTable`, of a `SqlEventLogStorage`: evaluations of checks, which Dagster keeps when it deletes their run.
+`UnresolvedAssetJobDefinition`: what `define_asset_job` returns, for annotations. `plan_process`: the names of the modules of
+Dagster's executors. `AssetPartitionStatus`: what the instance says of a partition. `log_planned`: the event by which Dagster
+knows what a run is to materialize; it logs it for runs of assets, and never for a job of ops. `execute_here`: as
+`JobDefinition.execute_in_process`, which replaces a job's executor. `DefinitionsLoadContext`: by it the
+definitions of a run's process know something of those from which the run was started.
 """
 
+import logging
+import multiprocessing
+import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import dagster as dg
+from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from dagster._core.errors import DagsterAssetCheckFailedError
+from dagster._core.events import AssetMaterializationPlannedData
+from dagster._core.execution.execute_in_process import core_execute_in_process
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 
-from game_events.config.naming import Names
+from game_events.config.names import Names
 from game_events.config.settings import Settings
-from game_events.lakehouse.layers import OWN_GOLD
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED
+from game_events.lakehouse.tables import BRONZE, OWN_GOLD, QUARANTINE, UNIFIED
 
 #: Metadata key of the run's whole report.
 REPORT = "report"
@@ -109,13 +135,16 @@ class Keys:
 
 
 DEFAULT = Keys(Names())
+
 #: For assets of one's own beside those with default names (docs/reading.md).
 GAMES, GOLD_KEY = DEFAULT.partitions, DEFAULT.gold
 
 OWNERS = ["team:data-engineering"]
+
 #: Names of the one asset, and the one of its subjects, for all topics of a pattern: only the broker knows them,
 #: and a graph that has to ask it cannot be loaded while it is down.
 BY_PATTERN = "topics_by_pattern"
+
 SUBJECTS_BY_PATTERN = "subjects_by_pattern"
 
 
@@ -142,3 +171,83 @@ def _word(part: str) -> str:
 def schema_key(settings: Settings, subject: str) -> dg.AssetKey:
     """The external asset of a subject; of all subjects of a pattern's topics."""
     return dg.AssetKey(["schema_registry", _word(subject) if settings.kafka_topic_pattern is None else SUBJECTS_BY_PATTERN])
+
+
+__all__ = [
+    "AssetCheckExecutionRecordStatus",
+    "AssetCheckExecutionsTable",
+    "AssetPartitionStatus",
+    "DagsterAssetCheckFailedError",
+    "SqlEventLogStorage",
+    "SqliteEventLogStorage",
+    "UnresolvedAssetJobDefinition",
+    "as_when_loaded",
+    "execute_here",
+    "log_planned",
+    "plan_process",
+]
+
+_IN_PROCESS, _STEP_PROCESS = "dagster._core.executor.in_process", "dagster._core.executor.child_process_executor"
+
+
+def plan_process() -> int | None:
+    """Id of the process that executes the plan of the run that calls this; None: the run's executor is none of these two.
+
+    It is this process, or with the multi-process executor the parent of the step's process.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        executor = frame.f_globals.get("__name__")
+        if executor == _IN_PROCESS:
+            return os.getpid()
+        if executor == _STEP_PROCESS:
+            parent = multiprocessing.parent_process()
+            return parent.pid if parent is not None else None
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def log_planned(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, key: dg.AssetKey, partition: str | None = None
+) -> None:
+    """Log at once that the run of a step is to materialize an asset, or a partition of it.
+
+    Until an event of a materialization follows, Dagster shows it as materializing while the run is at work, and as failed if
+    the run failed. Without a partition that is about the asset as a whole, and no state of one of its partitions.
+    """
+    inner = context.op_execution_context if isinstance(context, dg.AssetExecutionContext) else context
+    step = inner.get_step_execution_context().step.key
+    planned = AssetMaterializationPlannedData(key, partition=partition)
+    event = dg.DagsterEvent.build_asset_materialization_planned_event(inner.job_name, step, planned)
+    inner.instance.report_dagster_event(event, inner.run_id, logging.DEBUG)
+
+
+def as_when_loaded(name: str, value: str) -> str:
+    """What the definitions had under a name when the UI loaded them; the given value where these are those.
+
+    A run's process makes the definitions again, from what there is by then.
+    """
+    context = DefinitionsLoadContext.get()
+    if context.load_type == DefinitionsLoadType.RECONSTRUCTION:
+        return str(context.reconstruction_metadata.get(name, value))
+    context.add_to_pending_reconstruction_metadata(name, value)
+    return value
+
+
+def execute_here(
+    job: dg.JobDefinition,
+    instance: dg.DagsterInstance,
+    run_config: Mapping[str, Any],
+    tags: Mapping[str, str] | None = None,
+    op_selection: Sequence[str] | None = None,
+) -> dg.ExecuteInProcessResult:
+    """Execute a job in this process with its own executor, one that starts no processes; errors are in the result."""
+    chosen = job.get_subset(op_selection=op_selection) if op_selection else job
+    return core_execute_in_process(
+        run_config=run_config,
+        job=InMemoryJob(chosen),
+        instance=instance,
+        output_capturing_enabled=False,
+        raise_on_error=False,
+        run_tags=tags,
+    )

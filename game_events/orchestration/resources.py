@@ -1,29 +1,50 @@
-"""Dagster's resources: the Spark session, and the pipeline that uses it."""
+"""Dagster's resources: the Spark session, and the pipeline that uses it.
+
+One pipeline in Dagster: its settings, and the names of its parts.
+
+Several pipelines may be in one code location, or Dagster instance: their prefixes (`names` of the settings) are in the names
+of their assets, jobs, ops, sensors, schedules, pools and resources.
+
+Gives assets of one's own the tables of this graph, as what their parameter is annotated with (docs/extending.md).
+"""
 
 import logging
-from collections.abc import Callable, Iterator
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Self, get_args, get_origin
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 from dagster_spark.utils import flatten_dict
-from pydantic import PrivateAttr
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from pydantic import PrivateAttr, PydanticDeprecatedSince20
 from pyspark.sql import SparkSession
 
-from game_events.config.settings import SettingsSource
-from game_events.config.tls import unencrypted
-from game_events.orchestration.runs.dead_runs import mark_process
-from game_events.orchestration.runs.errors import StepContext, errors_decide
-from game_events.orchestration.runs.own_runs import lakehouse_tag
+from game_events.config.network import unencrypted
+from game_events.config.settings import Settings, SettingsSource
+from game_events.errors import ConfigurationError
+from game_events.extending import PLAYER_AGG
+from game_events.lakehouse.data.reading import read_arrow
+from game_events.lakehouse.parts import Part, PartedHandle
+from game_events.lakehouse.storage import is_s3, store_errors_named
+from game_events.lakehouse.tables import Lakehouse, Table, is_game, no_table
+from game_events.orchestration.keys import Keys
+from game_events.orchestration.runs import StepContext, errors_decide, lakehouse_tag, mark_process
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import TriggeredRun
 from game_events.spark.connect import answers, close_session, is_closed, is_connect
 from game_events.spark.session import EARLY_SESSION
 
 log = logging.getLogger(__name__)
+
 #: Makes the work of a run, which adds to the report.
 Begin = Callable[[Pipeline, RunReport], TriggeredRun]
 
@@ -145,3 +166,219 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
             recorded(pipeline, report, name, context.retry_number, lineage=lineage),
         ):
             yield pipeline, report
+
+
+LAKEHOUSE = "lakehouse"
+
+#: Input of an op that only waits for another one.
+START = "start"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What all parts of a pipeline's definitions are made from.
+
+    Attributes:
+        source: where a run or a tick reads the settings; `settings`: those at the time when the definitions are loaded.
+        keys: names of the parts.
+    """
+
+    source: SettingsSource
+    settings: Settings = field(repr=False)
+    keys: Keys
+
+    @classmethod
+    def of(cls, settings: Settings | None = None) -> Self:
+        """The graph of some settings; of those of the environment, which each run and tick reads again.
+
+        Raises:
+            ConfigurationError: they are invalid.
+        """
+        source = SettingsSource(settings)
+        found = source.read()
+        return cls(source, found, Keys.of(found))
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tag of all runs of the pipeline's jobs."""
+        return lakehouse_tag(self.settings)
+
+    @property
+    def resource(self) -> str:
+        """Key of the resource with the pipeline."""
+        return self.keys.named(LAKEHOUSE)
+
+    @cached_property
+    def resources(self) -> dict[str, dg.ConfigurableResource[Any]]:
+        """The pipeline and the Spark session, for its jobs and for assets of one's own in the same code location."""
+        return {self.resource: LakehouseResource(spark=self.spark, source=self.source), self.keys.named("spark"): self.spark}
+
+    @cached_property
+    def spark(self) -> SparkResource:
+        """The resource of the Spark session."""
+        return SparkResource(source=self.source)
+
+    def lakehouse(self, context: StepContext) -> LakehouseResource:
+        """The resource, in a step."""
+        found: LakehouseResource = getattr(context.resources, self.resource)
+        return found
+
+    def op(
+        self, name: str, description: str, pool: str | None, *, after: bool = False
+    ) -> Callable[[Callable[..., Any]], dg.OpDefinition]:
+        """Decorator of an op without outputs that uses the resource, in a pool of the pipeline; `after`: another op."""
+        return dg.op(
+            name=self.keys.named(name),
+            description=description,
+            ins={START: dg.In(dg.Nothing)} if after else None,
+            out=dg.Out(dg.Nothing),
+            pool=None if pool is None else self.keys.named(pool),
+            required_resource_keys={self.resource},
+        )
+
+    def job(
+        self,
+        name: str,
+        description: str,
+        *ops: dg.OpDefinition,
+        tags: Mapping[str, str] | None = None,
+        executor: dg.ExecutorDefinition = dg.in_process_executor,
+    ) -> dg.JobDefinition:
+        """A job of ops one after the other, in one process: the default executor would start a JVM for each of them."""
+        after = {later.name: {START: dg.DependencyDefinition(earlier.name)} for earlier, later in pairwise(ops)}
+        graph = dg.GraphDefinition(name=self.keys.named(name), node_defs=list(ops), dependencies=after)
+        tags = self.tags | dict(tags or {})
+        # With its resources: a sensor of a job that gets them later is copied, with a warning of Dagster's about the copy.
+        return graph.to_job(description=description, executor_def=executor, tags=tags, resource_defs=self.resources)
+
+    @property
+    def sensor_status(self) -> dg.DefaultSensorStatus:
+        """Whether sensors run from the beginning."""
+        return dg.DefaultSensorStatus.RUNNING if self.settings.automation else dg.DefaultSensorStatus.STOPPED
+
+    @property
+    def schedule_status(self) -> dg.DefaultScheduleStatus:
+        """Whether schedules run from the beginning."""
+        return dg.DefaultScheduleStatus.RUNNING if self.settings.automation else dg.DefaultScheduleStatus.STOPPED
+
+
+class TableLoader(dg.ConfigurableIOManager):
+    """Loads inputs that are tables of this graph, each as its newest version.
+
+    A partition of silver or gold is one table. An input of several partitions is annotated `dict[str, ...]`: games with a table
+    -> what the table has. Places and credentials are read in the run's process and are no Dagster configuration.
+    """
+
+    spark: dg.ResourceDependency[SparkResource]
+    source: dg.ResourceDependency[SettingsSource] = SettingsSource()  # type: ignore[assignment]
+
+    def load_input(self, context: dg.InputContext) -> object:
+        """The table of the input's asset and partition.
+
+        Raises:
+            ConfigurationError: there is no such table, or nothing of this kind can be made of it.
+        """
+        settings, kind = self.source.read(), context.dagster_type.typing_type
+        lakehouse, keys = Lakehouse.of(settings), Keys.of(settings)
+        games = list(context.asset_partition_keys) if context.has_asset_partitions else [None]
+        if get_origin(kind) is dict:
+            valid = [game for game in games if game is None or is_game(game)]
+            tables = {game: table_of(lakehouse, keys, context.asset_key, game) for game in valid}
+            opened = {game: (tables[game], handle) for game, handle in _opened(settings, tables).items()}
+            kind = get_args(kind)[1]
+            return {game: self._as(kind, table, handle) for game, (table, handle) in opened.items() if handle is not None}
+        if len(games) != 1:
+            raise ConfigurationError(f"input {context.name} is {len(games)} tables: annotate it with dict[str, ...]")
+        table = table_of(lakehouse, keys, context.asset_key, games[0])
+        handle = _opened(settings, {games[0]: table})[games[0]]
+        if handle is None:
+            raise no_table(lakehouse, table.name, [found.name for found in map(lakehouse.table, lakehouse.names())])
+        return self._as(kind, table, handle)
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:  # noqa: ARG002 - Dagster's signature
+        """Refused: the pipeline alone writes its tables."""
+        raise ConfigurationError("this resource reads the pipeline's tables; give it to inputs (`input_manager_key`) only")
+
+    def _as(self, kind: Any, table: Table, handle: DeltaTable) -> object:  # noqa: ANN401 - what a parameter is annotated with
+        """A table as an annotation says; without one as a `DeltaTable`, of which nothing is read yet."""
+        package, name = getattr(kind, "__module__", "").partition(".")[0], getattr(kind, "__name__", "")
+        match package, name:
+            case ("typing", "Any") | ("deltalake", "DeltaTable") if table.part is None:
+                return handle
+            case ("pyarrow", "Table"):
+                return read_arrow(table, handle)
+            case ("pandas", "DataFrame"):
+                return read_arrow(table, handle).to_pandas()
+            case ("polars", "DataFrame" | "LazyFrame"):
+                # No dependency of this project's: whoever annotates with it has imported it.
+                polars = sys.modules["polars"]
+                rows = polars.scan_delta(handle.whole if isinstance(handle, Part) else handle)
+                if table.part is not None:
+                    rows = rows.filter(polars.col(table.by) == table.part)
+                return rows if name == "LazyFrame" else rows.collect()
+            case ("pyspark", "DataFrame"):
+                read = self.spark.spark_session.read.format("delta").load(table.uri)
+                return read if table.part is None else read.where(read[f"`{table.by}`"] == table.part)
+        handles = "deltalake.DeltaTable, " if table.part is None else ""
+        what = f"table {table.name}" if table.part is None else f"{table.part}'s part of {table.name}"
+        raise ConfigurationError(
+            f"{what} cannot be loaded as {package}.{name}: annotate the parameter with {handles}"
+            "pyarrow.Table, polars.DataFrame or LazyFrame, pandas.DataFrame, or pyspark.sql.DataFrame"
+        )
+
+
+def _opened(settings: Settings, tables: Mapping[str | None, Table]) -> dict[str | None, DeltaTable | None]:
+    """Partition -> handle of its table, or of its part of one, which is opened once for all; None: there is none."""
+    handles, wholes = dict[str | None, DeltaTable | None](), dict[str, DeltaTable | None]()
+    for game, table in tables.items():
+        if table.part is None:
+            handles[game] = open_table(settings, table)
+            continue
+        if table.uri not in wholes:
+            wholes[table.uri] = table.whole.open_to_read()
+        whole = wholes[table.uri]
+        handles[game] = whole.part(table.part) if isinstance(whole, PartedHandle) else None
+    return handles
+
+
+def table_of(lakehouse: Lakehouse, keys: Keys, asset: dg.AssetKey, game: str | None) -> Table:
+    """The table of an asset, or of its partition.
+
+    Raises:
+        ConfigurationError: no game may have the partition's name.
+    """
+    name = asset.path[-1]
+    if game is None:
+        return lakehouse.table(lakehouse.key(name))
+    if not is_game(game):
+        # Its path could lead to any other table.
+        raise ConfigurationError(f"{game!r} is a partition of {name} with a name that no game may have: delete it")
+    if asset == keys.silver:
+        return lakehouse.silver(game)
+    return lakehouse.gold(game, PLAYER_AGG if asset == keys.gold else name.removeprefix(keys.named("gold_")))
+
+
+def open_table(settings: Settings, table: Table) -> DeltaTable | None:
+    """A table by Dagster's resource for Delta tables, with the store of the settings; None: there is no such table."""
+    with warnings.catch_warnings():
+        # dagster-deltalake 0.29 uses a method that pydantic has given another name.
+        warnings.filterwarnings("ignore", "The `dict` method is deprecated", PydanticDeprecatedSince20)
+        # A third of a second of every start, for who uses it only.
+        from dagster_deltalake import DeltaTableResource, LocalConfig, S3Config  # noqa: PLC0415
+        from dagster_deltalake.config import ClientConfig  # noqa: PLC0415
+
+        # Credentials, and all that concerns other stores, delta-rs reads from the environment.
+        store: S3Config | LocalConfig = LocalConfig()
+        client, options = ClientConfig(), table.options
+        if is_s3(settings.lakehouse):
+            store = S3Config(
+                region=options.get("AWS_REGION"),
+                endpoint=options.get("AWS_ENDPOINT_URL"),
+                virtual_hosted_style_request=options.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST"),
+            )
+            client = ClientConfig(allow_http="AWS_ALLOW_HTTP" in options)
+        try:
+            with store_errors_named(table.uri):
+                return table.readable(DeltaTableResource(url=table.uri, storage_options=store, client_options=client).load())
+        except TableNotFoundError:
+            return None

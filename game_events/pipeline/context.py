@@ -15,19 +15,18 @@ from pyspark.sql import SparkSession
 from game_events.config.extensions import Extensions, extensions_of
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
-from game_events.decoding.core.kept_columns import kept_columns
-from game_events.decoding.core.value_rules import ValueRules
+from game_events.decoding.columns import ValueRules, kept_columns
 from game_events.lakehouse.kept_handles import KeptHandles
-from game_events.lakehouse.system_tables.progress import ProgressTable
+from game_events.lakehouse.system_tables import ProgressTable
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table, refuse_other_layout
+from game_events.pipeline.offsets import refuse_twice, topic_id_read
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.pipeline.state.offsets import refuse_twice, topic_id_read
 from game_events.rules import Rule, all_rules
 from game_events.schema_registry import SchemaRegistry
-from game_events.sources.core.source import FILES, Source, SourceSnapshot
 from game_events.sources.factory import make_source
 from game_events.sources.files.schemas import FileSchemas
 from game_events.sources.files.source import FileSource
+from game_events.sources.source import FILES, Source, SourceSnapshot
 
 #: Seconds within which the source answers a pipeline that only reads: a run, which waits longer, follows.
 SNAPSHOT_S = 5.0

@@ -12,32 +12,26 @@ from deltalake import DeltaTable, Schema
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from game_events.decoding.core.reasons import NO_RECORD
-from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.frame import NO_RECORD, RegistrySchema
 from game_events.errors import ConfigurationError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import Txn, counter, txn
-from game_events.lakehouse.data.snapshot import files_with, row_count, selection
-from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
-from game_events.lakehouse.data.table_writer import FileStage
-from game_events.lakehouse.event_columns import COORDINATES, SCHEMA_COLUMNS, STORED_AS
-from game_events.lakehouse.event_expressions import no_headers, schema_ids
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
-from game_events.lakehouse.tables import Table, table_id
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, txn
+from game_events.lakehouse.data.columns import COORDINATES, SCHEMA_COLUMNS, STORED_AS
+from game_events.lakehouse.data.reading import files_with, row_count, selection
+from game_events.lakehouse.data.spark_files import no_headers, read_files, read_table, schema_ids, spark_schema
+from game_events.lakehouse.data.worker_job import FileStage
+from game_events.lakehouse.tables import Layer, Table, table_id
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.intact import intact_tables
+from game_events.pipeline.offsets import next_offsets
+from game_events.pipeline.offsets import since as at_or_behind
+from game_events.pipeline.quarantine import intact_tables
+from game_events.pipeline.reporting.counts import ArchiveResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
-from game_events.pipeline.reporting.steps import ArchiveResult
-from game_events.pipeline.state.offsets import next_offsets
-from game_events.pipeline.state.row_conditions import since as at_or_behind
-from game_events.sources.core.reading import TASK_RECORDS
-from game_events.sources.core.source import FILES, KAFKA, Offsets, Split
-from game_events.sources.files.archive_format import RECORDS, UNKNOWN, marked_records
-from game_events.sources.files.location import SourceLocation
+from game_events.pipeline.schemas.store import SchemaArchive
+from game_events.sources.files.location import RECORDS, UNKNOWN, SourceLocation, marked_records
+from game_events.sources.source import FILES, KAFKA, TASK_RECORDS, Offsets, Split
 
 _READ_COLUMNS = (*STORED_AS.values(), *SCHEMA_COLUMNS)
 

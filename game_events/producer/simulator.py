@@ -10,9 +10,8 @@ from typing import Annotated, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from game_events.config.producer import DEFAULT_GAMES, GAME_FIELDS, Fields
-from game_events.producer.kafka_writer import BATCH, BatchMessage
-from game_events.producer.message_type import MAX_VERSION, custom_columns
+from game_events.config.pipeline_settings import DEFAULT_GAMES, GAME_FIELDS, Fields
+from game_events.producer.messages import BATCH, MAX_VERSION, BatchMessage, custom_columns
 
 DEFAULT_BASE_TIME = datetime(2024, 1, 1, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -18,23 +18,26 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.commits.incarnations import incarnation, oldest_batch
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.file_parts import FilePart, parts_of
-from game_events.lakehouse.data.snapshot import read_parts, selection
-from game_events.lakehouse.event_columns import STORED_AS
-from game_events.lakehouse.storage.options import delta_options
+from game_events.lakehouse.commits.transactions import Txn, incarnation, oldest_batch
+from game_events.lakehouse.data.columns import STORED_AS
+from game_events.lakehouse.data.reading import FilePart, parts_of, read_parts, selection
+from game_events.lakehouse.storage import delta_options
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table, add_actions
-from game_events.sources.core.reading import (
+from game_events.sources.source import (
     BATCH_RECORDS,
     RAW_SCHEMA,
+    TABLE,
     TASK_RECORDS,
+    MicroBatch,
+    Offsets,
     Reading,
     ReadNotes,
+    Source,
+    SourceSnapshot,
+    Split,
     columns_of,
     dealt,
 )
-from game_events.sources.core.source import TABLE, MicroBatch, Offsets, Source, SourceSnapshot, Split
 
 _NO_RAW = (
     "has rows without their raw value (that pipeline runs with GAME_EVENTS_KEEP_RAW=failures): they cannot be decoded. Set "

@@ -2,10 +2,10 @@
 
 from game_events.config.settings import Settings
 from game_events.lakehouse.tables import Lakehouse
-from game_events.sources.core.source import FILES, Source
 from game_events.sources.delta_table import TableSource
 from game_events.sources.files.source import FileSource
 from game_events.sources.kafka.source import KafkaSource, subject_of
+from game_events.sources.source import FILES, Source
 
 
 def make_source(settings: Settings, timeout_s: float | None = None) -> Source:

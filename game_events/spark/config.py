@@ -1,30 +1,42 @@
-"""Configuration of Spark: jars, UTC, Arrow, the interpreter of the workers, and security of its JVM."""
+"""Configuration of Spark: jars, UTC, Arrow, the interpreter of the workers, and security of its JVM.
 
+Ships this project's code, and modules of extensions, to Spark's workers.
+
+Workers unpickle functions by name, so they need the driver's modules. As these are shipped, a cluster's machines need only the
+libraries, and workers run the driver's version of the code.
+"""
+
+import atexit
+import hashlib
 import os
 import re
 import sys
+import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from game_events.config.local_addresses import LOOPBACK, workers_are_local
-from game_events.config.masking import is_credential
+import game_events
+from game_events.config.logging import is_credential
+from game_events.config.network import LOOPBACK, workers_are_local
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.jvm.class_archive import archive_of, sharing_options
 from game_events.jvm.jars import s3_jars, spark_jars
-from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
-from game_events.jvm.private_folders import process_temporary_folder
-from game_events.lakehouse.storage.options import is_s3, spark_options
-from game_events.spark.code_shipping import shares_python_environment
+from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS, process_temporary_folder
+from game_events.lakehouse.storage import is_s3, spark_options
 
 #: The path is absolute: of an executor's archive of code it is none, and workers import this module, too.
 LOG_OPTION = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').absolute().as_uri()}"
+
 #: Java's options for a run of few rows: it is over before the optimizing compiler has paid for itself, and that would take a
 #: third of its processor time. The room for compiled code is the usual one.
 SMALL_RUN = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
+
 #: Options of every other driver: ten times Java's own numbers of calls and loops before the optimizing compiler takes a
 #: method. Otherwise it has a third of the JVM's processor time in the first minute, most of it for methods that plan jobs
 #: (docs/decisions/0027-quick-starts.md).
@@ -37,16 +49,23 @@ LATE_OPTIMIZATION = (
 
 #: Records of an Arrow batch. Spark's Arrow writer takes time quadratic in a batch's rows for lists and maps that are NULL.
 ARROW_RECORDS = 20_000
+
 #: Bytes of an Arrow batch: some records are megabytes.
 ARROW_BYTES = 64 * 1024 * 1024
+
 ARROW_RECORDS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
 ARROW_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
-#: Off, whatever a user sets: decoding reads Arrow's 32-bit offsets (decoding/core/wire_format.py).
+
+#: Off, whatever a user sets: decoding reads Arrow's 32-bit offsets (decoding/frame.py).
 LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"
+
 #: Class path before PySpark's own jars in the driver's JVM.
 CLASS_PATH_KEY = "spark.driver.extraClassPath"
+
 #: Names Delta's classes where its jar is there.
 EXTENSIONS_KEY = "spark.sql.extensions"
+
 #: Settings of every classic Spark.
 _CLASSIC = {
     "spark.app.name": "game_events",
@@ -67,7 +86,9 @@ _CLASSIC = {
 
 #: Program that forks Python workers.
 DAEMON_KEY, DAEMON = "spark.python.daemon.module", "game_events.pipeline.worker_daemon"
+
 AUTHENTICATE = "spark.authenticate"
+
 #: Masters for which Spark generates a secret per application.
 _MAKES_SECRETS = re.compile(r"local(\[.*\])?|yarn|k8s://.*")
 
@@ -241,3 +262,48 @@ def authentication(settings: Settings) -> dict[str, str]:
 def server_only_settings(settings: Settings) -> list[str]:
     """Names of the user's Spark settings that only a Connect server can have, not its sessions."""
     return sorted(key for key in settings.spark_conf if not key.startswith("spark.sql."))
+
+
+PACKAGE = Path(game_events.__file__).parent
+
+#: Files that Python can import from.
+SUFFIXES = (".py", ".zip", ".egg")
+
+#: A constant time (the oldest of zip files), so that the same code gives the same file.
+_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+def shares_python_environment(settings: Settings) -> bool:
+    """Whether Spark's workers use this machine's Python environment: `local`, or a Connect server on this machine."""
+    return workers_are_local(settings) and (settings.spark_remote is not None or settings.spark_master.startswith("local"))
+
+
+def ship_code(session: SparkSession, settings: Settings) -> None:
+    """Send the code that the settings ask for; ConfigurationError for a bad file in `spark_py_files`."""
+    files = [_importable(name) for name in settings.spark_py_files]
+    if settings.spark_ship_code == "always" or (settings.spark_ship_code == "auto" and not shares_python_environment(settings)):
+        files.append(packed())
+    for file in files:
+        session.addArtifacts(str(file), pyfile=True)
+
+
+def _importable(name: str) -> Path:
+    path = Path(name).expanduser().resolve()
+    if not path.is_file() or path.suffix not in SUFFIXES:
+        raise ConfigurationError(f"GAME_EVENTS_SPARK_PY_FILES: {path} is no file that ends in {', '.join(SUFFIXES)}")
+    return path
+
+
+@lru_cache
+def packed(package: Path = PACKAGE) -> Path:
+    """A zip file of a package's modules, named by its content; one per process, deleted at its exit."""
+    # Spark's driver serves the file to later executors, so it is kept.
+    folder = tempfile.TemporaryDirectory(prefix="game-events-code-")
+    atexit.register(folder.cleanup)
+    whole = Path(folder.name) / "whole.zip"
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(package.rglob("*.py")):
+            name = file.relative_to(package.parent).as_posix()
+            archive.writestr(zipfile.ZipInfo(name, _TIME), file.read_bytes(), zipfile.ZIP_DEFLATED)
+    digest = hashlib.sha256(whole.read_bytes()).hexdigest()[:12]
+    return whole.rename(whole.with_name(f"{package.name}-{digest}.zip"))

@@ -3,7 +3,7 @@
 import grpc
 from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
-from game_events.config.local_addresses import LOOPBACK, UNIX_SOCKET, at_loopback
+from game_events.config.network import LOOPBACK, UNIX_SOCKET, at_loopback
 
 #: PySpark's builder requires an address also for a Unix socket.
 _UNUSED = "sc://localhost:1"

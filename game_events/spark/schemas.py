@@ -10,8 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructField, StructType
 
-from game_events.column_names import folded
-from game_events.errors import ExtensionError
+from game_events.errors import ExtensionError, folded
 
 #: Characters that Delta refuses in column names; `mapInArrow` cannot handle dots and backticks, which decoding replaces, too.
 _FORBIDDEN = set(" ,;{}()\n\t=")

@@ -7,11 +7,10 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
-from game_events.config.background import begin_call
 from game_events.config.logging import limit_library_loggers
+from game_events.config.network import begin_call
 from game_events.config.settings import Settings
-from game_events.spark.code_shipping import shares_python_environment, ship_code
-from game_events.spark.config import server_only_settings, session_config, spark_config
+from game_events.spark.config import server_only_settings, session_config, shares_python_environment, ship_code, spark_config
 from game_events.spark.connect import close_session, connect
 
 log = logging.getLogger(__name__)

@@ -22,12 +22,10 @@ import pyarrow as pa
 import pytest
 
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.data import file_copies, staging
-from game_events.lakehouse.data.file_copies import copy_file, name_of_copy
-from game_events.lakehouse.data.file_statistics import statistics_text
-from game_events.lakehouse.data.snapshot import read_parts
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter
-from game_events.lakehouse.maintenance.compaction import join_files
+from game_events.lakehouse.data import staging
+from game_events.lakehouse.data.reading import read_parts
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter, copy_file, name_of_copy, statistics_text
+from game_events.lakehouse.maintenance import join_files
 from game_events.lakehouse.tables import Lakehouse, Table, files_of, paths, table_id
 
 TIME, LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
@@ -244,5 +242,5 @@ def earlier_release() -> Iterator[None]:
         patch.setattr(staging, "floating_columns", lambda _: frozenset())
         patch.setattr(staging, "new_name", lambda codec: f"part-{uuid.uuid4()}.{codec}.parquet")
         patch.setattr(staging, "statistics_text", escaped)
-        patch.setattr(file_copies, "statistics_text", escaped)
+        patch.setattr(staging, "statistics_text", escaped)
         yield

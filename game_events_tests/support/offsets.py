@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
-from game_events.pipeline.bronze.offset_plan import OffsetPlan
-from game_events.sources.core.source import MicroBatch, Offsets, SourceSnapshot, Split
+from game_events.pipeline.bronze.offsets import OffsetPlan
+from game_events.sources.source import MicroBatch, Offsets, SourceSnapshot, Split
 
 T = TypeVar("T")
 

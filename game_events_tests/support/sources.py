@@ -12,8 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from game_events.lakehouse.data.spark_files import spark_schema
 from game_events.lakehouse.data.worker_job import task_numbers
-from game_events.sources.core.reading import RECORD_SCHEMA, Reading, ReadNotes
-from game_events.sources.core.source import MicroBatch, Source
+from game_events.sources.source import RECORD_SCHEMA, MicroBatch, Reading, ReadNotes, Source
 
 
 def rows_of(reading: Reading, notes: ReadNotes | None = None) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from game_events.lakehouse.data.worker_job import Result, WorkerJob
-from game_events.sources.core.reading import Reading, ReadNotes
+from game_events.sources.source import Reading, ReadNotes
 
 
 class Rows:

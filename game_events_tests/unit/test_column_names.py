@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from game_events.column_names import folded
-from game_events.config.gold_columns import problem
-from game_events.decoding.core.column_map import ColumnMap, Field
+from game_events.config.names import problem
+from game_events.decoding.columns import ColumnMap, Field
+from game_events.errors import folded
 
 ALIKE = ["\u00b5s \u03bcs", "\u03c2 \u03c3", "\u017f s", "\u00df ss", "\u0131 i"]
 

@@ -21,17 +21,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from game_events.cli.report.page import page
-from game_events.cli.report.queries import report_data
-from game_events.config.naming import Names
+from game_events.cli.commands.report import page, report_data
+from game_events.config.names import Names
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.commits.parallel import commit_games
-from game_events.lakehouse.system_tables.event_log import append_events, read_events
+from game_events.lakehouse.commits.group import commit_games
+from game_events.lakehouse.system_tables import append_events, read_events
 from game_events.lakehouse.tables import Lakehouse, game_of_silver, gold_name, is_game, silver_name
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.observability.alerts import Alert, send
-from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.monitoring import Alert, send
+from game_events.pipeline.runs.refresh import selection_of
 from game_events.pipeline.silver.admission import admit
 from game_events.schema_registry import SchemaRegistry
 

@@ -13,12 +13,12 @@ import pytest
 from pydantic import SecretStr
 
 from game_events.config.settings import Settings
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.frame import Reason
 from game_events.errors import DataError, TransientError
-from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
+from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.schema_registry import SchemaLimits, SchemaRegistry, registry_client
 
 

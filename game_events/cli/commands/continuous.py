@@ -11,17 +11,15 @@ from typing import Self
 
 from dagster import DagsterInstance
 
-from game_events.cli.common.dagster_home import dagster_home
-from game_events.cli.common.output import Output
-from game_events.cli.common.run_job import run_job
-from game_events.cli.common.summary import JobResult, show_run
+from game_events.cli.dagster_home import dagster_home
+from game_events.cli.output import Output
+from game_events.cli.summary import JobResult, run_job, show_run
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
-from game_events.orchestration.jobs.continuous import run_under_way, stop_loops_of_this_process
+from game_events.orchestration.continuous import run_under_way, stop_loops_of_this_process
 from game_events.orchestration.keys import JOB
-from game_events.orchestration.runs.dead_runs import PROCESS_TAG, this_process
-from game_events.orchestration.runs.tags import HANDED_OVER
+from game_events.orchestration.runs import HANDED_OVER, PROCESS_TAG, this_process
 
 LOOK_S = 0.2
 

@@ -9,18 +9,17 @@ from typing import Annotated
 
 import typer
 
-from game_events.cli.common.arguments import Json
-from game_events.cli.common.output import Output
-from game_events.cli.common.shared_spark import spark_session
+from game_events.cli.output import Json, Output
+from game_events.cli.shared_spark import spark_session
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.old_files import remove_old_files
-from game_events.pipeline.erasure.resume import resume as resume_erasure
+from game_events.pipeline.erasure.commits import remove_old_files
 from game_events.pipeline.erasure.run import forget as forget_gamers
-from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.erasure.run import resume as resume_erasure
+from game_events.pipeline.event_log import recorded
+from game_events.pipeline.reporting.counts import Erasure
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.steps import Erasure
 
 Ids = Annotated[list[str] | None, typer.Option("--gamer-id", "--key", metavar="ID", help="Whom to forget; may be repeated.")]
 File = Annotated[

@@ -6,21 +6,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from game_events.cli.common.arguments import Json, words
-from game_events.cli.common.checks import show_checks
-from game_events.cli.common.output import Output
-from game_events.cli.common.run_job import run_job
-from game_events.cli.common.shared_spark import SharedSpark, leave, shared_spark, spark_session, use
-from game_events.cli.common.summary import JobResult, finish, show_run
+from game_events.cli.commands.doctor import show_checks
+from game_events.cli.output import Json, Output, words
+from game_events.cli.shared_spark import SharedSpark, leave, shared_spark, spark_session, use
+from game_events.cli.summary import JobResult, finish, run_job, show_run
 from game_events.config.settings import Settings, load_settings
 from game_events.decoding import compiler_child
 from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.pipeline.runs.backlog import is_small_run
-from game_events.pipeline.runs.pending_work import PendingWork, find_pending_work
+from game_events.pipeline.runs.loop import PendingWork, find_pending_work
 from game_events.pipeline.runs.preflight import PreflightResult
-from game_events.pipeline.runs.selection import ALL, selection_of
+from game_events.pipeline.runs.refresh import ALL, is_small_run, selection_of
 from game_events.spark.connect import lost
 
 FULL_REFRESH = "--full-refresh"
@@ -116,7 +113,7 @@ def show_dry_run(output: Output, asked: Mapping[str, list[str]]) -> None:
     """Show checks of all that a run needs, and what it would do; exit code 1 if one has failed. `asked`: its selection."""
     # Dagster, which a run that ends before it begins does not need.
     from game_events.definitions import build_defs
-    from game_events.orchestration.jobs.refresh import dry_run
+    from game_events.orchestration.jobs import dry_run
 
     try:
         settings = load_settings()

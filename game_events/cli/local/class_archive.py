@@ -13,17 +13,16 @@ from pathlib import Path
 
 import psutil
 
-from game_events.config.groups.values import ENV_PREFIX
+from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.errors import GameEventsError
 from game_events.jvm.class_archive import archive_of, archiving_options, is_usable, keep
 from game_events.jvm.jars import spark_jars
-from game_events.jvm.java import EXTRA_JAVA_OPTIONS
-from game_events.jvm.private_folders import private_folder
+from game_events.jvm.java import EXTRA_JAVA_OPTIONS, private_folder
 from game_events.spark.config import LOG_OPTION
 from game_events.stack import local_stack
 
 #: `game-events` as a process of its own, in this environment.
-GAME_EVENTS = (sys.executable, "-c", "from game_events.cli.command_line import command_line; command_line()")
+GAME_EVENTS = (sys.executable, "-c", "from game_events.cli.forked_command import command_line; command_line()")
 #: A run of seconds, and its JVM, which writes the archive when the run is over; a busy machine takes minutes.
 TIMEOUT_S, LOOK_S = 900, 0.2
 

@@ -9,11 +9,10 @@ from typing import Annotated
 
 import typer
 
-from game_events.cli.common.arguments import Json
-from game_events.cli.common.output import Output
-from game_events.config.groups.values import ENV_PREFIX
+from game_events.cli.output import Json, Output
+from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.errors import ConfigurationError
-from game_events.producer.message_type import ProtoVersions
+from game_events.producer.messages import ProtoVersions
 
 SETTINGS_FILE = "game_events.yaml"
 CONFIG = ENV_PREFIX + "CONFIG"

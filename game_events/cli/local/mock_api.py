@@ -19,8 +19,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from aiohttp import web
 
-from game_events.cli.common.arguments import Json
-from game_events.cli.common.output import Output
+from game_events.cli.output import Json, Output
 from game_events.errors import ConfigurationError
 
 HOST = "127.0.0.1"

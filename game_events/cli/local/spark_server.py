@@ -10,16 +10,14 @@ from secrets import token_hex, token_urlsafe
 
 from pydantic import ValidationError
 
-from game_events.cli.common.shared_spark import publish, withdraw
+from game_events.cli.shared_spark import publish, withdraw
 from game_events.config.settings import Settings
-from game_events.jvm.private_folders import private_folder, process_temporary_folder, remove_left_behind
-from game_events.spark.code_shipping import shares_python_environment
-from game_events.spark.config import spark_config
+from game_events.jvm.java import private_folder, process_temporary_folder, remove_left_behind
+from game_events.spark.config import shares_python_environment, spark_config
 from game_events.spark.connect import TOKEN_VARIABLE
 from game_events.stack import connect_server
-from game_events.stack.ports import free_ports
-from game_events.stack.private_socket import PrivateSocket
-from game_events.stack.server_process import ServerProcess, find, stop
+from game_events.stack.connect_server import PrivateSocket
+from game_events.stack.server_process import ServerProcess, find, free_ports, stop
 
 log = logging.getLogger(__name__)
 LOOK_S = 0.5

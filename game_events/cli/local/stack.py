@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from game_events.cli.common.arguments import Json
-from game_events.cli.common.output import Output
+from game_events.cli.output import Json, Output
 from game_events.config.settings import load_settings
 from game_events.stack import local_stack
 

@@ -16,12 +16,10 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from game_events.decoding.core.expansion import CellBudget, cells_of_element
-from game_events.decoding.core.projection import VALUE, RowDecoder
-from game_events.decoding.core.reasons import DamageError, Reason
-from game_events.decoding.core.value_rules import ColumnRules
-from game_events.decoding.json.schema import JsonSchema
-from game_events.decoding.json.types import JsonType, json_type
+from game_events.decoding.columns import ColumnRules
+from game_events.decoding.frame import DamageError, Reason
+from game_events.decoding.json.schema import JsonSchema, JsonType, json_type
+from game_events.decoding.projection import VALUE, CellBudget, RowDecoder, cells_of_element
 
 #: Levels of nesting at most.
 MAX_LEVELS = 100

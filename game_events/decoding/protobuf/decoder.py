@@ -2,33 +2,176 @@
 
 The native decoder reads whole batches. Rows that it refuses, or may have read differently (see `verification`), are re-encoded
 by Python's protobuf and decoded natively again; rows that Python's protobuf refuses are rejected with a diagnosis.
+
+The native decoder (ptars, Rust) of a message type, on a surrogate schema; panics become errors.
+
+The surrogate schema has the same wire format without constructs that the native decoder refuses or misreads: only names
+``f<number>``, one proto3 file, no recursion, no google types, no enums. 32-bit integers are read as 64-bit ones, to detect
+truncation, and strings as bytes, so that bad UTF-8 does not fail a batch; `verification` converts the result.
+
+Counts the cells of the lists in protobuf payloads before anything is decoded: parsers allocate each element in full.
+
+Walks over the tags only, and enters only messages with lists in them, and those that are parsed whole. What is malformed ends
+the count: parsers end there, too.
 """
+
+from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
+import ptars
 import pyarrow as pa
 from google.protobuf import message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 
-from game_events.decoding.core.column_map import ColumnMap, Field
-from game_events.decoding.core.expansion import TOO_MANY
-from game_events.decoding.core.projection import Projection
-from game_events.decoding.core.protocols import Decoded
-from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.value_rules import ColumnRules
-from game_events.decoding.core.wire_format import NO_ROWS, IndexPath, Rows
-from game_events.decoding.protobuf.cell_count import CellCounter
-from game_events.decoding.protobuf.diagnosis import FaultFinder
-from game_events.decoding.protobuf.fields import tree_of
-from game_events.decoding.protobuf.foreign_fields import ForeignFields
-from game_events.decoding.protobuf.native import NativeDecoder, Part
+from game_events.decoding.columns import ColumnMap, ColumnRules, Field
+from game_events.decoding.frame import NO_ROWS, IndexPath, Reason, Rows
+from game_events.decoding.projection import MAX_RECORD_CELLS, TOO_MANY, Decoded, Projection, cells_of_element
+from game_events.decoding.protobuf.diagnosis import (
+    END_OF_GROUP,
+    FIXED_WIRES,
+    GROUP,
+    LENGTH,
+    MAX_LEVELS,
+    FaultError,
+    FaultFinder,
+    varint,
+)
+from game_events.decoding.protobuf.fields import (
+    FIXED_SIZES,
+    MESSAGES,
+    ForeignFields,
+    Label,
+    Node,
+    Role,
+    is_group,
+    members,
+    tree_of,
+)
 from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.decoding.protobuf.verification import Doubts, read
 from game_events.errors import DataError
 
 log = logging.getLogger(__name__)
+
+_CONFIG = ptars.PtarsConfig(
+    list_nullable=True,
+    map_nullable=True,
+    # Without it, a map entry without a value (which is valid) causes a panic.
+    map_value_nullable=True,
+)
+
+_BYTES = FieldDescriptorProto.TYPE_BYTES
+
+_WIDER = {
+    FieldDescriptor.TYPE_INT32: FieldDescriptor.TYPE_INT64,
+    FieldDescriptor.TYPE_UINT32: FieldDescriptor.TYPE_UINT64,
+    FieldDescriptor.TYPE_SINT32: FieldDescriptor.TYPE_SINT64,
+    FieldDescriptor.TYPE_ENUM: FieldDescriptor.TYPE_INT64,
+    FieldDescriptor.TYPE_STRING: _BYTES,
+}
+
+
+#: Failed attempts after which bisection ends (two or three bad rows of 100,000): with more, checking each row is cheaper.
+MAX_FAILURES = 48
+
+#: Rows by their positions, and the same rows decoded.
+Part = tuple[Rows, pa.RecordBatch]
+
+
+class NativeDecoder:
+    """Decodes batches of one message type into columns ``f<number>`` of the surrogate schema."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        """Raises DataError if the native library does not support the type."""
+        file = FileDescriptorProto(name="native.proto", package="native", syntax="proto3")
+        _fill(file.message_type.add(name="M"), ".native.M", nodes)
+        try:
+            pool = DescriptorPool()
+            pool.Add(file)
+            message = pool.FindMessageTypeByName("native.M")
+            self._handler = ptars.HandlerPool([message.file], config=_CONFIG).get_for_message(message)
+        except BaseException as error:  # noqa: BLE001 - a native panic; `_contained` raises others
+            raise _contained(error, "the native decoder does not take the type") from None
+
+    def decode(
+        self, payloads: pa.BinaryArray, rows: Rows, max_failures: int | None = MAX_FAILURES
+    ) -> tuple[list[Part], Rows, list[tuple[int, DataError]]]:
+        """Decode rows, bisecting failed parts until bad rows are isolated, or `max_failures` attempts have failed.
+
+        Returns decoded parts, the remaining positions, and each bad position with its error.
+        """
+        done: list[Part] = []
+        bad: list[tuple[int, DataError]] = []
+        stack = [rows] if len(rows) else []
+        failures = 0
+        while stack and (max_failures is None or failures < max_failures):
+            part = stack.pop()
+            taken = payloads if len(part) == len(payloads) else payloads.take(pa.array(part))
+            try:
+                done.append((part, self._handler.array_to_record_batch(taken)))
+            except BaseException as error:  # noqa: BLE001 - a native panic; `_contained` raises others
+                failure = _contained(error, "not a message of its schema")
+                failures += 1
+                if len(part) > 1:
+                    half = len(part) // 2
+                    stack += [part[half:], part[:half]]
+                else:
+                    bad.append((int(part[0]), failure))
+        return done, np.concatenate([*stack, np.empty(0, dtype=np.int64)]), bad
+
+
+def _contained(error: BaseException, what: str) -> DataError:
+    """DataError for a native failure; raises requests to end the process."""
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return DataError(f"{what}: {error}")
+    raise error
+
+
+def _fill(message: DescriptorProto, path: str, nodes: list[Node]) -> None:
+    for node in nodes:
+        name = f"f{node.native}"
+        label = FieldDescriptorProto.LABEL_OPTIONAL if node.label is Label.ONE else FieldDescriptorProto.LABEL_REPEATED
+        item = message.field.add(name=name, number=node.native, label=label)
+        if node.key is not None:
+            entry = message.nested_type.add(name=f"F{node.native}Entry")
+            entry.options.map_entry = True
+            key = entry.field.add(name="key", number=1, label=FieldDescriptorProto.LABEL_OPTIONAL)
+            # Protobuf allows no bytes here: bad UTF-8 in a map key fails the batch.
+            is_text = node.key.descriptor.type == FieldDescriptor.TYPE_STRING
+            key.type = FieldDescriptorProto.TYPE_STRING if is_text else _scalar(node.key)
+            value = entry.field.add(name="value", number=2, label=FieldDescriptorProto.LABEL_OPTIONAL)
+            _typed(value, node, message, path)
+            item.type, item.type_name = FieldDescriptorProto.TYPE_MESSAGE, f"{path}.{entry.name}"
+            continue
+        _typed(item, node, message, path)
+        if node.label is Label.ONE and node.descriptor.has_presence and item.type != FieldDescriptor.TYPE_MESSAGE:
+            item.proto3_optional = True
+            item.oneof_index = len(message.oneof_decl)
+            message.oneof_decl.add(name=f"_{name}")
+
+
+def _typed(item: FieldDescriptorProto, node: Node, into: DescriptorProto, path: str) -> None:
+    if node.role in MESSAGES:
+        name = f"M{node.native}"
+        item.type, item.type_name = FieldDescriptorProto.TYPE_MESSAGE, f"{path}.{name}"
+        _fill(into.nested_type.add(name=name), f"{path}.{name}", node.children)
+    elif node.role is Role.SCALAR:
+        item.type = _scalar(node)
+    else:
+        item.type = _BYTES
+
+
+def _scalar(node: Node) -> FieldDescriptorProto.Type.ValueType:
+    return FieldDescriptorProto.Type.ValueType(_WIDER.get(node.descriptor.type, node.descriptor.type))
+
 
 #: Longer payloads are parsed by Python's protobuf first, which refuses more than 100 levels: the native decoder overflows its
 #: stack at ~150,000 levels of at least one byte.
@@ -196,3 +339,120 @@ def _without(part: Part, dropped: Rows) -> Part:
     keep[dropped] = False
     # A batch without columns has no rows to filter.
     return part[0][keep], part[1].filter(pa.array(keep)) if part[1].num_columns else part[1]
+
+
+#: The smallest number with a varint of two bytes.
+_TWO_BYTES = 0x80
+
+#: For `bytes.translate`: what is left are the last bytes of varints.
+_CONTINUED = bytes(range(0x80, 0x100))
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A field: cells of one occurrence; fields of its message, if it has lists; bytes of a packed element (0: varints)."""
+
+    cells: int
+    inside: Mapping[int, _Item]
+    is_group: bool
+    packed: int | None
+
+
+_OTHER = _Item(0, {}, is_group=False, packed=None)
+
+_TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+
+
+class CellCounter:
+    """Counts for one message type; `safe_bytes`: payloads up to this length never have more than `MAX_RECORD_CELLS`."""
+
+    def __init__(self, nodes: list[Node], pool: DescriptorPool) -> None:
+        self._fields = _items(nodes, pool, {})
+        self.safe_bytes = MAX_RECORD_CELLS * 2 // max(_widest(self._fields, set()), 2)
+
+    def is_too_large(self, payload: bytes) -> bool:
+        """Whether its lists have more cells than `MAX_RECORD_CELLS`, or it has twice as many fields."""
+        try:
+            return self._walk(payload)
+        except FaultError:
+            return False
+
+    def _walk(self, payload: bytes) -> bool:
+        total = at = 0
+        levels: list[tuple[int, Mapping[int, _Item], int]] = [(len(payload), self._fields, 0)]
+        # Fields that are no elements make no cells, but take as long.
+        for _ in range(2 * MAX_RECORD_CELLS):
+            end, fields, group = levels[-1]
+            if at >= end:
+                levels.pop()
+                if group or not levels:
+                    return False
+                continue
+            tag, at = (payload[at], at + 1) if payload[at] < _TWO_BYTES else varint(payload, at, end)
+            number, wire, item = tag >> 3, tag & 7, fields.get(tag >> 3, _OTHER)
+            if wire == LENGTH:
+                size, at = (payload[at], at + 1) if at < end and payload[at] < _TWO_BYTES else varint(payload, at, end)
+                if size > end - at:
+                    return False
+                many = 1 if item.packed is None else _packed(payload[at : at + size], item.packed)
+                total += item.cells * many
+                if item.inside and not item.is_group:
+                    levels.append((at + size, item.inside, 0))
+                else:
+                    at += size
+            elif wire == END_OF_GROUP:
+                if group != number:
+                    return False
+                levels.pop()
+            elif wire == GROUP:
+                levels.append((end, item.inside if item.is_group else {}, number))
+            else:
+                at = at + FIXED_WIRES[wire] if wire in FIXED_WIRES else varint(payload, at, end)[1]
+            total += item.cells if wire not in (LENGTH, END_OF_GROUP) else 0
+            if total > MAX_RECORD_CELLS or len(levels) > MAX_LEVELS + 1:
+                return total > MAX_RECORD_CELLS
+        return True
+
+
+def _packed(content: bytes, size: int) -> int:
+    return len(content) // size if size else len(content.translate(None, _CONTINUED))
+
+
+def _items(nodes: Iterable[Node], pool: DescriptorPool, parsed: dict[str, dict[int, _Item]]) -> dict[int, _Item]:
+    """The fields that are lists or maps, or messages with lists in them, by number."""
+    found = {}
+    for node in nodes:
+        inside: Mapping[int, _Item] = _items(node.children, pool, parsed) if node.role is Role.STRUCT else {}
+        cells, packed = 0, None
+        if node.label is not Label.ONE:
+            cells = cells_of_element(node.stored())
+            if node.role is Role.SCALAR and node.descriptor.type not in _TEXTS and node.key is None:
+                packed = FIXED_SIZES.get(node.descriptor.type, 0)
+        if node.role in (Role.OPAQUE, Role.JSON):
+            cells, inside = cells + len(node.message.fields), _parsed(node.message, pool, parsed)
+        if node.label is Label.MAP and inside:
+            inside = {2: _Item(0, inside, is_group(node.descriptor), None)}
+        if cells or inside:
+            found[node.number] = _Item(cells, inside, is_group(node.descriptor), packed)
+    return found
+
+
+def _parsed(message: Descriptor, pool: DescriptorPool, known: dict[str, dict[int, _Item]]) -> dict[int, _Item]:
+    """The messages in one that is kept as bytes or text, but parsed: each field has a place in memory."""
+    if message.full_name not in known:
+        items = known[message.full_name] = {}
+        for field in members(message, pool):
+            if field.message_type is not None:
+                inside = _parsed(field.message_type, pool, known)
+                items[int(field.number)] = _Item(2 + len(field.message_type.fields), inside, is_group(field), None)
+    return known[message.full_name]
+
+
+def _widest(items: Mapping[int, _Item], seen: set[int]) -> int:
+    """Most cells of two bytes of any field."""
+    if id(items) in seen:
+        return 0
+    seen.add(id(items))
+    # An element has two bytes at least, a packed number one.
+    own = (item.cells * (1 if item.packed is None else 2) for item in items.values())
+    return max((*own, *(_widest(item.inside, seen) for item in items.values())), default=0)

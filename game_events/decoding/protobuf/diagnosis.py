@@ -16,9 +16,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
-from game_events.decoding.core.reasons import Reason
-from game_events.decoding.protobuf.arrays import is_in_range
+from game_events.decoding.frame import Reason
 from game_events.decoding.protobuf.fields import FIXED_SIZES, Role, is_group, members, role_of
+from game_events.decoding.protobuf.verification import is_in_range
 
 #: Protobuf's own limit of nested messages and groups.
 MAX_LEVELS = 100

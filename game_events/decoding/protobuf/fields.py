@@ -1,29 +1,104 @@
 """Tree of a protobuf message type's fields, from which surrogate schema, columns and verification are derived.
 
 It alone maps types that Spark does not have (docs/decoding.md, "Protobuf types").
+
+Conversion of fields that the native decoder cannot read: groups, message sets, great field numbers.
+
+A group becomes a delimited message, a great number another one (`Node.native`).
+
+Messages that are decimals: their exact values as Arrow decimals, if the setting `decimal_messages` asks for that.
+
+Sources: confluent/type/decimal.proto (unscaled value, big endian; scale), google/type/decimal.proto (a text), and
+google/type/money.proto (units, nanos of the same sign).
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import cast
 
+import numpy as np
 import pyarrow as pa
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 
-from game_events.decoding.core.column_map import Field
-from game_events.decoding.core.column_types import UINT64
-from game_events.decoding.protobuf.decimals import DECIMAL, MONEY
+from game_events.decoding.columns import UINT64, Field, decimal_array
+from game_events.decoding.frame import Mask
+
+#: Columns of `confluent.type.Decimal` and `google.type.Decimal`, whose values have a scale each; and of a sum of money.
+DECIMAL, MONEY = pa.decimal128(38, 18), pa.decimal128(28, 9)
+
+#: Bytes of an unscaled value, and characters of a text, at most: far more than 38 digits.
+_MOST = 100
+
+_TEXT = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,5}))?", re.ASCII)
+
+_NANOS = 10**9
+
+#: Values of the fields 1, 2, ... of a message, None if it lacks one (fields with presence) -> unscaled value of its column;
+#: None: the column cannot hold it exactly.
+Unscaled = Callable[..., int | None]
+
+
+def _scaled(number: int, exponent: int) -> int | None:
+    """``number * 10**exponent`` in units of `DECIMAL`."""
+    shift, limit = exponent + DECIMAL.scale, 10**DECIMAL.precision
+    if not number:
+        return 0
+    if shift < -4 * _MOST or shift > DECIMAL.precision:
+        return None
+    found, rest = (number * 10**shift, 0) if shift >= 0 else divmod(number, 10**-shift)
+    return found if not rest and -limit < found < limit else None
+
+
+def _confluent(value: bytes | None, _precision: int | None, scale: int | None) -> int | None:
+    raw = value or b""
+    return _scaled(int.from_bytes(raw, "big", signed=True), -(scale or 0)) if len(raw) <= _MOST else None
+
+
+def _google(value: str | None) -> int | None:
+    found = _TEXT.fullmatch(value or "") if len(value or "") <= _MOST else None
+    if found is None or not (found[2] or found[3]):
+        return None
+    digits = found[2] + (found[3] or "")
+    return _scaled(int(found[1] + digits), int(found[4] or 0) - len(found[3] or ""))
+
+
+def _money(_currency: str | None, units: int | None, nanos: int | None) -> int | None:
+    units, nanos = units or 0, nanos or 0
+    return units * _NANOS + nanos if abs(nanos) < _NANOS and units * nanos >= 0 else None
+
+
+#: Full name of a message -> its reading.
+_READ: Mapping[str, Unscaled] = {
+    "confluent.type.Decimal": _confluent,
+    "google.type.Decimal": _google,
+    "google.type.Money": _money,
+}
+
+
+def amounts(name: str, fields: list[pa.Array], kind: pa.DataType, present: Mask) -> tuple[pa.Array, Mask]:
+    """Decimals of messages, NULL where there is none, and a mask of those that the column cannot hold exactly.
+
+    `fields`: their fields by number, shape (n,) each; `present`: messages that are set.
+    """
+    read, rows = _READ[name], zip(*(field.to_pylist() for field in fields), strict=True)
+    values = [read(*row) if is_set else None for row, is_set in zip(rows, present.tolist(), strict=True)]
+    bad = present & np.fromiter((value is None for value in values), dtype=bool, count=len(values))
+    return decimal_array(values, kind), bad
+
 
 #: Depth to which nested messages become columns; deeper ones become bytes.
 MAX_DEPTH = 32
+
 #: Fields of a tree at most, as types that refer to each other multiply; messages beyond become bytes.
 MAX_NODES = 5_000
+
 #: Greater field numbers are replaced (see `foreign_fields`): the native decoder allocates 16 bytes for each number up to a
 #: message's greatest, and ends the process without memory.
 MAX_NATIVE_NUMBER = 100_000
@@ -45,6 +120,7 @@ class Role(Enum):
 
 
 INT64, INT32 = FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_INT32
+
 _WRAPPED = {
     "Double": FieldDescriptor.TYPE_DOUBLE, "Float": FieldDescriptor.TYPE_FLOAT, "Int64": INT64, "Int32": INT32,
     "UInt64": FieldDescriptor.TYPE_UINT64, "UInt32": FieldDescriptor.TYPE_UINT32, "Bool": FieldDescriptor.TYPE_BOOL,
@@ -57,6 +133,7 @@ _SHAPES: dict[tuple[str, object], Role] = {
     ("Duration", ((1, INT64, False), (2, INT32, False))): Role.DURATION,
     **{(f"{name}Value", ((1, kind, False),)): Role.WRAPPER for name, kind in _WRAPPED.items()},
 }
+
 #: The same for types that are decimals if the setting says so.
 _DECIMALS: dict[tuple[str, object], Role] = {
     (
@@ -66,6 +143,7 @@ _DECIMALS: dict[tuple[str, object], Role] = {
     ("google.type.Decimal", ((1, FieldDescriptor.TYPE_STRING, False),)): Role.DECIMAL,
     ("google.type.Money", ((1, FieldDescriptor.TYPE_STRING, False), (2, INT64, False), (3, INT32, False))): Role.MONEY,
 }
+
 _JSON = {
     "Struct": {"fields"}, "ListValue": {"values"},
     "Value": {"null_value", "number_value", "string_value", "bool_value", "struct_value", "list_value"},
@@ -91,8 +169,10 @@ class Label(Enum):
 
 #: Roles that the native decoder reads as a message.
 MESSAGES = frozenset({Role.STRUCT, Role.TIME, Role.DURATION, Role.WRAPPER, Role.DECIMAL, Role.MONEY})
+
 #: Of these, those that become one value, or a struct of their own.
 WHOLE = MESSAGES - {Role.STRUCT}
+
 #: Fields of a sum of money, as stored: the amount has the place of its units.
 MONEY_FIELDS = (Field(1, "currency_code", pa.string()), Field(2, "amount", MONEY))
 
@@ -173,6 +253,7 @@ _ROLES = {
     Role.TIME: pa.timestamp("us", tz="UTC"), Role.DURATION: pa.int64(), Role.EMPTY: pa.bool_(), Role.JSON: pa.string(),
     Role.OPAQUE: pa.binary(), Role.DECIMAL: DECIMAL, Role.MONEY: pa.struct([pa.field(f.name, f.type) for f in MONEY_FIELDS]),
 }  # fmt: skip
+
 _SCALARS = {
     FieldDescriptor.TYPE_UINT64: UINT64, FieldDescriptor.TYPE_FIXED64: UINT64, FieldDescriptor.TYPE_DOUBLE: pa.float64(),
     FieldDescriptor.TYPE_FLOAT: pa.float32(), FieldDescriptor.TYPE_BOOL: pa.bool_(), FieldDescriptor.TYPE_STRING: pa.string(),
@@ -250,3 +331,97 @@ def role_of(item: FieldDescriptor, decimals: bool = False) -> Role:
     if _JSON.get(name) == {f.name for f in message.fields}:
         return Role.JSON
     return _SHAPES.get((name, shape), Role.STRUCT)
+
+
+_VARINT, _FIXED64, _LENGTH, _GROUP, _END, _FIXED32 = range(6)
+
+
+class ForeignFields:
+    """Converts canonical bytes of one message type to its surrogate schema (see `native`)."""
+
+    def __init__(self, nodes: Sequence[Node], message: Descriptor) -> None:
+        self._is_set = bool(message.GetOptions().message_set_wire_format)
+        moved = {n.number: ForeignFields(n.children, n.message) for n in nodes if n.role in MESSAGES and n.is_foreign}
+        self._nodes = {node.number: (node, moved.get(node.number), node.key is not None) for node in nodes}
+
+    def converted(self, data: bytes) -> bytes:
+        """The bytes in the surrogate schema."""
+        out = bytearray()
+        for number, wire, value in self._items(data):
+            if number not in self._nodes:
+                continue
+            node, inner, is_map = self._nodes[number]
+            if inner is not None:
+                value = inner._entry(value) if is_map else inner.converted(value)  # noqa: PLW2901 - converted
+            delimited = wire in (_LENGTH, _GROUP)
+            out += varint(node.native << 3 | (_LENGTH if delimited else wire))
+            out += varint(len(value)) + value if delimited else value
+        return bytes(out)
+
+    def _entry(self, data: bytes) -> bytes:
+        """Convert a map's entry with a value of this type."""
+        out = bytearray()
+        for number, wire, value in _items(data):
+            moved = self.converted(value) if number == 2 else value
+            out += varint(number << 3 | wire) + (varint(len(moved)) if wire == _LENGTH else b"") + moved
+        return bytes(out)
+
+    def _items(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+        if not self._is_set:
+            yield from _items(data)
+            return
+        # group Item = 1 { required int32 type_id = 2; required bytes message = 3; }
+        for _, _, item in _items(data):
+            parts = {number: value for number, _, value in _items(item)}
+            yield _read_varint(parts[2], 0)[0], _LENGTH, parts[3]
+
+
+def _items(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Fields of well-formed bytes: number, wire type, and value (content of messages and groups)."""
+    at = 0
+    while at < len(data):
+        tag, at = _read_varint(data, at)
+        begin, at = _skip(data, at, tag)
+        inside = at - len(varint(tag + 1)) if tag & 7 == _GROUP else at
+        yield tag >> 3, tag & 7, data[begin:inside]
+
+
+def _skip(data: bytes, at: int, tag: int) -> tuple[int, int]:
+    """Start of a value (after its length) and its end (of a group, after its end tag)."""
+    match tag & 7:
+        case 0:
+            return at, _read_varint(data, at)[1]
+        case 1:
+            return at, at + 8
+        case 5:
+            return at, at + 4
+        case 2:
+            length, at = _read_varint(data, at)
+            return at, at + length
+    begin = at
+    while True:
+        inner, at = _read_varint(data, at)
+        if inner & 7 == _END:
+            return begin, at
+        at = _skip(data, at, inner)[1]
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        octet = data[at]
+        at += 1
+        value |= (octet & 0x7F) << shift
+        shift += 7
+        if octet < 0x80:
+            return value, at
+
+
+def varint(value: int) -> bytes:
+    """A number that is not negative as a varint."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

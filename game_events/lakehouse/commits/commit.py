@@ -2,38 +2,35 @@
 
 Progress is in the table's application transactions (`txn`). A commit names the value that each `txn` must have in the version
 it follows. So of two concurrent writers with overlapping ranges one commits, and the other one deletes its files.
+
+Retries of work that lost its commit to a concurrent writer.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ParamSpec, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
+from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from game_events.errors import ConfigurationError, ConflictError, DataError, GameEventsError, TransientError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.delta_log import TableLog
-from game_events.lakehouse.commits.evolution import evolve, same_columns, with_features
-from game_events.lakehouse.commits.log_writer import Changes, make_table, write_version
-from game_events.lakehouse.commits.outcome import CommitOutcome, new_mark, outcome_of
-from game_events.lakehouse.commits.restores import restored_between
-from game_events.lakehouse.commits.transactions import txn
+from game_events.lakehouse.commits.evolution import CommitOutcome, evolve, new_mark, outcome_of, same_columns, with_features
+from game_events.lakehouse.commits.log import Changes, TableLog, make_table, write_version
+from game_events.lakehouse.commits.transactions import restored_between, txn
+from game_events.lakehouse.data.columns import comments_of, describe, described
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
-from game_events.lakehouse.descriptions import comments_of, describe, described
-from game_events.lakehouse.format_version import marked
-from game_events.lakehouse.handle import Handle, log_retention_s, note_of, of_columns
-from game_events.lakehouse.known_table import KnownTable
-from game_events.lakehouse.log_entries import COMMIT_ID, Entry
-from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
-from game_events.lakehouse.storage.durability import write_out
-from game_events.lakehouse.storage.errors import storage_error
+from game_events.lakehouse.handle import COMMIT_ID, Entry, Handle, KnownTable, log_retention_s, note_of, of_columns
+from game_events.lakehouse.storage import storage_error, write_out
+from game_events.lakehouse.table_properties import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS, is_made_again, marked
 from game_events.lakehouse.tables import OWN_TABLES, Table, files_of, paths, table_id
-from game_events.lakehouse.unsupported import is_made_again
 
 log = logging.getLogger(__name__)
+
 #: Attempts: each concurrent commit, of whatever kind, makes a commit compare again (some 20 ms on a local disk), and a loop
 #: commits to a table about twice a second.
 ATTEMPTS = 50
@@ -352,3 +349,19 @@ def _moved(table: Table, written: _Written) -> Handle | None:
         except (OSError, DeltaError, DataError) as error:  # stays for the next time, or for maintenance
             log.warning("table=%s log_not_shortened=%r", table.name, str(error))
     return handle
+
+
+P = ParamSpec("P")
+
+R = TypeVar("R")
+
+#: Attempts before a conflict is raised: a continuous run commits to a table about twice a second.
+CONFLICT_ATTEMPTS = 50
+
+
+def retry_on_conflict(attempts: int = CONFLICT_ATTEMPTS) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator of a function that reads tables, plans and commits: it runs again at once, from its reads on, after a conflict.
+
+    After `attempts` runs the last `ConflictError` is raised.
+    """
+    return retry(retry=retry_if_exception_type(ConflictError), stop=stop_after_attempt(attempts), reraise=True)

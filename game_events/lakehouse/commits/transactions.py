@@ -1,9 +1,29 @@
-"""Application transaction ids (`txn`) of the Delta logs: the counters that make each step exactly-once."""
+"""Application transaction ids (`txn`) of the Delta logs: the counters that make each step exactly-once.
 
-from collections.abc import Iterable
+Incarnations of a table's rows: appends keep the incarnation, a full refresh begins another one.
+
+Batch numbers never decrease, so the first batch after a full refresh identifies bronze's incarnation: a silver table with an
+older batch holds rows that are gone, and is replaced; no run that has read an older bronze can be ahead of it.
+
+Detection of restored tables (`RESTORE`), from the information of their newest commits.
+
+A restore takes rows back and leaves every `txn` unchanged: progress then counts rows that are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
+import pyarrow.compute as pc
 from deltalake import DeltaTable
+
+from game_events.lakehouse.commits.log import TableLog
+from game_events.lakehouse.handle import COMMIT_ID, Handle
+from game_events.lakehouse.parts import Part
+from game_events.lakehouse.tables import QUARANTINE, Layer, Table, add_actions, layer_of
 
 
 class Txn(StrEnum):
@@ -116,3 +136,174 @@ def counter(handle: DeltaTable | None, app: str) -> int:
 def txns(handle: DeltaTable | None, apps: Iterable[str]) -> dict[str, int | None]:
     """Transaction id -> value, for `Commit.expected`."""
     return {app: txn(handle, app) for app in apps}
+
+
+def incarnation(handle: DeltaTable | None) -> int:
+    """Incarnation of a table; 0 if its rows were never replaced, or there is no table."""
+    return counter(handle, Txn.INCARNATION)
+
+
+def oldest_batch(bronze: DeltaTable) -> int:
+    """The oldest batch in bronze: its incarnation, or less after a repaired restore, which keeps rows of older batches."""
+    actions = add_actions(bronze)
+    held = pc.min(actions.column("min._batch")).as_py() if "min._batch" in actions.column_names else None
+    return incarnation(bronze) if held is None else min(incarnation(bronze), int(held))
+
+
+def erasures(handle: DeltaTable | None) -> int:
+    """How often data subjects were erased from a version of a table."""
+    return counter(handle, Txn.ERASURES)
+
+
+def silver_app(silver: DeltaTable) -> str:
+    """`txn` of gold with the highest bronze batch of its silver rows.
+
+    Another silver table or incarnation, or an erasure, is another name: gold is rebuilt.
+    """
+    erased = erasures(silver)
+    return Txn.SILVER.of(silver.metadata().id, incarnation(silver), *([erased] if erased else []))
+
+
+@dataclass(frozen=True)
+class BronzeIdentity:
+    """One incarnation of bronze.
+
+    `table_id`: Delta's id of the table. `incarnation`: first batch of the incarnation; 0: rows were never replaced.
+    """
+
+    table_id: str
+    incarnation: int = 0
+
+    @classmethod
+    def of(cls, bronze: DeltaTable) -> BronzeIdentity:
+        """The identity of a version of bronze."""
+        return cls(str(bronze.metadata().id), incarnation(bronze))
+
+    @classmethod
+    def of_key(cls, key: str) -> BronzeIdentity:
+        """The identity with this `key`."""
+        table, _, first_batch = key.partition("@")
+        return cls(table, int(first_batch or 0))
+
+    @property
+    def key(self) -> str:
+        """Key of the incarnation in `progress` and in quarantine's decisions."""
+        return f"{self.table_id}@{self.incarnation}" if self.incarnation else self.table_id
+
+    @property
+    def app(self) -> str:
+        """`txn` of silver with its highest batch of this bronze."""
+        return Txn.BRONZE.of(self.table_id)
+
+    @property
+    def erased_app(self) -> str:
+        """`txn` of silver: bronze's number of erasures when rows were last erased from silver."""
+        return Txn.ERASURES.of(self.table_id)
+
+    def erased(self, silver: DeltaTable | None) -> int:
+        """The value of `erased_app`: rows read from a bronze with fewer erasures may hold subjects erased from silver."""
+        return counter(silver, self.erased_app)
+
+    def taken(self, silver: DeltaTable | None) -> int | None:
+        """Highest batch of this bronze in a silver table; None: it has another incarnation, or there is no table."""
+        batch = txn(silver, self.app)
+        return int(batch) if batch is not None and batch >= self.incarnation else None
+
+
+#: Key in the commit information of maintenance: such a commit changes no row.
+MAINTENANCE_INFO = "maintenance"
+
+#: Keys in the information of the layers' commits that are made only after a check for restores.
+BATCHES = frozenset({"bronze_batch", "batch"})
+
+#: Of tables without batches: any commit of a run.
+ANY_COMMIT = frozenset({COMMIT_ID})
+
+#: Key in the information of a commit without changes: the restores before it were checked.
+RESTORE_CHECKED = "restore_looked_at"
+
+#: Operations that take rows back, or replace them all, and leave every `txn` unchanged.
+REPLACING = frozenset({"RESTORE", "CREATE OR REPLACE TABLE"})
+
+#: Commits (maintenance, erasures) behind which a restore is still found.
+LOOK_BACK = 200
+
+#: Newest commits that are searched for one of this project's own, in steps: nearly always the first one is it.
+RESTORE_HISTORY = (1, 8, 100)
+
+
+def _is_checked(info: Mapping[str, Any], marks: frozenset[str]) -> bool:
+    """Whether a commit was made after a check for restores; maintenance makes none."""
+    return MAINTENANCE_INFO not in info and (RESTORE_CHECKED in info or not marks.isdisjoint(info))
+
+
+def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int | None = None) -> bool:
+    """Whether a table was restored since the newest commit that was made after a check for restores.
+
+    `marks`: keys in the information of such commits. `version`: the version to begin with; None: the newest, found by listing
+    the log, which may be long.
+    """
+    if version is None:
+        # A local folder that is not there has no versions.
+        version = max(TableLog(table).versions(), default=-1) if table.is_local or table.exists() else -1
+    for info in TableLog(table).infos(version, version - LOOK_BACK) if version >= 0 else ():
+        if _is_checked(info, marks):
+            return False
+        if info.get("operation") == "RESTORE":
+            return True
+    return False
+
+
+def restored(handle: DeltaTable) -> bool:
+    """Whether a table was restored or replaced since this project's newest commit of rows; mostly reads one log entry."""
+    if isinstance(handle, Part) and counter(handle, Txn.RESTORED):
+        return True
+    if isinstance(handle, Part) and handle.whole.version() == handle.version():
+        whole = handle.whole
+        if whole.restored[0] != whole.version():
+            whole.restored = whole.version(), restored(whole)
+        return whole.restored[1]
+    if isinstance(handle, Handle) and _is_checked(handle.newest_commit(), BATCHES):
+        return False
+    for limit in RESTORE_HISTORY:
+        for entry in handle.history(limit):
+            if _is_checked(entry, BATCHES):
+                return False
+            if entry.get("operation") in REPLACING:
+                return True
+    return False
+
+
+def marks_of(table: Table) -> frozenset[str]:
+    """Keys in the information of the table's commits that are made only after a check for restores."""
+    return ANY_COMMIT if table.key == QUARANTINE else BATCHES
+
+
+def restored_between(table: Table, seen: int, version: int) -> bool:
+    """Whether a restore is among the versions after `seen` up to `version`; mostly there are none, then nothing is read.
+
+    By the files of the log: delta-rs' history of a handle also has entries of later versions.
+    """
+    return version > seen and any(info.get("operation") == "RESTORE" for info in TableLog(table).infos(version, seen))
+
+
+def unchecked_restore(table: Table, handle: DeltaTable) -> str | None:
+    """Why maintenance skips a table that was restored and that no run has checked yet, in words; None: it does not skip it.
+
+    Maintenance would delete the files that an undo needs, and in time the log's entry of the restore. Tables that no run
+    compares with others (`event_log`, `schemas`, `progress`) are not skipped.
+    """
+    if layer_of(table.key) is Layer.OWN:
+        return None
+    return "it was restored: a run has to check it first" if restored_lately(table, marks_of(table), handle.version()) else None
+
+
+def version_before_restores(table: Table, version: int, marks: frozenset[str] = BATCHES) -> int:
+    """The version before the first of the unchecked restores up to a version; without any, that version."""
+    found = version
+    for number, info in enumerate(TableLog(table).infos(version, -1)):
+        if _is_checked(info, marks):
+            break
+        if info.get("operation") == "RESTORE":
+            found = version - number - 1
+    return found

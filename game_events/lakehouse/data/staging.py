@@ -2,17 +2,39 @@
 
 A file that is not committed is invisible to every reader, and maintenance removes it. Guarantee: a reported file is complete
 and closed; a crash leaves only unreported files.
+
+Copies of data files of a lakehouse, in the same table or in another one, without reading them.
+
+Statistics of data files, by which readers leave out files and row groups: in Delta's log, and in each file's own footer.
+
+Guarantee: the bounds that there are exclude no row that a predicate selects, in any reader. Two faults of others decide their
+form:
+
+- Arrow leaves NaN out of a footer's bounds, and readers for which NaN is the greatest number (Spark, DuckDB, DataFusion) then
+  skip rows that match. Spark also misses -0.0 in a column with a dictionary when it is compared with 0.0. So floating-point
+  columns have neither bounds nor dictionaries.
+- arrow-json (delta-rs, delta-kernel, and so Polars and DuckDB) decodes characters from U+20000 on wrongly if they are escaped.
+  So Delta's statistics are UTF-8 without escapes, but for control characters.
+
+Files of earlier releases have both faults. Their names differ (`is_current`), so that maintenance finds them.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import re
+import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from datetime import UTC, date, datetime
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -22,25 +44,31 @@ import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction
 
-from game_events.decoding.core.expansion import Shape, cuts
-from game_events.decoding.core.wire_format import NO_ROWS, Rows
+from game_events.decoding.frame import NO_ROWS, Rows
+from game_events.decoding.projection import Shape, cuts
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.data.file_statistics import exact_columns, floating_columns, leaves, new_name, statistics_text
 from game_events.lakehouse.handle import DataFile
-from game_events.lakehouse.tables import Table
+from game_events.lakehouse.storage import store_errors_named
+from game_events.lakehouse.tables import Lakehouse, Table, is_person
 
 log = logging.getLogger(__name__)
+
 #: Bytes of a row group in memory: some records are megabytes, and readers hold a row group at a time.
 ROW_GROUP_BYTES = 128 * 1024 * 1024
+
 #: Values in lists of a row group: Spark holds those of up to 4,096 rows of one at a time, with their positions in the lists.
 ROW_GROUP_CELLS = 4 * 1024**2
+
 #: Files that have fewer bytes in memory when they are closed are compressed by Snappy: setting up Zstandard's compressor for
 #: each of their columns takes half of the time of a file of 1,000 rows. It is up to a fifth larger, until compaction.
 SMALL_FILE_BYTES = 512 * 1024
+
 #: Rows that decide which columns of a file get a dictionary; smaller files have one for each.
 SAMPLE_ROWS = 10_000
+
 #: The first of these decide alone where they have a few values, or hardly any value twice: so it is in most columns.
 FIRST_ROWS, MOST_DIFFERENT = 1_000, 950
+
 #: Files are closed past this size; readers split larger ones anyway.
 MAX_FILE_BYTES = 256 * 1024 * 1024
 
@@ -324,3 +352,171 @@ def _has_size(path: Path, size: int) -> bool:
         return path.stat().st_size == size
     except FileNotFoundError:
         return False
+
+
+class _Store(DeltaStorageHandler):
+    """An object store that copies on its own side."""
+
+    def copy_file(self, src: str, dst: str) -> None:
+        """Copy a file; deltalake 1.6.6 names an argument that its own library does not have."""
+        self._handler.copy_file(src, dst)
+
+
+def copy_file(lakehouse: Lakehouse, source: Table, path: str, to: Table, name: str) -> StagedFile:
+    """Copy a file to a path below a table's folder, which names no other file; its Delta statistics are made again.
+
+    On a local disk the copy is a hard link, where the disk has them.
+
+    Raises:
+        FileNotFoundError: the file is gone.
+        pa.ArrowInvalid: it is damaged.
+    """
+    to.require_writable()
+    if source.local_path is not None and to.local_path is not None:
+        _link(source.local_path / path, to.local_path / name)
+    else:
+        with store_errors_named(to.uri):
+            store = pafs.PyFileSystem(_Store(lakehouse.root, to.options))
+            store.copy_file(f"{source.name}/{path}", f"{to.name}/{name}")
+    system, prefix = file_system(to)
+    try:
+        with store_errors_named(to.uri), system.open_input_file(prefix + name) as copied:
+            metadata, size = pq.read_metadata(copied), copied.size()
+    except pa.ArrowInvalid:
+        system.delete_file(prefix + name)
+        raise
+    return StagedFile(to.name, name, size, metadata.num_rows, statistics_text(metadata, to.person))
+
+
+def name_of_copy(path: str, folder: str) -> str:
+    """A new path in a folder for a copy; it ends with the old name (`copied_name`)."""
+    return f"{folder}/{uuid.uuid4().hex}-{PurePosixPath(path).name}"
+
+
+def copied_name(path: str) -> str:
+    """The old name of a copy; of any other file a name that no file has had."""
+    return PurePosixPath(path).name.partition("-")[2]
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        # Both names have one time: maintenance deletes old files that no commit names yet.
+        os.utime(source)
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a disk without hard links, another user's file, too many links
+        shutil.copyfile(source, target)
+
+
+#: Delta's own default of columns with statistics.
+STATISTICS_COLUMNS = 32
+
+#: Longer strings get no statistics instead of truncated ones.
+STATISTICS_CHARS = 64
+
+#: In the name of each file with statistics as this module describes them. Copies have the name of their file at the end.
+_FORM = "v2"
+
+_CURRENT = re.compile(rf"\.{_FORM}\.\w+\.parquet")
+
+
+def new_name(codec: str) -> str:
+    """Name of a new file, compressed by a codec."""
+    return f"part-{uuid.uuid4()}.{_FORM}.{codec}.parquet"
+
+
+def is_current(path: str) -> bool:
+    """Whether a file's name says that its statistics are as this module describes them."""
+    return _CURRENT.search(PurePosixPath(path).name) is not None
+
+
+def leaves(field: pa.Field) -> Iterator[tuple[str, pa.DataType]]:
+    """Path and type of each Parquet column of a field. Source: Parquet format, "LogicalTypes.md", nested types."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        inner = [("", part) for part in kind]
+    elif pa.types.is_map(kind):
+        inner = [("key_value.", kind.key_field), ("key_value.", kind.item_field)]
+    elif pa.types.is_nested(kind):
+        inner = [("list.", kind.value_field.with_name("element"))]
+    else:
+        yield field.name, kind
+        return
+    for between, part in inner:
+        yield from ((f"{field.name}.{between}{path}", leaf) for path, leaf in leaves(part))
+
+
+def floating_columns(schema: pa.Schema) -> frozenset[str]:
+    """Paths of the Parquet columns with floating-point numbers, in nested columns, too."""
+    return frozenset(
+        path
+        for field in schema
+        if pa.types.is_floating(field.type) or pa.types.is_nested(field.type)
+        for path, kind in leaves(field)
+        if pa.types.is_floating(kind)
+    )
+
+
+def exact_columns(schema: pa.Schema, floating: frozenset[str]) -> list[str] | bool:
+    """Paths of all other Parquet columns than the floating-point ones; True: of all columns."""
+    return [path for field in schema for path, _ in leaves(field) if path not in floating] if floating else True
+
+
+def statistics_text(metadata: pq.FileMetaData, person: str | None = None, nulls: Mapping[str, int] | None = None) -> str:
+    """Delta's per-file statistics as JSON, from a Parquet file's own, for the first flat columns.
+
+    `person`: the data subject's columns have no bounds: these would be values in a log that outlives the rows. No reader needs
+    them, and in a file of many subjects' events they exclude next to nothing. `nulls`: number of NULLs by column, of columns
+    without statistics in the file.
+
+    Source: Delta Lake protocol, "Per-file Statistics".
+    """
+    return json.dumps(_delta_statistics(metadata, person, nulls or {}), ensure_ascii=False)
+
+
+def _delta_statistics(metadata: pq.FileMetaData, person: str | None, known: Mapping[str, int]) -> dict[str, Any]:
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    paths = tuple(metadata.schema.column(index).path for index in range(metadata.num_columns))
+    for index, name, has_bounds in _columns_with_statistics(paths, person):
+        if name in known:
+            nulls[name] = known[name]
+            continue
+        parts = [group.column(index).statistics for group in groups]
+        if any(p is None or not p.has_null_count for p in parts):
+            continue
+        nulls[name] = sum(p.null_count for p in parts)
+        bounded = [p for p in parts if p.has_min_max] if has_bounds else []
+        if not bounded or any(not p.has_min_max and p.num_values for p in parts):
+            continue
+        try:
+            lowest, highest = _plain(min(p.min for p in bounded)), _plain(max(p.max for p in bounded))
+        except OverflowError:  # a time outside the years 1 to 9999, as a Kafka timestamp may be
+            continue
+        if lowest is not None and highest is not None:
+            low[name], high[name] = lowest, highest
+    return {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+
+
+@lru_cache
+def _columns_with_statistics(paths: tuple[str, ...], person: str | None) -> list[tuple[int, str, bool]]:
+    """The first flat columns of a file with these Parquet columns: index, name, and whether bounds may be noted."""
+    flat = [(index, path, not is_person(path, person)) for index, path in enumerate(paths) if "." not in path]
+    return flat[:STATISTICS_COLUMNS]
+
+
+def _plain(value: object) -> str | int | bool | None:
+    """A statistic as JSON, or None for what Delta has no form for, and for floating-point numbers."""
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        return value if len(value) <= STATISTICS_CHARS else None
+    if isinstance(value, datetime):
+        # Not strftime: its %Y has no leading zeros. A time without a zone is none of this machine's.
+        utc = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+        return utc.isoformat(timespec="microseconds") + ("Z" if value.tzinfo is not None else "")
+    return value.isoformat() if isinstance(value, date) else None

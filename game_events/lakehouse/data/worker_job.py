@@ -1,11 +1,14 @@
 """Functions that Spark's workers run over Arrow batches, and their results as Arrow structs.
 
 A result travels as bytes of Arrow's stream: Spark would make a row of its own of each part of it, and Python objects of these.
+
+Worker that writes the rows of a table that is not split by game to Parquet files.
 """
 
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
@@ -13,7 +16,12 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_or
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from game_events.lakehouse.data.columns import none_if_empty
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter
+from game_events.lakehouse.tables import Table
+
 Result = TypeVar("Result")
+
 #: The column of results.
 RESULT = "result"
 
@@ -68,6 +76,7 @@ def _table(data: bytes) -> pa.Table:
 
 
 _PLAIN = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+
 _SIMPLE = {
     **{hint: _Codec(kind, lambda value: value, lambda value: value) for hint, kind in _PLAIN.items()},
     pa.Table: _Codec(pa.binary(), _ipc, _table),
@@ -107,3 +116,38 @@ def _codec(hint: Any) -> _Codec:  # noqa: ANN401 - any type
 def _fields(kind: type) -> dict[str, Any]:
     """Field name -> type of a dataclass or a named tuple."""
     return {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
+
+
+@dataclass(frozen=True)
+class StagedFiles:
+    """What one worker wrote."""
+
+    files: list[StagedFile]
+
+
+@dataclass(frozen=True)
+class FileStage(WorkerJob[StagedFiles]):
+    """Writes rows to files of one table; picklable.
+
+    `headers`: column in which empty lists become NULL again (`event_expressions.travelling`).
+    """
+
+    result: ClassVar[type] = StagedFiles
+    table: Table
+    schema: pa.Schema
+    headers: str | None = None
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedFiles:
+        """Write the rows."""
+        writer = StagedWriter(self.table, self.schema)
+        for batch in batches:
+            rows = pa.Table.from_batches([batch]).select(self.schema.names).cast(self.schema)
+            if self.headers is not None:
+                at = rows.schema.get_field_index(self.headers)
+                rows = rows.set_column(at, rows.schema.field(at), none_if_empty(rows.column(at)))
+            writer.write(rows)
+        return StagedFiles(writer.close())
+
+    def write(self, rows: DataFrame) -> list[StagedFile]:
+        """Run the job; the files of all workers."""
+        return [file for found in self.collect(rows) for file in found.files]

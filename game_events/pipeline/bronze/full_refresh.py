@@ -4,44 +4,156 @@ Guarantee: readers see the old bronze or the new, nothing between; a crash befor
 next run finishes. The table's id stays and batch numbers continue; the `txn` `generation` is the first batch of the new rows.
 Records that the source has lost are lost: a full refresh is refused until a setting allows it. Rows of topics that the settings
 do not name at the moment, or that an archive does not have, stay: their offsets stay, too, so no run would read them again.
+
+Protection of bronze from a full refresh: refused, with what would be lost, until a setting allows it.
 """
 
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.errors import ConflictError, DataError
+from game_events.decoding.columns import ColumnMap
+from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
-from game_events.lakehouse.commits.restore_check import refuse_restored
+from game_events.lakehouse.commits.history import refuse_restored
 from game_events.lakehouse.commits.transactions import Txn, counter, txns
-from game_events.lakehouse.data.spark_files import read_table
+from game_events.lakehouse.data.columns import COORDINATES, HEADERS, column_map
+from game_events.lakehouse.data.reading import row_count
+from game_events.lakehouse.data.spark_files import read_table, travelling
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.data.table_writer import FileStage
-from game_events.lakehouse.event_columns import HEADERS, column_map
-from game_events.lakehouse.event_expressions import travelling
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import names_of
-from game_events.pipeline.bronze.full_refresh_guard import Expired, count_expired, refuse_unless_allowed, source_to_read
+from game_events.lakehouse.data.worker_job import FileStage, task_numbers
+from game_events.lakehouse.tables import Layer, Table, names_of
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, incomplete_records, report_batch
-from game_events.pipeline.bronze.offset_plan import epochs_noted, epochs_unknown
+from game_events.pipeline.bronze.offsets import all_there_is, epochs_noted, epochs_unknown
 from game_events.pipeline.bronze.staging import stage_micro_batch
 from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine.full_refresh import ResetList, finish_reset, forget, is_finished, keep, sweep
-from game_events.pipeline.quarantine.replay_marks import is_noted, note_replay
+from game_events.pipeline.offsets import archive_noted, batch_info, ends_of_origins, identity, kept_info, not_read, since
+from game_events.pipeline.quarantine import ResetList, finish_reset, forget, is_finished, is_noted, keep, note_replay, sweep
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
-from game_events.pipeline.state.commit_info import batch_info, kept_info
-from game_events.pipeline.state.offsets import archive_noted, ends_of_origins, identity
-from game_events.pipeline.state.row_conditions import not_read
-from game_events.sources.core.micro_batch import plan_micro_batch
-from game_events.sources.core.source import FILES, Offsets, SourceSnapshot
+from game_events.sources.files.source import FileSource
+from game_events.sources.source import FILES, KAFKA, MicroBatch, Offsets, Reading, ReadNotes, SourceSnapshot, plan_micro_batch
+
+ALLOW = "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH"
+
+#: Partitions that a message names one by one.
+PARTITIONS_NAMED = 8
+
+
+class RowCounts(NamedTuple):
+    """Rows of a table: all; those of records that the source does not have any more; those that a full refresh keeps."""
+
+    rows: int = 0
+    gone: int = 0
+    staying: int = 0
+
+
+class Expired(NamedTuple):
+    """Rows that a full refresh of bronze cannot bring back: decoded ones of bronze, undecodable ones of quarantine."""
+
+    bronze: RowCounts = RowCounts()
+    quarantine: RowCounts = RowCounts()
+
+    def named(self, pipeline: Pipeline) -> str:
+        """For messages."""
+        return (
+            f"{self.bronze.gone:,} of the {self.bronze.rows:,} rows of {pipeline.bronze.name} and {self.quarantine.gone:,} of "
+            f"the {self.quarantine.rows:,} undecodable rows of {pipeline.quarantine.name}"
+        )
+
+
+def refuse_unless_allowed(pipeline: Pipeline) -> None:
+    """Refuse a full refresh by mistake: ConfigurationError names the setting that allows it, and what would be lost."""
+    if pipeline.settings.allow_bronze_full_refresh or pipeline.open_bronze() is None:
+        return
+    gone = "are gone from there" if pipeline.settings.source == FILES else "have expired there"
+    try:
+        now = source_to_read(pipeline)
+        lost = f"The source has {_begins(now)}: {count_expired(pipeline, now).named(pipeline)} {gone} and would be lost"
+    except TransientError as error:
+        holder = pipeline.settings.source_holder
+        lost = f"What {holder} does not have any more would be lost, and {holder} does not answer how much that is ({error})"
+    raise ConfigurationError(
+        f"{pipeline.bronze.name} is protected from a full refresh. {lost}. Nothing was changed. To replace it all the same, "
+        f"set {ALLOW}=true"
+    )
+
+
+def count_expired(pipeline: Pipeline, now: SourceSnapshot, origins: Offsets | None = None) -> Expired:
+    """Count what the source does not have any more; one Spark job over three columns of each table.
+
+    `origins`: splits of the records of its files: split -> end; None: they were not read yet, so the contents of an archive are
+    unknown, and every row that is not of one of its files counts as lost.
+    """
+    return Expired(*(_counts(pipeline, table, now, origins) for table in (pipeline.bronze, pipeline.quarantine)))
+
+
+def _counts(pipeline: Pipeline, table: Table, now: SourceSnapshot, origins: Offsets | None) -> RowCounts:
+    handle = table.open()
+    if handle is None or not row_count(handle):
+        return RowCounts()
+    rows = read_table(pipeline.spark, handle)
+    if table is pipeline.quarantine:
+        rows = rows.where(F.col("layer") == Layer.BRONZE)
+    stays = not_read({*now.latest, *(origins or ())})
+    if isinstance(pipeline.source, FileSource):
+        # By the file: records of an archive have Kafka's coordinates.
+        path = F.col("_file_path")
+        if pipeline.source.archive is not None and origins is None:
+            stays, elsewhere = F.lit(False), F.lit(True)
+        else:
+            elsewhere = since(origins or {})
+        (first,) = now.earliest.values()
+        gone = ~stays & F.coalesce(path.isin(pipeline.source.missing_paths(first)), elsewhere)
+    elif all(split.kind == KAFKA for split in now.latest):
+        gone = ~since(now.earliest) & ~stays
+    else:
+        read = _Coordinates(pipeline.source.reading(MicroBatch(now.earliest, now.latest)))
+        there = task_numbers(pipeline.spark, read.reading.tasks).mapInArrow(read, _Coordinates.COLUMNS)
+        there = there.withColumn("_there", F.lit(False))
+        rows, gone = rows.join(there, list(COORDINATES), "left"), F.col("_there").isNull()
+    which = {"rows": F.lit(1), "gone": F.when(gone, 1), "staying": F.when(stays, 1)}
+    (found,) = rows.agg(*(F.count(condition).alias(name) for name, condition in which.items())).collect()
+    return RowCounts(*found)
+
+
+@dataclass(frozen=True)
+class _Coordinates:
+    """For `mapInArrow`: numbers of tasks -> where their records are; picklable."""
+
+    COLUMNS: ClassVar[str] = "_kafka_topic_id string, _kafka_partition int, _kafka_offset bigint"
+    reading: Reading
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for numbers in batches:
+            for task in numbers.column(0).to_pylist():
+                for batch in self.reading.batches(task, ReadNotes()):
+                    places = [batch.column(name.removeprefix("_kafka_")) for name in COORDINATES]
+                    yield pa.RecordBatch.from_arrays(places, list(COORDINATES))
+
+
+def source_to_read(pipeline: Pipeline) -> SourceSnapshot:
+    """The source as it will be read: what is older than the starting time counts as gone."""
+    source = pipeline.source
+    now = source.snapshot(full_refresh=True)
+    return replace(now, earliest=all_there_is(pipeline, now))
+
+
+def _begins(now: SourceSnapshot) -> str:
+    """The first offset of each split, for messages."""
+    if now.unit > 1:
+        return f"{sum(now.latest.values()) // now.unit:,} files"
+    named = [f"{p} from {'offset' if p.kind == KAFKA else 'batch'} {o:,}" for p, o in sorted(now.earliest.items())]
+    rest = f" and {len(named) - PARTITIONS_NAMED} partitions more" if len(named) > PARTITIONS_NAMED else ""
+    return ", ".join(named[:PARTITIONS_NAMED]) + rest
 
 
 def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:

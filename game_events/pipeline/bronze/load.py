@@ -14,17 +14,15 @@ from deltalake import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.columns import ColumnMap
 from game_events.errors import ConflictError, GameEventsError, first_few
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, Landed, commit
-from game_events.lakehouse.commits.retry import CONFLICT_ATTEMPTS
+from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, Landed, commit
 from game_events.lakehouse.commits.transactions import Txn, counter, txns
-from game_events.lakehouse.event_columns import OWN_COLUMNS, bronze_schema, column_map
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.store_probe import refuse_unsafe_store
-from game_events.lakehouse.tables import names_of
-from game_events.pipeline.bronze.offset_plan import (
+from game_events.lakehouse.data.columns import OWN_COLUMNS, bronze_schema, column_map
+from game_events.lakehouse.maintenance import refuse_unsafe_store
+from game_events.lakehouse.tables import Layer, names_of
+from game_events.pipeline.bronze.offsets import (
     OffsetPlan,
     all_there_is,
     epochs_noted,
@@ -35,20 +33,17 @@ from game_events.pipeline.bronze.offset_plan import (
     starting_point,
     went_meanwhile,
 )
-from game_events.pipeline.bronze.quarantine import commit_undecodable, decided_on
-from game_events.pipeline.bronze.staging import stage_micro_batch
+from game_events.pipeline.bronze.staging import commit_undecodable, decided_on, stage_micro_batch
 from game_events.pipeline.bronze.worker import StageResult
-from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.descriptions import BRONZE_DESCRIPTION, about_bronze, documented
 from game_events.pipeline.fanout.one_pass import OnePass
-from game_events.pipeline.quarantine.full_refresh import finish_reset
-from game_events.pipeline.quarantine.intact import intact_tables
+from game_events.pipeline.offsets import after_origins, archive_noted, batch_info, identity
+from game_events.pipeline.quarantine import finish_reset, intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
-from game_events.pipeline.state.commit_info import batch_info
-from game_events.pipeline.state.offsets import after_origins, archive_noted, identity
 from game_events.pipeline.suppression.driver import erasure_fence
-from game_events.sources.core.source import FILES, Gap, MicroBatch, SourceSnapshot
+from game_events.sources.source import FILES, Gap, MicroBatch, SourceSnapshot
 
 #: Records that a notice names.
 EXAMPLES = 5

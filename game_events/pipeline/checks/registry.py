@@ -1,31 +1,370 @@
-"""The list of table checks, for Dagster's asset checks and for the end of a run."""
+"""The list of table checks, for Dagster's asset checks and for the end of a run.
 
+Checks of what bronze's commits tell of its source: how long no records came, and which were gone before they were read.
+
+Checks that no offset was skipped or read twice: by bronze's commits, and by the coordinates of its rows.
+"""
+
+import hashlib
 import inspect
+import json
 import logging
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JJavaError
+from pyarrow.fs import FileType
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
-from game_events.config.masking import without_secrets
-from game_events.errors import GameEventsError
-from game_events.lakehouse.layers import Layer
-from game_events.pipeline.checks.gold_recompute import RECOMPUTED, gold_equals_recompute
-from game_events.pipeline.checks.history import DRIFT, VOLUME, schema_drift, volume
-from game_events.pipeline.checks.offsets import CONTINUOUS, RECENT_COMMITS, UNIQUE, offsets_continuous, offsets_unique
+from game_events.config.logging import without_secrets
+from game_events.errors import GameEventsError, first_few
+from game_events.lakehouse.commits.log import TableLog
+from game_events.lakehouse.commits.transactions import Txn, counter, incarnation
+from game_events.lakehouse.data.columns import COORDINATES
+from game_events.lakehouse.data.reading import row_count
+from game_events.lakehouse.data.spark_files import read_table
+from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.tables import Layer, Table, add_actions, paths
+from game_events.pipeline.checks.audits import DRIFT, RECOMPUTED, VOLUME, gold_equals_recompute, schema_drift, volume
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.source import FRESH, LOST, fresh, offsets_lost
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.gold.null_values import KNOWN, keys_and_times_known
-from game_events.pipeline.metastore import REGISTERED, tables_registered
+from game_events.pipeline.descriptions import REGISTERED, tables_registered
+from game_events.pipeline.gold.plan import KNOWN, keys_and_times_known
+from game_events.pipeline.offsets import BronzeCommit, bronze_commit, erased_rows, next_offsets
+from game_events.pipeline.quarantine import is_noted
+from game_events.pipeline.reporting.counts import NEW, WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.steps import NEW, WHOLE, CheckResult
+from game_events.sources.files.records import FILE_ROWS
+from game_events.sources.source import FILES, KAFKA, Gap, Split
+
+log = logging.getLogger(__name__)
+
+FRESH, LOST = "fresh", "offsets_lost"
+
+#: Newest commits that are searched for one with records.
+HISTORY = 50
+
+#: Gaps in a summary.
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class LastRecords:
+    """When bronze's last commit of records was made; `known`: what is known of that time, with a place for its age."""
+
+    time: datetime
+    known: str = "the last records came {} ago"
+
+    def age_at(self, now: float) -> float:
+        """Seconds from `time` to `now` (seconds since 1970)."""
+        return max(0.0, now - self.time.timestamp())
+
+    def text_at(self, now: float) -> str:
+        """What is known, with the age at `now`."""
+        return self.known.format(f"{self.age_at(now):,.0f} s")
+
+
+def fresh(pipeline: Pipeline, now: float | None = None) -> CheckResult:
+    """Check that bronze's last commit of records is not older than GAME_EVENTS_FRESHNESS_S (0: the check is off).
+
+    `now`: seconds since 1970; None: the clock.
+    """
+    now = time.time() if now is None else now
+    allowed = pipeline.settings.freshness_s
+    if not allowed:
+        return CheckResult(FRESH, "bronze", True, "off: GAME_EVENTS_FRESHNESS_S is 0")
+    handle = pipeline.open_bronze()
+    last = last_records(pipeline.bronze, handle.version()) if handle is not None else None
+    if handle is None or last is None:
+        return CheckResult(FRESH, "bronze", False, "nothing has ever been committed to bronze: run `game-events run`")
+    newest = _newest_record(handle)
+    counts: dict[str, int | float | str] = {"seconds_since_last_commit": round(last.age_at(now), 1), "freshness_s": allowed}
+    if newest is not None:
+        counts["seconds_since_newest_record"] = round(now - newest.timestamp(), 1)
+    if last.age_at(now) <= allowed:
+        return CheckResult(FRESH, "bronze", True, last.text_at(now), counts, version=handle.version())
+    why = _likely_cause(pipeline, handle, counts)
+    summary = f"{last.text_at(now)}, {allowed} s are allowed; {why}"
+    return CheckResult(FRESH, "bronze", False, summary, counts, version=handle.version())
+
+
+def _likely_cause(pipeline: Pipeline, handle: DeltaTable, counts: dict[str, int | float | str]) -> str:
+    try:
+        seen = pipeline.source_snapshot()
+        read = next_offsets(handle, seen.latest)
+        unread = sum(max(0, end - read.get(p, seen.earliest[p])) for p, end in seen.latest.items()) // seen.unit
+    except GameEventsError as error:
+        return f"the topic cannot be read: {error}"
+    counts["unread_records"] = unread
+    if unread:
+        return f"{unread:,} unread records in the topic: is the pipeline running? (sensor, schedule, `game-events run`)"
+    return "the topic has nothing new: do its producers send?"
+
+
+def last_records(bronze: Table, version: int) -> LastRecords | None:
+    """Time of the last commit of records up to a version; None: unknown."""
+    oldest: datetime | None = None
+    for info in TableLog(bronze).infos(version, version - HISTORY):
+        if "timestamp" in info:
+            oldest = datetime.fromtimestamp(int(info["timestamp"]) / 1000, UTC)
+        note = bronze_commit(info)
+        if note is None or oldest is None:
+            continue
+        # A replay adds rows of quarantine, the repair of a restored table none: the producers sent nothing.
+        read = note.offsets is not None and note.rows + note.quarantined + note.suppressed > 0
+        if read:
+            return LastRecords(oldest)
+        if note.batch == 0:
+            return LastRecords(oldest, "no records were read since the table was created {} ago")
+    # Maintenance deletes old log entries: without new records also that of the last commit with records.
+    return None if oldest is None else LastRecords(oldest, "no records came for {} or longer")
+
+
+def _newest_record(handle: DeltaTable) -> datetime | None:
+    """The latest Kafka timestamp, by the files' statistics."""
+    actions = add_actions(handle)
+    if "max._kafka_timestamp" not in actions.column_names or not actions.num_rows:
+        return None
+    newest: datetime | None = pc.max(actions.column("max._kafka_timestamp")).as_py()
+    return newest if newest is None or newest.tzinfo else newest.replace(tzinfo=UTC)
+
+
+def offsets_lost(pipeline: Pipeline, recent: int | None = None) -> CheckResult:
+    """Check that no records expired, or were deleted with their topic, before they were read.
+
+    With GAME_EVENTS_ON_DATA_LOSS=record_gap runs skip them: the tables are right, but records are lost.
+
+    `recent`: check this number of the newest commits; None: all of Delta's log.
+    """
+    handle, covers = pipeline.open_bronze(), WHOLE if recent is None else NEW
+    if handle is None:
+        return CheckResult(LOST, "bronze", True, "there is no bronze table yet")
+    notes = [note for entry in handle.history(recent) if (note := bronze_commit(entry)) is not None]
+    gaps = [gap for note in notes for gap in note.gaps]
+    counts = {
+        "commits": len(notes),
+        "gaps": len(gaps),
+        "offsets_lost": sum(gap.offsets or 0 for gap in gaps),
+        "gaps_of_unknown_length": sum(gap.offsets is None for gap in gaps),
+    }
+    if not gaps:
+        return CheckResult(LOST, "bronze", True, f"the last {len(notes):,} commits skipped nothing", counts, covers=covers)
+    return CheckResult(LOST, "bronze", False, gaps_in_words(gaps), counts, version=handle.version(), covers=covers)
+
+
+def gaps_in_words(gaps: Sequence[Gap]) -> str:
+    """Text that names the first gaps."""
+    return f"gone before they were read: {first_few(gaps, SHOWN)}"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Gaps that a commit of bronze skipped.
+
+    `gaps`: what is lost. `run_id`: the run that committed it, if known.
+    """
+
+    gaps: tuple[Gap, ...]
+    run_id: str | None
+
+    @property
+    def key(self) -> str:
+        """Identity of the loss, for deduplication."""
+        parts = [[g.topic, g.topic_id, g.partition, g.start, g.end] for g in self.gaps]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def losses(bronze: Table, version: int, above: int, since_ms: int = 0) -> Iterator[Loss]:
+    """Losses of a range of versions, the newest first.
+
+    They are the versions after `above`, with commits not older than `since_ms` (milliseconds since 1970).
+    """
+    for info in TableLog(bronze).infos(version, above):
+        if int(info.get("timestamp") or 0) < since_ms:
+            return
+        note = bronze_commit(info)
+        if note is not None and note.gaps:
+            yield Loss(note.gaps, str(info["run_id"]) if "run_id" in info else None)
+
+
+CONTINUOUS, UNIQUE = "offsets_continuous", "offsets_unique"
+
+#: Newest commits that are checked after each run: a small file each, read in milliseconds.
+RECENT_COMMITS = 50
+
+
+def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckResult:
+    """Check that bronze's commits read consecutive offset ranges and that the table holds the rows that they committed.
+
+    `recent`: check this number of the newest commits, and not whether files exist; None: all of Delta's log.
+    """
+    handle, covers = pipeline.open_bronze(), WHOLE if recent is None else NEW
+    if handle is None:
+        return CheckResult(CONTINUOUS, "bronze", True, "there is no bronze table yet", wrong_rows=True)
+    history = handle.history(recent)
+    erased = erased_rows(history)
+    # Not of the history: commits newer than the handle, and those before a full refresh, which reads their offsets again.
+    first, newest = incarnation(handle), counter(handle, Txn.BATCH)
+    found = filter(None, map(bronze_commit, history))
+    commits = sorted((c for c in found if first <= c.batch <= newest), key=lambda c: c.batch)
+    faults = [*_batch_faults(commits, newest), *_range_faults(handle, commits), *_rows(handle, commits, erased)]
+    if recent is None and (missing := missing_files(pipeline.bronze, handle)):
+        faults.append(f"{len(missing)} files of the table are missing, among them {missing[0]}")
+    (read, unit), oldest = _offsets_read(commits), next((c.batch for c in commits), None)
+    counts = {
+        "commits": len(commits),
+        "from_batch": oldest or 0,
+        "offsets_read": read,
+        "rows_committed": sum(c.rows for c in commits),
+        "quarantined_rows": sum(c.quarantined for c in commits),
+        "suppressed_records": sum(c.suppressed for c in commits),
+        "erased_rows": sum(erased.values()),
+        "faults": len(faults),
+    }
+    since = "the table's first" if oldest == first else f"batch {counts['from_batch']}, older ones were not checked"
+    good = f"{len(commits):,} commits since {since}: {read:,} {unit} without a gap, no row missing"
+    summary = first_few(faults, SHOWN) or good
+    return CheckResult(
+        CONTINUOUS, "bronze", not faults, summary, counts, wrong_rows=True, version=handle.version(), covers=covers
+    )
+
+
+def _offsets_read(commits: Sequence[BronzeCommit]) -> tuple[int, str]:
+    """Number of offsets, or of source files, and the word for it."""
+    ranges = [item for c in commits for item in (c.offsets or {}).items()]
+    files = any(split.kind == FILES for split, _ in ranges)
+    read = sum((end - start) // (FILE_ROWS if split.kind == FILES else 1) for split, (start, end) in ranges)
+    return read, "files" if files else "offsets"
+
+
+def _batch_faults(commits: Sequence[BronzeCommit], newest: int) -> list[str]:
+    """Faults in the batch numbers: they must be consecutive and end at the table's."""
+    faults = [f"batch {b.batch} follows batch {a.batch}" for a, b in pairwise(commits) if b.batch != a.batch + 1]
+    if commits and commits[-1].batch != newest:
+        faults.append(f"the newest commit is batch {commits[-1].batch}, the table's transaction says {newest}")
+    return faults
+
+
+def _range_faults(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
+    """Faults in the offset ranges: each split's must meet, end at the table's next offset, and hold all records."""
+    faults = []
+    # A gap that a commit records is no fault of the table: the check `offsets_lost` shows it.
+    recorded = {(g.topic, g.topic_id, g.partition, g.start, g.end) for c in commits for g in c.gaps}
+    reached: dict[Split, int] = {}
+    for commit in commits:
+        ranges = commit.offsets or {}
+        offsets = sum(end - start for start, end in ranges.values())
+        records = commit.rows - commit.kept + commit.quarantined + commit.suppressed
+        if commit.offsets is not None and records > offsets and all(split.kind == KAFKA for split in ranges):
+            faults.append(f"batch {commit.batch} has {records} records of {offsets} offsets")
+        for split, (start, end) in ranges.items():
+            last = reached.get(split, start)
+            if start != last and (*split[:3], last, start) not in recorded:
+                what = "were left out" if start > last else "were read twice"
+                faults.append(f"{split}: offsets {min(start, last)} to {max(start, last)} {what} before batch {commit.batch}")
+            reached[split] = end
+    for split, last in reached.items():
+        if (held := handle.transaction_version(split.app)) != last:
+            faults.append(f"{split}: the commits end at {last}, the table's transaction says {held}")
+    return faults
+
+
+def _rows(handle: DeltaTable, commits: Sequence[BronzeCommit], erased: Mapping[int, int]) -> list[str]:
+    """Faults in the number of rows of these batches, by the files' statistics: it must be the committed minus the erased."""
+    data = [c for c in commits if c.batch > 0]
+    if not data:
+        return []
+    actions = add_actions(handle)
+    if "min._batch" not in actions.column_names:
+        return ["the files have no statistics of `_batch`: who wrote them?"] if actions.num_rows else []
+    first = data[0].batch
+    rows = actions.column("num_records")
+    inside = _sum(rows, pc.greater_equal(actions.column("min._batch"), first))
+    # A compacted file may hold older batches too.
+    touching = _sum(rows, pc.fill_null(pc.greater_equal(actions.column("max._batch"), first), True))
+    # An erasure is no older than the batches that it took rows from: those of `data` are all in the history.
+    committed = sum(c.rows for c in data) - sum(rows for batch, rows in erased.items() if batch >= first)
+    if inside <= committed <= touching:
+        return []
+    held = f"{inside}" if inside == touching else f"{inside} to {touching}"
+    return [f"the batches since {first} were committed with {committed} rows, the table holds {held} of them"]
+
+
+def _sum(rows: pa.ChunkedArray, which: pa.ChunkedArray) -> int:
+    return int(pc.sum(rows.filter(which)).as_py() or 0)
+
+
+def missing_files(table: Table, handle: DeltaTable) -> list[str]:
+    """Files that the log names and the storage does not have."""
+    system, prefix = file_system(table)
+    named = paths(handle)
+    found = system.get_file_info([prefix + path for path in named])
+    return [path for path, info in zip(named, found, strict=True) if info.type == FileType.NotFound]
+
+
+def offsets_unique(pipeline: Pipeline) -> CheckResult:
+    """Check that each record is once in bronze or quarantine; one Spark job over three columns of both.
+
+    A replayed record is in both, and its row of quarantine is marked.
+    """
+    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
+    if bronze is None or not row_count(bronze):
+        return CheckResult(UNIQUE, "bronze", True, "there are no rows in bronze yet", wrong_rows=True)
+    wrong = (
+        _coordinates(pipeline, bronze, quarantine)
+        .groupBy(*COORDINATES)
+        .agg(F.sum("b").alias("b"), F.sum("q").alias("q"), F.min("alone").alias("alone"))
+        .where("b > 1 OR q > 1 OR (b > 0 AND q > 0 AND alone = 1)")
+        .agg(
+            F.count(F.lit(1)).alias("n"),
+            F.count_if(F.col("b") > 1).alias("bronze"),
+            F.count_if(F.col("q") > 1).alias("quarantine"),
+            F.slice(F.sort_array(F.collect_list(F.struct(*COORDINATES[1:]))), 1, SHOWN).alias("shown"),
+        )
+        .collect()[0]
+    )
+    counts = {
+        "bronze_rows": row_count(bronze),
+        "quarantine_rows": row_count(quarantine),
+        "coordinates_doubled": int(wrong["n"]),
+        "doubled_in_bronze": int(wrong["bronze"]),
+        "doubled_in_quarantine": int(wrong["quarantine"]),
+    }
+    named = ", ".join(f"[{c['_kafka_partition']}]@{c['_kafka_offset']}" for c in wrong["shown"])
+    summary = f"each of {counts['bronze_rows']:,} rows of bronze has unique coordinates, none is in quarantine too"
+    if wrong["n"]:
+        summary = f"{wrong['n']:,} records are there more than once, among them {named}"
+    return CheckResult(UNIQUE, "bronze", not wrong["n"], summary, counts, wrong_rows=True, version=bronze.version())
+
+
+def _coordinates(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None) -> DataFrame:
+    """Coordinates of both tables' rows, with `b` and `q` (1: from bronze, from quarantine) and `alone` (0: may be in both)."""
+    rows = read_table(pipeline.spark, bronze)  # first: columns need a session, and this may be a process's first use of it
+    zero = F.lit(0)
+    one = F.lit(1)
+    if quarantine is None:
+        return rows.select(*COORDINATES, one.alias("b"), zero.alias("q"), one.alias("alone"))
+    # The rows of a replay that crashed between its two commits are in both tables until the next run marks them.
+    open_replay = -1 if is_noted(bronze, quarantine) else counter(bronze, Txn.REPLAY)
+    alone = (F.col("_batch") != open_replay).cast("int").alias("alone")
+    held = read_table(pipeline.spark, quarantine)
+    held = held.where(F.col("layer") == Layer.BRONZE)
+    marked = "replayed_table" in held.columns
+    replayed = F.col("replayed_table").eqNullSafe(str(bronze.metadata().id)) if marked else F.lit(False)
+    held = held.select(*COORDINATES, zero.alias("b"), one.alias("q"), F.when(replayed, 0).otherwise(1).alias("alone"))
+    return rows.select(*COORDINATES, one.alias("b"), zero.alias("q"), alone).unionByName(held)
+
 
 CONSERVED = "rows_conserved"
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

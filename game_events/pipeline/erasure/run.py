@@ -3,51 +3,69 @@
 Guarantee: the first commit suppresses them; no later commit to bronze has their records. Each table's rows are deleted by one
 commit: quarantine's before bronze's (by which they are found), silver's after it; gold is refreshed from silver. The same
 command, run again, finishes an erasure after a crash. Offsets, batch numbers and low watermarks do not change.
+
+Finishes an interrupted erasure without its ids: finds the ids with the keyed hashes that are in the suppression list.
+
+Guarantee: an id that is found is erased as by `game-events forget`. Of an id that is in no table, older files included, only
+undecodable records may remain.
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from game_events.config.naming import PROGRESS
+from game_events.config.names import PROGRESS
 from game_events.errors import ConfigurationError, ConflictError, DataError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures, oldest_batch
-from game_events.lakehouse.commits.retry import retry_on_conflict
-from game_events.lakehouse.commits.transactions import Txn, counter, txns
-from game_events.lakehouse.event_columns import has_decoded_columns
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.storage.durability import write_out
-from game_events.lakehouse.system_tables.suppressed import HASH_CHARS, add_suppressed, finish_suppressed, read_suppressed
+from game_events.lakehouse.commits.commit import commit, retry_on_conflict
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, oldest_batch, txns
+from game_events.lakehouse.data.columns import HEADERS, has_decoded_columns
+from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.data.worker_job import WorkerJob
+from game_events.lakehouse.storage import write_out
 from game_events.lakehouse.tables import (
     BRONZE,
     EVENT_LOG,
     QUARANTINE,
     SCHEMAS,
     SUPPRESSED,
+    Layer,
+    Table,
     has_persons,
+    is_person,
     is_silver,
+    paths,
 )
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.commits import erase_events
-from game_events.pipeline.erasure.scan import without
-from game_events.pipeline.erasure.state import ErasureState, find_erased_rows
-from game_events.pipeline.erasure.subjects import DataSubjects
+from game_events.pipeline.erasure.commits import ErasureState, erase_events, find_erased_rows, replaced_files
+from game_events.pipeline.erasure.scan import DataSubjects, named, run_task, without
 from game_events.pipeline.gold.refresh import refresh_gold, refresh_own_gold
 from game_events.pipeline.gold.unified import refresh_unified
-from game_events.pipeline.quarantine.full_refresh import finish_reset
-from game_events.pipeline.quarantine.intact import intact_tables
-from game_events.pipeline.quarantine.replay_marks import note_replay
+from game_events.pipeline.quarantine import finish_reset, intact_tables, note_replay
+from game_events.pipeline.reporting.counts import Erasure
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
-from game_events.pipeline.reporting.steps import Erasure
 from game_events.pipeline.suppression.driver import hashes_of, required_key
+from game_events.pipeline.suppression.worker import (
+    HASH_CHARS,
+    Suppression,
+    Suppressor,
+    add_suppressed,
+    as_texts,
+    finish_suppressed,
+    read_suppressed,
+)
 
 #: Scans of the tables, for files that concurrent writers added or rewrote.
 PASSES = 30
+
 #: Tables that are erased from otherwise, and system tables, which have no rows of data subjects.
 _NOT_OTHERS = {BRONZE, QUARANTINE, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED}
 
@@ -196,3 +214,97 @@ def _erase_others(state: ErasureState) -> bool:
     if refused:
         raise refused[0]
     return bool(hits) and not state.result.dry_run
+
+
+def resume(pipeline: Pipeline, report: RunReport, *, dry_run: bool = False) -> DataSubjects:
+    """Finish the unfinished erasure of the suppression list.
+
+    `report` gets the result (`erasure`), with the number of ids that are in no row (`lost_ids`). Returns data subjects and
+    records for `remove_old_files`.
+
+    Raises:
+        DataError: no erasure is unfinished; and as `forget`.
+    """
+    key = required_key(pipeline.settings)
+    listed = read_suppressed(pipeline.lakehouse)
+    listed.require_key(key)
+    if not listed.unfinished:
+        raise DataError(f"no erasure is unfinished in {SUPPRESSED}: there is nothing to resume")
+    hashes = listed.unfinished
+    ids = _ids_of(pipeline, Suppression(pipeline.settings.key_column, key, frozenset(map(bytes.fromhex, hashes))))
+    subjects = forget(pipeline, report, ids, dry_run=dry_run, hashes=hashes)
+    if report.erasure is not None:
+        report.erasure.lost_ids = len(hashes - hashes_of(key, ids))
+    return subjects
+
+
+def _ids_of(pipeline: Pipeline, suppression: Suppression) -> frozenset[str]:
+    """Ids with these hashes, from every table's rows and from its replaced files."""
+    pipeline.on_progress("erasure: ids from their hashes")
+    tables = {name: pipeline.lakehouse.table(name) for name in pipeline.lakehouse.names()}
+    files: list[tuple[str, str]] = []
+    for name, table in tables.items():
+        handle = table.open_to_read()
+        if handle is not None and (name in (BRONZE, QUARANTINE) or has_persons(handle, suppression.column)):
+            files += [(name, path) for path in (*paths(handle), *replaced_files(table, handle))]
+    return frozenset().union(*(found.ids for found in run_task(pipeline, RecoverTask(tables, suppression), files)))
+
+
+@dataclass(frozen=True)
+class FoundIds:
+    """Result of one task."""
+
+    ids: set[str]
+
+
+@dataclass(frozen=True)
+class RecoverTask(WorkerJob[FoundIds]):
+    """Finds ids in files, given as rows (table, path); picklable. The key is part of the job, so that no plan or log shows it.
+
+    `suppression`: the column with ids, the key, and the hashes to find.
+    """
+
+    result: ClassVar[type] = FoundIds
+    tables: dict[str, Table]
+    suppression: Suppression
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> FoundIds:
+        """Search the files."""
+        return FoundIds({text for table, path in named(batches) for text in self.find(table, path)})
+
+    def find(self, name: str, path: str) -> set[str]:
+        """Ids in one file; empty if maintenance has deleted it."""
+        found: set[str] = set()
+        system, prefix = file_system(self.tables[name])
+        with suppress(FileNotFoundError), system.open_input_file(prefix + path) as source:
+            file = pq.ParquetFile(source)
+            column = self.suppression.column
+            by_key = name in (BRONZE, QUARANTINE)  # for records that are not decoded
+            names = [n for n in file.schema_arrow.names if is_person(n, column) or (by_key and n in ("_kafka_key", HEADERS))]
+            suppressor = Suppressor(self.suppression)
+            for group in range(file.num_row_groups):
+                rows = file.read_row_group(group, names)
+                for one in names:
+                    find = _texts if is_person(one, column) else _written_texts
+                    found |= find(rows.column(one), suppressor)
+        return found
+
+
+def _texts(values: pa.ChunkedArray, suppressor: Suppressor) -> set[str]:
+    texts = as_texts(values)
+    if texts is None:
+        return set()
+    return _as_ids(pc.unique(texts.filter(pa.array(suppressor.values(texts)))).to_pylist())
+
+
+def _written_texts(values: pa.ChunkedArray, suppressor: Suppressor) -> set[str]:
+    """Ids in Kafka keys, or in headers."""
+    if is_header := pa.types.is_list(values.type):
+        values = pc.struct_field(pc.list_flatten(values), "value")
+    written = pc.unique(values).to_pylist()
+    return _as_ids(text for raw in written for text in suppressor.erased_texts(raw, is_header=is_header))
+
+
+def _as_ids(ids: Iterable[str | bytes]) -> set[str]:
+    # Bytes that are not UTF-8 cannot be an id on a command line.
+    return {t if isinstance(t, str) else t.decode("utf-8", "replace") for t in ids}

@@ -2,10 +2,18 @@
 
 Work is O(rows): no filter per game, no job per game. The workers sort what they have buffered by game, and append each game's
 part to its file. Memory is bounded by the buffer, whatever share of the rows one game has.
+
+What a worker decides by a row's game: whether its name may be a game's, and which columns the game's table gets.
+
+Partial rows of the built-in aggregate: what a task's rows add to gold, by game and key, aggregated by Arrow.
+
+Guarantee: for the types that `of` takes, merging partial rows gives the rows that Spark's aggregate of the same events has.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,35 +25,202 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from game_events.config.settings import Settings
+from game_events.decoding.columns import ColumnMap, level_of
 from game_events.errors import LostFileError, TransientError
 from game_events.extending import PLAYER_AGG
-from game_events.lakehouse.commits.parallel import one_ahead
+from game_events.lakehouse.commits.group import one_ahead
+from game_events.lakehouse.data.columns import TIME
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_bytes, discard, remove_empty_folder
 from game_events.lakehouse.data.worker_job import WorkerJob
-from game_events.lakehouse.storage.errors import explain
-from game_events.lakehouse.tables import Lakehouse, Table
-from game_events.pipeline.fanout.file_rows import FileRows
-from game_events.pipeline.fanout.old_rows import OldRows, parts_by_game
-from game_events.pipeline.fanout.partial_rows import PartialAggregate, PartialRows
-from game_events.pipeline.fanout.routing import ColumnChoice, Routing
+from game_events.lakehouse.storage import explain
+from game_events.lakehouse.tables import Lakehouse, Table, is_game
+from game_events.pipeline.fanout.rows import FileRows, OldRows, parts_by_game
 from game_events.pipeline.quality.judging import RuleSplit, Splitter
-from game_events.pipeline.reporting.merging import Summed, add_counts, by_key, extend, merge, merged
-from game_events.pipeline.reporting.tables import RuleCounts
+from game_events.pipeline.reporting.counts import Summed, add_counts, by_key, extend, merge, merged
+from game_events.pipeline.reporting.result import RuleCounts
+
+#: Why a row is in no game's table.
+INVALID, NOT_ALLOWED, OVER_LIMIT = "invalid", "not_allowed", "over_limit"
+
+#: Reason for rows without a name, where not every message type is decoded: no error.
+NO_NAME = "no_name"
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Rules for the names of games; picklable.
+
+    Attributes:
+        allowed: the allow list; empty: every valid name.
+        only: if not None, rows of other games are skipped, neither routed nor counted.
+        unnamed: reason for rows without a name.
+        known: names of existing games.
+        room: number of new names that may get files in one pass; None: any.
+    """
+
+    allowed: frozenset[str] = frozenset()
+    only: frozenset[str] | None = None
+    unnamed: str = INVALID
+    known: frozenset[str] = frozenset()
+    room: int | None = None
+
+    @classmethod
+    def of_all(cls, settings: Settings, known: Collection[str]) -> Routing:
+        """Of every game: the known ones, and new names while there is room.
+
+        Names of the allow list get files, or all while there is room; a worker that meets more new names gives up.
+        """
+        room = None if settings.games else max(0, settings.max_games - len(known))
+        unnamed = NO_NAME if settings.message_types else INVALID
+        return cls(frozenset(settings.games), unnamed=unnamed, known=frozenset(known), room=room)
+
+    def refusal(self, name: object) -> str | None:
+        """Why a name gets no table; None if it may."""
+        if name is None:
+            return self.unnamed
+        if not is_game(name):
+            return INVALID
+        return NOT_ALLOWED if self.allowed and name not in self.allowed else None
+
+    def takes(self, name: object, rows: int, refused: dict[str, Counter[str]]) -> bool:
+        """Whether rows of this name are written; rows that belong to no game are counted: why -> name -> rows."""
+        if self.only is not None and name not in self.only:
+            return False  # another pass takes them
+        why = self.refusal(name)
+        if why is not None:
+            # Invalid names together, as their number has no bound.
+            refused.setdefault(why, Counter())["" if why in (INVALID, NO_NAME) else str(name)] += rows
+        return why is None
+
+
+@dataclass(frozen=True)
+class ColumnChoice:
+    """Columns that a game's table lacks until the game has sent a value for them; picklable.
+
+    Attributes:
+        together: such a column -> the columns that its first value brings: all those of its message type if no other type has
+            the column, else itself.
+    """
+
+    together: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, schema: pa.Schema, columns: ColumnMap, always: Collection[str]) -> ColumnChoice | None:
+        """The choice among the columns of `schema`; `always`: columns of every table. None: one message type, no choice."""
+        of_type, types = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+        for key, column in columns.owners.items():
+            message, _ = level_of(key)
+            of_type[message].add(column)
+            types[column].add(message)
+        if len(of_type) < 2:
+            return None
+        optional = [name for name in schema.names if name in types and name not in always]
+        found = {name: of_type[next(iter(types[name]))] if len(types[name]) == 1 else {name} for name in optional}
+        return cls({name: frozenset(columns) & frozenset(optional) for name, columns in found.items()})
+
+    def sent(self, rows: pa.Table) -> frozenset[str]:
+        """The columns that the values in these rows bring."""
+        found = set[str]()
+        for name, columns in self.together.items():
+            if name not in found and rows.column(name).null_count < rows.num_rows:
+                found |= columns
+        return frozenset(found)
+
+    def chosen(self, schema: pa.Schema, sent: Collection[str]) -> pa.Schema:
+        """The columns of `schema`, in its order, without those that were not sent."""
+        return pa.schema([field for field in schema if field.name not in self.together or field.name in sent])
+
+
+#: Partial rows of a task at most: past that they are dropped, and gold reads silver's files.
+MOST_ROWS = 200_000
+
+#: Rows of which at least half must have another one's key: else aggregating them here saves nothing.
+MANY_ROWS = 50_000
+
+#: Types of keys that Arrow groups, and of times that it compares, as Spark does: no floating-point numbers, no structs.
+TIMES = (TIME, pa.int64())
+
+KEYS = (pa.string(), pa.bool_(), *TIMES)
+
+GAME, KEY, COUNT, FIRST, LAST = "game", "key", "count", "first", "last"
+
+
+@dataclass(frozen=True)
+class PartialAggregate:
+    """The columns of the events from which partial rows are made; picklable."""
+
+    game: str
+    key: str
+    time: str
+
+    def fits(self, schema: pa.Schema) -> bool:
+        """Whether the columns are there, with types for which Arrow does what Spark does."""
+        if not {self.game, self.key, self.time} <= set(schema.names):
+            return False
+        key, time = schema.field(self.key).type, schema.field(self.time).type
+        return schema.field(self.game).type == pa.string() and key in KEYS and time in TIMES
+
+
+class PartialRows:
+    """The partial rows of one task, which are bounded."""
+
+    def __init__(self, aggregate: PartialAggregate) -> None:
+        self._aggregate = aggregate
+        self._parts: list[pa.Table] | None = []
+        self._rows = 0
+
+    def add(self, rows: pa.Table) -> None:
+        """Aggregate rows of events; all partial rows are dropped where there are too many."""
+        if self._parts is None:
+            return
+        columns = [rows.column(name) for name in (self._aggregate.game, self._aggregate.key, self._aggregate.time)]
+        events = pa.Table.from_arrays(columns, [GAME, KEY, FIRST])
+        found = events.group_by([GAME, KEY], use_threads=False).aggregate([([], "count_all"), (FIRST, "min"), (FIRST, "max")])
+        found = found.rename_columns([GAME, KEY, COUNT, FIRST, LAST])
+        self._parts.append(found)
+        self._rows += found.num_rows
+        if self._rows > MOST_ROWS:
+            self._parts = [merged_partials(self._parts, (GAME, KEY))]
+            self._rows = self._parts[0].num_rows
+        if self._rows > MOST_ROWS or (rows.num_rows >= MANY_ROWS and 2 * found.num_rows > rows.num_rows):
+            self._parts = None
+
+    def tables(self) -> list[pa.Table]:
+        """One table of game, key, count, first, last; none if the rows were dropped, or there are none."""
+        return [merged_partials(self._parts, (GAME, KEY))] if self._parts else []
+
+
+def merged_partials(parts: Sequence[pa.Table], keys: Sequence[str]) -> pa.Table:
+    """Partial rows with one row for each value of the key columns; the other columns are `COUNT`, `FIRST`, `LAST`.
+
+    NULL is a key; a time that is NULL in every row stays NULL.
+    """
+    rows = pa.concat_tables(parts).group_by(list(keys), use_threads=False)
+    return rows.aggregate([(COUNT, "sum"), (FIRST, "min"), (LAST, "max")]).rename_columns([*keys, COUNT, FIRST, LAST])
+
 
 #: Rows of one task. Where its files would have fewer rows than `FILE_ROWS`, there are fewer tasks, of more rows.
 TASK_ROWS, MOST_TASK_ROWS = 500_000, 2_000_000
+
 FILE_ROWS, FEWEST_TASKS = 10_000, 2
+
 #: With more files than this, or fewer rows in a file, the rows are shuffled by game first: each file costs 2 to 3 ms to write
 #: and to read again, and a request each of an object store; each shuffled row 4 us.
 MAX_FILES_UNSHUFFLED, MIN_ROWS_UNSHUFFLED = 16_384, 1_000
+
 #: Seconds that a game's file costs to write and to read again, and a row that a worker reads and leaves to another one.
 FILE_S, LEFT_ROW_S = 2e-3, 0.35e-6
+
 #: Share of the rows of one game, times the shares of the games, up to which tasks for shares have about as much to do.
 MOST_OF_ONE_GAME = 0.25
+
 #: Parts of a game after the shuffle, so that one game with most of the rows does not land in one task.
 SALTS = 4
+
 #: Bytes of rows that are sorted at a time.
 SORT_BYTES = 64 * 1024 * 1024
+
 #: Bytes of sorted rows held by the writers together, past which every one writes its row group.
 BUFFER_BYTES = 192 * 1024 * 1024
 

@@ -19,20 +19,32 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.data.snapshot import FileSelection, selection
+from game_events.decoding.columns import ColumnMap
+from game_events.lakehouse.commits.transactions import BronzeIdentity
+from game_events.lakehouse.data.columns import BRONZE_ONLY, bronze_schema
+from game_events.lakehouse.data.reading import FileSelection, selection
 from game_events.lakehouse.data.staging import StagedFile
-from game_events.lakehouse.event_columns import BRONZE_ONLY, bronze_schema
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.progress import Admission
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.system_tables import Admission
+from game_events.lakehouse.tables import Lakehouse, Layer
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import BUFFER_BYTES, FILE_ROWS, FanOut, FanOutResult, Stage
-from game_events.pipeline.fanout.old_rows import parts_by_game
-from game_events.pipeline.fanout.partial_rows import COUNT, FIRST, GAME, KEY, LAST, PartialAggregate, merged
-from game_events.pipeline.fanout.routing import ColumnChoice, Routing
-from game_events.sources.core.reading import TASK_RECORDS
+from game_events.pipeline.fanout.job import (
+    BUFFER_BYTES,
+    COUNT,
+    FILE_ROWS,
+    FIRST,
+    GAME,
+    KEY,
+    LAST,
+    ColumnChoice,
+    FanOut,
+    FanOutResult,
+    PartialAggregate,
+    Routing,
+    Stage,
+    merged_partials,
+)
+from game_events.pipeline.fanout.rows import parts_by_game
+from game_events.sources.source import TASK_RECORDS
 
 log = logging.getLogger(__name__)
 #: Where a game may get several files, a task gives up that would write fewer rows to each: a job of silver's own, which knows
@@ -241,7 +253,7 @@ class OnePass:
         for game, new in news.items():
             old = held.get(game)
             if old is not None and old.rows.schema == new.rows.schema:
-                held[game] = GamePartial(old.paths | new.paths, merged([old.rows, new.rows], (KEY,)))
+                held[game] = GamePartial(old.paths | new.paths, merged_partials([old.rows, new.rows], (KEY,)))
             else:
                 held[game] = new
         many = sum(partial.rows.num_rows for partial in held.values()) > MOST_PARTIAL_ROWS
@@ -256,7 +268,7 @@ def _by_game(result: FanOutResult) -> Mapping[str, GamePartial]:
     """Game -> its partial rows in this result."""
     if not result.partials:
         return {}
-    rows = merged(result.partials, (GAME, KEY))
+    rows = merged_partials(result.partials, (GAME, KEY))
     order, parts = parts_by_game(rows, GAME)
     rows = rows.select([KEY, COUNT, FIRST, LAST]).take(order)
     return {

@@ -1,46 +1,67 @@
-"""Execution of gold's plans: one Spark job aggregates the rows of all games and writes each game's files. Commits nothing."""
+"""Execution of gold's plans: one Spark job aggregates the rows of all games and writes each game's files. Commits nothing.
+
+Silver's new rows, for gold: Spark reads large files; small ones are read by its workers, with Arrow.
+
+Spark spends some 3 ms of processor time on opening a file, Arrow less than 1 ms; but rows that a worker has read must be sent
+to the JVM. Games with news have one small file each, mostly.
+
+Gold from partial rows: workers merge them with the old rows of each game, by Arrow, and write the new files.
+
+For games whose new silver rows were aggregated when bronze's workers wrote them (`OnePass`): no row of silver is read, and
+Spark plans no SQL. The rows are the same as those of `execute`, which does the work in every other case.
+"""
+
+from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
+from typing import ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, DecimalType, StructType
+from pyspark.sql.types import DataType, DecimalType, StructField, StructType
 
-from game_events.errors import QUOTED, ExtensionError
+from game_events.config.names import columns_in, words
+from game_events.errors import QUOTED, ExtensionError, first_line
 from game_events.extending import COLUMN_PATTERN, GoldAggregate
-from game_events.lakehouse.data.snapshot import FileSelection
+from game_events.lakehouse.data.reading import FilePart, FileSelection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
-from game_events.lakehouse.data.staging import discard
+from game_events.lakehouse.data.staging import StagedWriter, discard
+from game_events.lakehouse.data.worker_job import WorkerJob, task_numbers
 from game_events.lakehouse.handle import of_columns
-from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.tables import Layer, silver_name
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import FanOut, FanOutResult, stage
-from game_events.pipeline.fanout.old_rows import OldRows
-from game_events.pipeline.gold.aggregates import commented, has_shipped_columns
-from game_events.pipeline.gold.new_rows import GAME, TASK_ROWS, columns_of_measures, new_rows
-from game_events.pipeline.gold.plan import GamePlan, GoldRun, silver_columns
+from game_events.pipeline.fanout.job import COUNT, FIRST, KEY, LAST, FanOut, FanOutResult, merged_partials, stage, written_alone
+from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout.rows import FileRows, OldRows
+from game_events.pipeline.gold import plan
+from game_events.pipeline.gold.plan import GamePlan, GoldRun, commented, has_shipped_columns, silver_columns
 from game_events.pipeline.quality.judging import RuleColumns, RuleSplit
 from game_events.pipeline.quality.validation import require_valid
-from game_events.pipeline.silver.transformations import run_time_failure
+from game_events.pipeline.silver.stage import run_time_failure
+from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
-from game_events.spark.crashed_workers import crash, is_crash, named
-from game_events.spark.schemas import arrow_schema, merged_columns, quoted, united
-from game_events.spark.storage_errors import lost_file
+from game_events.spark.failures import crash, is_crash, lost_file, named
+from game_events.spark.schemas import arrow_schema, merged_columns, nullable, quoted, united
+
+log = logging.getLogger(__name__)
 
 #: Old rows of gold for each task.
 TASK_OLD_ROWS = 2_000_000
+
 #: Old rows up to which a game is small: all of them go through Spark, which saves reading its file a second time.
 SMALL_GAME_ROWS = 500
 
@@ -209,3 +230,169 @@ def _recomputed(aggregate: GoldAggregate, silver: DataFrame) -> DataFrame:
     if dict(rows.dtypes)[GAME] != "string":
         raise ExtensionError(f"{aggregate} gives `{GAME}` as {dict(rows.dtypes)[GAME]}: keep it as it is")
     return rows
+
+
+#: The column that names the game while rows of several games are in one plan.
+GAME = "_game"
+
+#: Spark's column about a row's file, which no schema has.
+HIDDEN = "_metadata"
+
+_NAME, _FROM = "_limit_game", "_limit_batch"
+
+#: Rows of silver for each task. One task needs no shuffle, which costs some 100 ms.
+TASK_ROWS = 250_000
+
+#: Processor time, in seconds: what a worker saves of Spark's on opening a file, what it spends more on a row, and what reading
+#: in both ways costs a plan.
+OPEN_S, ROW_S, BOTH_S = 0.002, 5e-7, 0.3
+
+#: Rows of a file up to which a worker reads it at less cost than Spark.
+SMALL_FILE_ROWS = int(OPEN_S / ROW_S)
+
+
+def new_rows(
+    pipeline: Pipeline, plans: Mapping[str, GamePlan], columns: StructType, *, few: bool, needed: Collection[str] | None = None
+) -> DataFrame:
+    """The rows with these columns, and `_game`.
+
+    `few`: in one task. `needed`: the columns that the plan uses, if they are known: the others are left out. Workers read all
+    columns that they are given, so without these names Spark reads all files.
+    """
+    spark, entity = pipeline.spark, pipeline.settings.entity_column
+    if needed is None:
+        rows = read_files(spark, [uri for plan in plans.values() for uri in plan.new.files], columns)
+    else:
+        columns = StructType([f for f in columns.fields if f.name in {*needed, entity, "_batch"}])
+        rows = _by_size_of_file(pipeline, {game: plan.new for game, plan in plans.items()}, columns, few=few)
+    if not all(plan.new.exact for plan in plans.values()):
+        limits = pa.table({_NAME: list(plans), _FROM: [plan.above for plan in plans.values()]})
+        bounds = F.broadcast(spark.createDataFrame(limits))
+        rows = rows.join(bounds, F.col(quoted(entity)) == F.col(_NAME)).where(F.col("_batch") > F.col(_FROM)).drop(_NAME, _FROM)
+    rows = rows.withColumn(GAME, F.col(quoted(entity)))
+    return rows.coalesce(1) if few else rows
+
+
+def _by_size_of_file(pipeline: Pipeline, files: Mapping[str, FileSelection], columns: StructType, *, few: bool) -> DataFrame:
+    """Rows of the games' files with these columns."""
+    small, large, count = list[FilePart](), list[str](), 0
+    for game, of_game in files.items():
+        light, heavy = of_game.split(SMALL_FILE_ROWS, pipeline.lakehouse.sizes.read_whole_bytes)
+        small += (FilePart(silver_name(game), path) for path in light.paths)
+        large += heavy.files
+        count += light.rows
+    if not small or (large and len(small) * OPEN_S - count * ROW_S < BOTH_S):
+        return read_files(pipeline.spark, [uri for of_game in files.values() for uri in of_game.files], columns)
+    columns = StructType([StructField(f.name, nullable(f.dataType)) for f in columns.fields])
+    schema, tasks = pa.schema(Schema.from_json(columns.json())), 1 if few else 1 + count // TASK_ROWS
+    read = FileRows(pipeline.lakehouse, schema, dealt(small, tasks), few=True)
+    rows = read.numbers(pipeline.spark).mapInArrow(read, columns)
+    return rows.union(read_files(pipeline.spark, large, columns)) if large else rows
+
+
+def columns_of_measures(aggregate: GoldAggregate, columns: Iterable[str]) -> set[str] | None:
+    """The columns that an aggregate's keys and measures may use: those whose names its SQL has; for a `*`, all of them.
+
+    None: the SQL asks what only Spark knows of a file.
+    """
+    text = " ".join([*aggregate.keys, *(measure.of for measure in aggregate.measures.values())])
+    return None if HIDDEN in words(text) else columns_in(text, columns)
+
+
+#: The partial rows' names of gold's columns beside the key.
+MEASURES = {COUNT: plan.COUNT, FIRST: plan.FIRST, LAST: plan.LAST}
+
+
+@dataclass(frozen=True)
+class GoldMerge(WorkerJob[FanOutResult]):
+    """Merges partial rows with old ones and writes each game's file; picklable.
+
+    Attributes:
+        old: the games' old rows, with gold's columns.
+        rows: partial rows of all games, with the names of gold's columns; a key more than once.
+        parts: game -> start and length of its partial rows.
+        tasks: the games of each task.
+    """
+
+    result: ClassVar[type] = FanOutResult
+    old: OldRows
+    rows: pa.Table
+    parts: Mapping[str, tuple[int, int]]
+    tasks: Sequence[Sequence[str]]
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
+        """Write the files of the games of these tasks."""
+        result = FanOutResult()
+        for number in (n for batch in batches for n in batch.column(0).to_pylist()):
+            for game in self.tasks[number]:
+                written_alone(result, game, self.old.lakehouse.gold(game), partial(self._write, result, game))
+        return result
+
+    def _write(self, result: FanOutResult, game: str) -> None:
+        lakehouse, schema = self.old.lakehouse, self.old.schema
+        new = self.rows.slice(*self.parts[game])
+        writer = StagedWriter(lakehouse.gold(game), schema, game, short_lived=True)
+        changed = [new]
+        if game in self.old.files:
+            for rows, found in self.old.matched(game, new.select(self.old.keys)):
+                changed.append(rows.filter(found))
+                writer.write(rows.filter(pc.invert(found)))
+        partial_rows = [rows.rename_columns([KEY, *MEASURES]) for rows in changed]
+        writer.write(merged_partials(partial_rows, (KEY,)).rename_columns(schema.names).cast(schema))
+        result.files[game] = writer.close()
+
+
+def taken_partials(run: GoldRun, plans: Mapping[str, GamePlan], one_pass: OnePass | None) -> dict[str, pa.Table]:
+    """Game -> partial rows of exactly the rows of silver that its plan reads; without the games that need Spark's aggregate."""
+    if one_pass is None or not run.built_in or not has_shipped_columns(run.aggregate):
+        return {}
+    found = {game: one_pass.take_partial(game, plan.new) for game, plan in plans.items()}
+    if RuleColumns.of(run.pipeline.rules, "gold", GAME).rules:
+        return {}
+    fitting = {game: rows for game, rows in found.items() if rows is not None and _fits(run, plans[game], rows)}
+    types = next((rows.schema for rows in fitting.values()), None)
+    return {game: rows for game, rows in fitting.items() if rows.schema == types}
+
+
+def _fits(run: GoldRun, plan: GamePlan, rows: pa.Table) -> bool:
+    """Whether silver's and gold's tables have the types of the partial rows."""
+    settings, wanted = run.pipeline.settings, _schema(run, rows)
+    silver = pa.schema(plan.silver.schema())
+    pairs = ((settings.key_column, KEY), (settings.time_column, FIRST))
+    if any(name not in silver.names or silver.field(name).type != rows.schema.field(own).type for name, own in pairs):
+        return False
+    if not plan.old.files:
+        return True
+    gold = pa.schema(plan.gold.schema()) if plan.gold is not None else wanted
+    by = run.pipeline.lakehouse.gold(plan.game).by
+    return {f.name: f.type for f in gold if f.name != by} == {f.name: f.type for f in wanted}
+
+
+def _schema(run: GoldRun, rows: pa.Table) -> pa.Schema:
+    """Gold's columns."""
+    types = rows.schema
+    own = [pa.field(run.pipeline.settings.key_column, types.field(KEY).type)]
+    return pa.schema([*own, *(pa.field(name, types.field(part).type) for part, name in MEASURES.items())])
+
+
+def merge_partials(run: GoldRun, plans: Mapping[str, GamePlan], found: Mapping[str, pa.Table]) -> Staged | None:
+    """Write the files of these games, whose partial rows have the same types; None: the job failed, Spark's has to do it."""
+    pipeline, lakehouse = run.pipeline, run.pipeline.lakehouse
+    schema = _schema(run, next(iter(found.values())))
+    start, parts = 0, dict[str, tuple[int, int]]()
+    for game, rows in found.items():
+        parts[game] = (start, rows.num_rows)
+        start += rows.num_rows
+    together = pa.concat_tables(found.values()).rename_columns(schema.names).combine_chunks()
+    files = {game: plans[game].old.paths for game in found if plans[game].old.files}
+    old = OldRows(lakehouse, run.aggregate.name, GAME, run.aggregate.keys, schema, files)
+    old_rows = sum(plans[game].old.rows for game in found)
+    tasks = 1 + old_rows // TASK_OLD_ROWS
+    largest_first = sorted(found, key=lambda game: -plans[game].old.rows)
+    job = GoldMerge(old, together, parts, dealt(largest_first, tasks))
+    try:
+        result = FanOutResult.sum(job.collect(task_numbers(pipeline.spark, len(job.tasks))))
+    except (PySparkException, Py4JJavaError) as error:
+        log.warning("gold=read_from_silver error=%r", first_line(error))
+        return None
+    return Staged(found.keys(), result, commented(run.aggregate, schema), RuleColumns.of((), "gold", GAME))

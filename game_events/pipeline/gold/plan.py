@@ -2,35 +2,47 @@
 
 A refresh is `plan_games` (tables' logs), `execute.execute` (one Spark job, writes files), and a commit for each game
 (`commit_of`). Only plans go from one step to the next.
+
+Gold aggregates: the built-in one and custom ones, each with its own progress and interval.
+
+Detection of games without any key, or without any time, in their gold rows: reported, never silently NULL.
 """
 
-from collections.abc import Collection
+import hashlib
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 from deltalake.schema import PrimitiveType
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
 
-from game_events.decoding.core.kept_columns import is_of_any_kind
-from game_events.errors import DataError
-from game_events.extending import PLAYER_AGG, GoldAggregate
+from game_events.config.names import expression, measures
+from game_events.config.settings import Settings
+from game_events.decoding.columns import Kept, is_of_any_kind, kept_columns, kind_of
+from game_events.errors import ConfigurationError, DataError, first_line, folded
+from game_events.extending import BUILT_IN, PLAYER_AGG, GoldAggregate, count, max_of, min_of
 from game_events.lakehouse.commits.commit import Commit
 from game_events.lakehouse.commits.evolution import changed_types
-from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
-from game_events.lakehouse.commits.parallel import for_games, guarded
-from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.commits.transactions import Txn, txn
-from game_events.lakehouse.data.snapshot import BATCH_INFO, FileSelection, selection
+from game_events.lakehouse.commits.group import for_games, guarded, opened
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, restored, silver_app, txn
+from game_events.lakehouse.data.columns import AGGREGATE, COMMENT, has_decoded_columns
+from game_events.lakehouse.data.reading import BATCH_INFO, FileSelection, selection
 from game_events.lakehouse.data.spark_files import spark_schema
 from game_events.lakehouse.data.staging import StagedFile, discard
-from game_events.lakehouse.event_columns import has_decoded_columns
 from game_events.lakehouse.handle import of_columns
-from game_events.lakehouse.tables import names_of, table_id
+from game_events.lakehouse.system_tables import Mark, Progress
+from game_events.lakehouse.tables import add_actions, names_of, table_id
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.gold.aggregates import declared_in, definition_for, has_shipped_columns
-from game_events.pipeline.gold.null_values import key_and_time_kept
-from game_events.pipeline.silver.source import SilverInput
+from game_events.pipeline.reporting.counts import CheckResult
+from game_events.pipeline.silver.stage import SilverInput
+from game_events.spark.schemas import quoted
 
 _TYPES: dict[str, DataType] = {"string": StringType(), "timestamp": TimestampType()}
 
@@ -199,3 +211,194 @@ def silver_columns(pipeline: Pipeline) -> StructType:
         return StructType()
     found, known = spark_schema(Schema.from_arrow(SilverInput.of(pipeline, bronze).schema)), key_and_time(pipeline)
     return StructType([*known.fields, *(f for f in found.fields if f.name not in known.names)])
+
+
+#: The definition of a table that was reset to the default columns; others are hashes.
+DEFAULT_DEFINITION = 0
+
+COUNT, FIRST, LAST = "session_count", "min_timestamp", "max_timestamp"
+
+
+def player_agg(settings: Settings) -> GoldAggregate:
+    """`gold_{game}_player_agg`: sessions, first and last event of each key, or the columns of `GOLD_COLUMNS`."""
+    keys = (settings.key_column,)
+    if not settings.gold_columns:
+        when = quoted(settings.time_column)
+        # Values of another key or time column are not merged with those of a table. Tables of the default columns have no
+        # definition, for compatibility.
+        usual = all(getattr(settings, name) == Settings.model_fields[name].default for name in ("key_column", "time_column"))
+        return GoldAggregate(
+            PLAYER_AGG,
+            "merge",
+            keys=keys,
+            measures={COUNT: count(), FIRST: min_of(when), LAST: max_of(when)},
+            description=f"One row per {settings.names.key}: sessions, first and last event",
+            definition="" if usual else _hash([*keys, settings.time_column]),
+            asset_name=settings.names.asset(settings.names.gold_asset),
+        )
+    columns = expressions(settings)
+    merging = measures(settings.gold_columns)
+    parts = ["merge" if merging else "recompute", keys, list(columns.items())]
+    return GoldAggregate(
+        PLAYER_AGG,
+        "merge" if merging else "by_key",
+        keys=keys,
+        measures=merging or {},
+        function=None if merging else lambda silver: _aggregated(silver, ("_game", *keys), columns),
+        description=f"One row per {settings.names.key}: {', '.join(settings.gold_columns)}",
+        definition=_hash(parts),
+        where="GAME_EVENTS_GOLD_COLUMNS",
+        asset_name=settings.names.asset(settings.names.gold_asset),
+    )
+
+
+def _hash(parts: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def has_shipped_columns(aggregate: GoldAggregate) -> bool:
+    """Whether it is the built-in aggregate with its default columns, from any key and time column."""
+    return aggregate.name == PLAYER_AGG and aggregate.measures.keys() == {COUNT, FIRST, LAST} and aggregate.where == BUILT_IN
+
+
+def commented(aggregate: GoldAggregate, schema: pa.Schema) -> pa.Schema:
+    """The schema with descriptions of the default columns."""
+    if not has_shipped_columns(aggregate):
+        return schema
+    return pa.schema([f.with_metadata({COMMENT: AGGREGATE[f.name]}) if f.name in AGGREGATE else f for f in schema])
+
+
+def expressions(settings: Settings) -> dict[str, str]:
+    """The built-in aggregate's columns beside the key: name -> SQL aggregate over silver's rows."""
+    if not settings.gold_columns:
+        return {column: measure.sql for column, measure in player_agg(settings).measures.items()}
+    return {column: expression(sql, settings.time_column) for column, sql in settings.gold_columns.items()}
+
+
+def player_agg_columns(spark: SparkSession, settings: Settings, silver: StructType) -> StructType:
+    """The built-in aggregate's columns for columns of silver, by analysis.
+
+    Raises:
+        ConfigurationError: an expression does not fit silver's columns.
+    """
+    empty = spark.createDataFrame([], silver)
+    try:
+        return _aggregated(empty, (settings.key_column,), expressions(settings)).schema
+    except AnalysisException as error:
+        reason = first_line(error).partition(" SQLSTATE")[0]
+        names = ", ".join(name for name in silver.names if not name.startswith("_"))
+        raise ConfigurationError(f"GAME_EVENTS_GOLD_COLUMNS: {reason} Silver has: {names}") from error
+
+
+def _aggregated(silver: DataFrame, keys: tuple[str, ...], columns: Mapping[str, str]) -> DataFrame:
+    return silver.groupBy(*(F.col(quoted(k)) for k in keys)).agg(*(F.expr(sql).alias(c) for c, sql in columns.items()))
+
+
+def due(aggregate: GoldAggregate, state: Progress) -> bool:
+    """Whether an aggregate's interval has passed since its last commit; a changed declaration is due at once."""
+    mark, every = state.marks.get(aggregate.layer, Mark()), aggregate.interval_s
+    if mark.definition != scope(aggregate) or every is None or mark.committed_at is None:
+        return True
+    return not mark.committed_at <= time.time() < mark.committed_at + every
+
+
+def scope(aggregate: GoldAggregate) -> str:
+    """The scope of an aggregate's low watermark: its definition and games; empty for the built-in one by default."""
+    if not aggregate.definition:
+        return ""
+    return f"{aggregate.definition[:16]}:{','.join(sorted(aggregate.games))}"
+
+
+def declared_in(table: DeltaTable | None, aggregate: GoldAggregate) -> int | None:
+    """The definition in a table; None: the built-in default."""
+    return txn(table, Txn.AGGREGATE.of(aggregate.name))
+
+
+def definition_for(table: DeltaTable | None, aggregate: GoldAggregate) -> int | None:
+    """The definition that a commit writes; None: none, as always for the built-in default.
+
+    A table that had other columns for a time gets `DEFAULT_DEFINITION`: a `txn` cannot be removed.
+    """
+    if aggregate.definition:
+        return int(aggregate.definition[:15], 16)
+    return None if declared_in(table, aggregate) is None else DEFAULT_DEFINITION
+
+
+def is_current(table: DeltaTable, aggregate: GoldAggregate) -> bool:
+    """Whether a table has the aggregate's definition."""
+    return declared_in(table, aggregate) == definition_for(table, aggregate)
+
+
+KNOWN = "keys_and_times_known"
+
+#: Games that the check names.
+SHOWN = 20
+
+
+def looked_at(settings: Settings) -> dict[str, str]:
+    """Column of gold that is NULL where a key or time of silver is -> the setting with silver's column."""
+    found = {settings.key_column: "GAME_EVENTS_KEY_COLUMN"}
+    return found | ({FIRST: "GAME_EVENTS_TIME_COLUMN"} if has_shipped_columns(player_agg(settings)) else {})
+
+
+def null_notices(
+    settings: Settings, columns: Mapping[str, str], game: str, files: Collection[StagedFile], silver: DeltaTable
+) -> list[str]:
+    """Notices for a game without any key, or time, in its new gold files; `columns`: see `looked_at`; `silver`: its table."""
+    stats = [json.loads(f.stats) for f in files if f.rows]
+    sentences = []
+    for column, setting in columns.items():
+        if not stats or any(s["nullCount"].get(column) != s["numRecords"] for s in stats):
+            continue
+        wanted = settings.key_column if column == settings.key_column else settings.time_column
+        names = (f.name for f in silver.schema().fields)
+        others = ", ".join(sorted(c for c in names if c != wanted and is_of_any_kind(c, wanted)))
+        elsewhere = f" There are columns of other kinds: {others} (docs/decoding.md)." if others else ""
+        sentences.append(
+            f"gold of {game}: {column} is NULL in every row, as no row of its silver table has a value in {wanted}.{elsewhere} "
+            f"If its producers call it something else: {setting}"
+        )
+    return sentences
+
+
+def of_another_kind(settings: Settings, columns: Mapping[str, pa.DataType]) -> list[str]:
+    """Notices for key and time columns of another type in bronze, because records came before the settings kept the name."""
+    return [
+        f"bronze's column {kept.column} is {kind_of(columns[kept.column])}, as its first records had it; "
+        f"{kept.kind} is in {other}: set {setting} to {other}, or begin a new lakehouse"
+        for setting, kept in key_and_time_kept(settings).items()
+        if kept.column in columns
+        and kind_of(columns[kept.column]) != kept.kind
+        and (other := f"{kept.field}__{kept.kind}") in columns
+    ]
+
+
+def keys_and_times_known(pipeline: Pipeline) -> CheckResult:
+    """Check for games without a key, or without a time, in all gold rows; reads the tables' logs alone."""
+    bronze = pipeline.open_bronze()
+    known = pipeline.progress.read(BronzeIdentity.of(bronze).key).games if bronze is not None else {}
+    wrong = of_another_kind(pipeline.settings, {f.name: f.type for f in pa.schema(bronze.schema())}) if bronze else []
+    columns = list(looked_at(pipeline.settings))
+    unknown = {
+        game: missing
+        for game, handle in opened(sorted(known), pipeline.lakehouse.gold).items()
+        if (missing := _all_null(handle, columns))
+    }
+    wrong += [f"{game}: {', '.join(missing)} NULL in every row" for game, missing in list(unknown.items())[:SHOWN]]
+    wrong += [f"and {len(unknown) - SHOWN} more"] if len(unknown) > SHOWN else []
+    summary = "; ".join(wrong) or f"{len(known)} {pipeline.settings.names.entities} have keys and times"
+    return CheckResult(KNOWN, "gold", not wrong, summary, {"games": len(known), "games_without": len(unknown)})
+
+
+def _all_null(handle: DeltaTable, columns: Collection[str]) -> list[str]:
+    actions = add_actions(handle)
+    rows = pc.sum(actions.column("num_records")).as_py() or 0
+    nulls = {c: f"null_count.{c}" for c in columns if f"null_count.{c}" in actions.column_names}
+    return [c for c, name in nulls.items() if rows and pc.sum(actions.column(name)).as_py() == rows]
+
+
+def key_and_time_kept(settings: Settings) -> dict[str, Kept]:
+    """Setting -> the reserved column that it names."""
+    kept = kept_columns(settings)
+    names = {"GAME_EVENTS_KEY_COLUMN": settings.key_column, "GAME_EVENTS_TIME_COLUMN": settings.time_column}
+    return {setting: kept[folded(name)] for setting, name in names.items()}

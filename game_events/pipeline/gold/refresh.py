@@ -13,22 +13,29 @@ from functools import partial
 from game_events.errors import ExtensionError, UserCodeError
 from game_events.extending import GoldAggregate
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, Committed, commit_games
+from game_events.lakehouse.commits.group import GAME_ATTEMPTS, Committed, commit_games
+from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.progress import Mark, Progress
+from game_events.lakehouse.system_tables import Mark, Progress
+from game_events.lakehouse.tables import Layer
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.fanout.one_pass import OnePass
-from game_events.pipeline.gold.aggregates import due, player_agg, scope
-from game_events.pipeline.gold.execute import Staged, execute
-from game_events.pipeline.gold.merging import merge_partials, taken_partials
-from game_events.pipeline.gold.null_values import looked_at, null_notices
-from game_events.pipeline.gold.plan import GamePlan, GoldRun, commit_of, plan_games
+from game_events.pipeline.gold.execute import Staged, execute, merge_partials, taken_partials
+from game_events.pipeline.gold.plan import (
+    GamePlan,
+    GoldRun,
+    commit_of,
+    due,
+    looked_at,
+    null_notices,
+    plan_games,
+    player_agg,
+    scope,
+)
 from game_events.pipeline.quality.judging import failed_rules
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import GoldResult
-from game_events.spark.crashed_workers import run_with_bisection
+from game_events.spark.failures import run_with_bisection
 
 
 def refresh_gold(

@@ -18,22 +18,17 @@ from pyspark.sql.types import StructType
 
 from game_events.errors import ConflictError, DataError, GameEventsError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import Commit, Landed, comments_in, commit
+from game_events.lakehouse.commits.commit import Commit, Landed, comments_in, commit, retry_on_conflict
 from game_events.lakehouse.commits.evolution import changed_types
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.parallel import GAME_ATTEMPTS, for_games, guarded
-from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.commits.retry import retry_on_conflict
-from game_events.lakehouse.commits.transactions import Txn, txn
-from game_events.lakehouse.data.file_copies import copied_name, copy_file, name_of_copy
-from game_events.lakehouse.data.snapshot import BATCH_INFO
-from game_events.lakehouse.data.staging import StagedFile, discard, partition_of
+from game_events.lakehouse.commits.group import GAME_ATTEMPTS, for_games, guarded
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, restored, txn
+from game_events.lakehouse.data.reading import BATCH_INFO
+from game_events.lakehouse.data.staging import StagedFile, copied_name, copy_file, discard, name_of_copy, partition_of
 from game_events.lakehouse.handle import of_columns
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.progress import Progress
-from game_events.lakehouse.tables import UNIFIED, files_of, game_of_gold, is_game, paths, table_id, version_of
+from game_events.lakehouse.system_tables import Progress
+from game_events.lakehouse.tables import UNIFIED, Layer, files_of, game_of_gold, is_game, paths, table_id, version_of
 from game_events.pipeline.context import Pipeline, note
-from game_events.pipeline.gold.aggregates import definition_for, is_current, player_agg
+from game_events.pipeline.gold.plan import definition_for, is_current, player_agg
 from game_events.pipeline.reporting.report import RunReport
 from game_events.spark.schemas import merged_columns
 

@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from game_events.config.masking import without_secrets
+from game_events.config.logging import without_secrets
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.merging import merge
+from game_events.pipeline.reporting.counts import LineageResult, merge
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
-from game_events.pipeline.reporting.steps import LineageResult
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent
@@ -74,7 +73,7 @@ class Lineage:
         self._since = now
 
     def _deliver(self, events: list[RunEvent]) -> None:
-        from game_events.pipeline.lineage.client import send  # noqa: PLC0415 - see above
+        from game_events.pipeline.lineage.events import send  # noqa: PLC0415 - see above
 
         began = time.monotonic()
         self._result = merge(self._result, send(self._pipeline.settings, events, self._left_s))

@@ -22,16 +22,14 @@ from pyspark.sql import functions as F
 from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.parallel import for_games
-from game_events.lakehouse.commits.restore_check import refuse_restored
-from game_events.lakehouse.commits.transactions import Txn, txn
-from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.commits.group import for_games
+from game_events.lakehouse.commits.history import refuse_restored
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, txn
+from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
+from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.data.staging import StagedFile, discard
-from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import Table, add_actions, table_id, version_of
+from game_events.lakehouse.tables import Layer, Table, add_actions, table_id, version_of
 from game_events.pipeline.context import Pipeline
 
 log = logging.getLogger(__name__)

@@ -16,17 +16,15 @@ from hashlib import sha256
 from deltalake.exceptions import DeltaError
 
 from game_events.errors import GameEventsError
-from game_events.lakehouse.commits.delta_log import FOLDER
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.parallel import for_games
-from game_events.lakehouse.commits.restores import restored, restored_lately
-from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.commits.group import for_games
+from game_events.lakehouse.commits.log import FOLDER
+from game_events.lakehouse.commits.transactions import BronzeIdentity, restored, restored_lately
 from game_events.lakehouse.parts import PartedHandle
-from game_events.lakehouse.storage.options import is_remote
-from game_events.lakehouse.system_tables.progress import Progress, Search
-from game_events.lakehouse.tables import Table, gold_name, silver_name
+from game_events.lakehouse.storage import is_remote
+from game_events.lakehouse.system_tables import Progress, Search
+from game_events.lakehouse.tables import Layer, Table, gold_name, silver_name
 from game_events.pipeline.context import Pipeline, note
-from game_events.pipeline.fanout.routing import Routing
+from game_events.pipeline.fanout.job import Routing
 from game_events.pipeline.reporting.report import RunReport
 
 log = logging.getLogger(__name__)

@@ -1,49 +1,68 @@
 """Checks of everything that a run needs, for `doctor`, `run --dry-run` and the job `validate`. Nothing is changed.
 
 All checks are made, also after a failure, so that all problems are reported at once.
+
+Checks of the tables' state and of the SQL in the settings, for `doctor` and dry runs. They keep no run from starting.
 """
 
+import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
+from pyspark.sql.types import StructType
 
-from game_events.config.background import begin_call
-from game_events.config.groups.values import ENV_PREFIX
-from game_events.config.masking import mask
+from game_events.config.logging import mask
+from game_events.config.names import measures
+from game_events.config.network import begin_call, unencrypted
+from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, misspelt
-from game_events.config.tls import unencrypted
-from game_events.errors import ConfigurationError, DataError, GameEventsError
+from game_events.decoding.frame import Reason, SchemaId, ordered
+from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, some_columns
 from game_events.jvm.class_archive import HOW_TO_MAKE, archive_of, is_usable
 from game_events.jvm.jars import spark_jars
 from game_events.jvm.java import find_java
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.storage.options import is_remote
-from game_events.lakehouse.store_probe import refuse_unsafe_store
-from game_events.lakehouse.system_tables.schema_archive import SchemaArchive
-from game_events.lakehouse.tables import BRONZE, OWN_TABLES, Lakehouse, refuse_other_layout
-from game_events.lakehouse.unsupported import is_made_again
-from game_events.pipeline.bronze.full_refresh_guard import ALLOW
+from game_events.lakehouse.commits.transactions import BronzeIdentity
+from game_events.lakehouse.data.columns import SCHEMA_COLUMNS, has_decoded_columns
+from game_events.lakehouse.data.reading import read_arrow, read_parts, row_count, selection
+from game_events.lakehouse.maintenance import refuse_unsafe_store
+from game_events.lakehouse.storage import is_remote
+from game_events.lakehouse.system_tables import read_events
+from game_events.lakehouse.table_properties import is_made_again
+from game_events.lakehouse.tables import BRONZE, OWN_TABLES, Lakehouse, Layer, is_game, refuse_other_layout
+from game_events.pipeline.bronze.full_refresh import ALLOW
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.runs.backlog import backlog
-from game_events.pipeline.runs.selection import Parts, Selection
+from game_events.pipeline.event_log import SUCCEEDED
+from game_events.pipeline.gold.plan import of_another_kind, player_agg_columns
+from game_events.pipeline.maintenance import outdated_tables
+from game_events.pipeline.quality.validation import problems, refuse
+from game_events.pipeline.runs.refresh import Parts, Selection, backlog, left_out_until_now
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.pipeline.silver.admission import most_games
+from game_events.pipeline.schemas.store import SchemaArchive
+from game_events.pipeline.silver.admission import Due, due, most_games
+from game_events.pipeline.silver.stage import SilverInput
 from game_events.pipeline.suppression.driver import recognised
 from game_events.schema_registry import SchemaRegistry
-from game_events.sources.core.source import FILES
 from game_events.sources.factory import make_source, subjects
 from game_events.sources.files.source import FileSource
+from game_events.sources.source import FILES
 
 #: Seconds within which broker and registry answer a check; a run waits longer.
 WAIT_S = 5.0
+
 #: Checks that wait for other machines or processes: they begin before all others, each after those that it needs.
 WAITING = ("kafka", "schema registry", "java", "schemas")
+
 #: Names of message types in the hint of `doctor`.
 TYPES_SHOWN = 20
 
@@ -279,3 +298,235 @@ def _forgotten(settings: Settings) -> str:
     if listed.unfinished:
         text += f"; of {len(listed.unfinished):,} the erasure is not finished: repeat `game-events forget`, or use --resume"
     return text
+
+
+#: Newest files of the event log that are searched for the last run.
+LOOK_BACK_FILES = 20
+
+#: Tables that are opened at most to look at their files: some milliseconds each.
+MOST_TABLES = 500
+
+#: Newest versions of a subject that are compiled; names in a text.
+VERSIONS, NAMED = 20, 5
+
+#: Newest rows of bronze in which the entity column is looked at; characters of a name in a text.
+NEWEST_ROWS, NAME_CHARS = 100_000, 80
+
+
+def validation(pipeline: Pipeline, more: dict[str, Check]) -> list[PreflightResult]:
+    """Check the environment and the SQL of rules, for which alone Spark starts, then more; nothing is changed."""
+    checks = environment_checks(pipeline.settings) | sql_checks(pipeline) | more
+    registry = ("schema registry", "kafka") if subjects_need_broker(pipeline.settings) else ("schema registry",)
+    needs = {"plan": ("kafka", "tables"), "message types": registry, "schemas": registry}
+    return run_checks(checks, pipeline.settings, needs)
+
+
+def state_checks(pipeline: Pipeline) -> dict[str, Check]:
+    """Checks of earlier runs and of the subjects' schemas."""
+    checks: dict[str, Check] = {
+        "last run": lambda: last_run(pipeline),
+        "waiting": lambda: waiting(pipeline),
+        "quarantine": lambda: quarantine(pipeline),
+        "columns": lambda: columns(pipeline),
+        "names": lambda: names(pipeline),
+        "statistics": lambda: statistics(pipeline),
+    }
+    return checks if pipeline.settings.source == FILES else {"schemas": lambda: schemas(pipeline), **checks}
+
+
+def newest_run(lakehouse: Lakehouse) -> Mapping[str, Any] | None:
+    """The row of the newest run in the event log, if there is one; its time is in UTC, without a zone."""
+    newest = read_events(lakehouse, newest_files=LOOK_BACK_FILES, kind="run").sort_by([("time", "descending")]).slice(0, 1)
+    # To make Python's times of times with a zone Arrow imports pandas.
+    without_zone = newest.schema.set(newest.schema.get_field_index("time"), pa.field("time", pa.timestamp("us")))
+    return next(iter(newest.cast(without_zone).to_pylist()), None)
+
+
+def last_run(pipeline: Pipeline) -> str:
+    """Status of the newest run in the event log; a hint if it failed."""
+    run = newest_run(pipeline.lakehouse)
+    if run is None:
+        return "none is in the event log"
+    text = f"{run['name']} {run['status']} at {run['time']:%Y-%m-%d %H:%M:%S} UTC"
+    if run["status"] == SUCCEEDED:
+        return text
+    error = (json.loads(run["detail"]) if run["detail"] else {}).get("error") or {}
+    why = f": {' '.join(str(error.get('text', '')).split())[:300]}" if error else ""
+    return Hint(f"{text}{why}; `game-events log --run {run['run_id'][:8]}` has all of it")
+
+
+def waiting(pipeline: Pipeline) -> str:
+    """Rows of bronze that are not in silver, and failed games: work of the next run; and rows that the settings leave out."""
+    bronze = pipeline.open_bronze()
+    if bronze is None:
+        return "there is no bronze table yet"
+    owed, state = due(pipeline), pipeline.progress.read(BronzeIdentity.of(bronze).key)
+    rows = owed.rows.total()
+    text = f"{many(rows, 'row')} of {pipeline.bronze.name} {'waits' if rows == 1 else 'wait'} for silver"
+    text += f", {left_out_until_now(owed.readmitted)}" if owed.readmitted else ""
+    failed = {(layer, game): why for (layer, game), why in state.failed.items() if game not in owed.held}
+    if failed:
+        games = sorted(owed.failed) or sorted({game for _, game in failed})
+        text += f"; tables of {first_few(games, NAMED, ', ')} failed, or are to be rebuilt: {next(iter(failed.values()))}"
+    if owed.held or owed.left_out.last:
+        text += f"; {_left_out(pipeline, owed)}"
+    return Hint(f"{text}: `game-events run`") if rows or failed else text
+
+
+def _left_out(pipeline: Pipeline, owed: Due) -> str:
+    """Rows that stay in bronze as long as the settings are what they are."""
+    by = "GAME_EVENTS_GAMES leaves" if pipeline.settings.games else "the limits of games leave"
+    parts = [f"{by} out names in batches {owed.left_out.first} to {owed.left_out.last} of {pipeline.bronze.name}"]
+    parts = parts if owed.left_out.last else []
+    parts += [f"GAME_EVENTS_GAMES lacks games to be retried: {first_few(sorted(owed.held), NAMED, ', ')}"] if owed.held else []
+    return "; ".join(parts)
+
+
+def quarantine(pipeline: Pipeline) -> str:
+    """Records that wait in quarantine for a schema."""
+    handle = pipeline.open_quarantine()
+    if handle is None:
+        return "nothing is in it"
+    rows = read_arrow(pipeline.quarantine, handle, ["reason", "replayed_batch"])
+    open_ones = rows.filter(pc.is_null(rows.column("replayed_batch"))).column("reason")
+    found = Counter({entry["values"]: entry["counts"] for entry in pc.value_counts(open_ones.combine_chunks()).to_pylist()})
+    by_reason = ", ".join(f"{why} {rows:,}" for why, rows in found.most_common())
+    text = many(len(open_ones), "row") + (f": {by_reason}" if found else "")
+    needs_schema = found.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA, Reason.REGISTRY_CHANGED}
+    return Hint(f"{text}; `game-events quarantine list` says why") if needs_schema else text
+
+
+def schemas(pipeline: Pipeline) -> str:
+    """Whether schemas can be used: the newest versions of the subjects, and those that quarantined records name."""
+    bad, left_out = list[str](), 0
+    ids: set[SchemaId] = {i for subject in subjects(pipeline.settings) for i in pipeline.catalog.ids_of(subject)[-VERSIONS:]}
+    ids |= _quarantined_ids(pipeline)
+    for schema_id in sorted(ids, key=ordered):
+        try:
+            pipeline.catalog.messages(schema_id)
+            left_out += pipeline.catalog.left_out(schema_id)
+        except DataError as error:
+            bad.append(" ".join(str(error).split()))
+    if not bad:
+        text = f"{many(len(ids), 'schema')} {'compiles' if len(ids) == 1 else 'compile'}"
+        return f"{text}; {many(left_out, 'message type')} of very large ones not looked at" if left_out else text
+    return Hint(f"{len(bad)} of {len(ids)} cannot be used, their records are quarantined: {'; '.join(bad[:NAMED])}")
+
+
+def _quarantined_ids(pipeline: Pipeline) -> set[SchemaId]:
+    """Ids with most of the records that wait in quarantine for another schema: perhaps of no subject of the settings."""
+    handle = pipeline.open_quarantine()
+    if handle is None:
+        return set()
+    rows = read_arrow(pipeline.quarantine, handle, ["reason", "replayed_batch", *SCHEMA_COLUMNS])
+    reasons = pa.array([str(Reason.BAD_SCHEMA), str(Reason.REGISTRY_CHANGED)])
+    rows = rows.filter(pc.and_(pc.is_null(rows["replayed_batch"]), pc.is_in(rows["reason"], reasons)))
+    found: Counter[SchemaId] = Counter()
+    for name in set(SCHEMA_COLUMNS) & set(rows.column_names):
+        counted = pc.value_counts(rows[name].drop_null().combine_chunks())
+        found.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
+    return {schema_id for schema_id, _ in found.most_common(VERSIONS)}
+
+
+def columns(pipeline: Pipeline) -> str:
+    """Whether the columns of the settings have suitable types."""
+    bronze = pipeline.open_bronze()
+    if bronze is None:
+        return "there is no bronze table yet"
+    types = {f.name: f.type for f in pa.schema(bronze.schema())}
+    wrong = of_another_kind(pipeline.settings, types)
+    return Hint("; ".join(wrong)) if wrong else many(len(types), "column")
+
+
+def names(pipeline: Pipeline) -> str:
+    """Whether the entity column names a game in most of bronze's newest rows; else what it holds."""
+    bronze, entity = pipeline.open_bronze(), pipeline.settings.entity_column
+    if bronze is None or not row_count(bronze):
+        return "there is no row yet"
+    if not has_decoded_columns(bronze):
+        return "there is no record of a selected message type yet"
+    schema = pa.schema(bronze.schema())
+    if entity not in schema.names:
+        others = some_columns([name for name in schema.names if not name.startswith("_")], entity)
+        return Hint(f"set GAME_EVENTS_ENTITY_COLUMN: bronze has no column {entity!r}. It has {others}")
+    newest_first = sorted(selection(bronze).data, key=lambda file: file.highest_batch or 0, reverse=True)
+    found = Counter[object]()
+    rows = 0
+    for part in read_parts(pipeline.bronze, pa.schema([schema.field(entity)]), [unquote(file.path) for file in newest_first]):
+        found.update({entry["values"]: entry["counts"] for entry in pc.value_counts(part.column(entity)).to_pylist()})
+        rows += part.num_rows
+        if rows >= NEWEST_ROWS:
+            break
+    legal = sum(count for name, count in found.items() if is_game(name))
+    text = f"{legal:,} of the newest {many(rows, 'row')} have a legal name in {entity}"
+    if legal >= rows - legal:
+        return text
+    others = ", ".join([repr(name)[:NAME_CHARS] for name, _ in found.most_common() if not is_game(name)][:NAMED])
+    return Hint(f"{text}, the others are in no table of silver: it holds {others}")
+
+
+def statistics(pipeline: Pipeline) -> str:
+    """Whether files have statistics by which readers miss rows: of earlier releases, until maintenance has renewed them."""
+    found, others = outdated_tables(pipeline, MOST_TABLES)
+    left = f"; {many(others, 'table')} not looked at" if others else ""
+    if not found:
+        return f"readers that skip files find all rows{left}"
+    names = ", ".join(f"{name} ({many(files, 'file')})" for name, files in list(found.items())[:NAMED])
+    more = f" and {len(found) - NAMED} others" if len(found) > NAMED else ""
+    return Hint(
+        f"{names}{more} of an earlier release or another engine: filters of other readers may miss rows with NaN, -0.0 or "
+        f"characters from U+20000 on{left}; `game-events maintain` renews them (docs/reading.md)"
+    )
+
+
+def check_rules(pipeline: Pipeline) -> str:
+    """Analyze each rule against the columns of its layer; without rows, parse it.
+
+    Raises:
+        ConfigurationError: names each rule that cannot be evaluated, with the problem.
+    """
+    if not pipeline.rules:
+        return "no rules"
+    silver = _silver_columns(pipeline)
+    gold = _gold_columns(pipeline, silver) if silver is not None else None
+    found: dict[str, str] = {}
+    for layer, columns in (("silver", silver), ("gold", gold)):
+        found |= problems(pipeline.spark, [r for r in pipeline.rules if r.layer == layer], columns)
+    refuse(found, silver.names if silver is not None else [])
+    against = f"they fit the columns of {pipeline.bronze.name}" if silver is not None else "they parse (there are no rows yet)"
+    return f"{len(pipeline.rules)} rules: {against}"
+
+
+def check_gold_columns(pipeline: Pipeline) -> str:
+    """Analyze the expressions of the setting `gold_columns` against silver's columns.
+
+    Raises:
+        ConfigurationError: one does not fit them.
+    """
+    count, silver = len(pipeline.settings.gold_columns), _silver_columns(pipeline)
+    if silver is None:
+        return f"{count} columns; not compared with silver's: there are no rows yet"
+    player_agg_columns(pipeline.spark, pipeline.settings, silver)
+    way = "merged with the old" if measures(pipeline.settings.gold_columns) else "recomputed where rows are new"
+    return f"{count} columns fit those of silver; {way}"
+
+
+def sql_checks(pipeline: Pipeline) -> dict[str, Callable[[], str]]:
+    """Checks of the SQL in the settings; Spark starts only if there is any."""
+    checks: dict[str, Callable[[], str]] = {"rules": lambda: check_rules(pipeline)}
+    return checks | ({"gold columns": lambda: check_gold_columns(pipeline)} if pipeline.settings.gold_columns else {})
+
+
+def _silver_columns(pipeline: Pipeline) -> StructType | None:
+    """The columns of silver's rows; None: there are no rows yet."""
+    bronze = pipeline.open_bronze()
+    if bronze is None or not row_count(bronze) or not has_decoded_columns(bronze):
+        return None
+    return SilverInput.of(pipeline, bronze).columns
+
+
+def _gold_columns(pipeline: Pipeline, silver: StructType) -> StructType | None:
+    settings = pipeline.settings
+    if not {settings.key_column, *(() if settings.gold_columns else (settings.time_column,))} <= set(silver.names):
+        return None  # an error of gold itself
+    return player_agg_columns(pipeline.spark, settings, silver)

@@ -1,32 +1,197 @@
-"""One run over all layers, or over selected ones, for Dagster's jobs and assets and the command line."""
+"""One run over all layers, or over selected ones, for Dagster's jobs and assets and the command line.
 
-from collections.abc import Callable, Mapping
+Selection of the layers and games that a run refreshes, and of those that it replaces.
+
+Names are layers, asset keys or tables, in any order; the run keeps the order of the layers.
+
+Pending work of the next run, from Delta logs, one column of bronze and the source's offsets; without Spark.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.parallel import opened
-from game_events.lakehouse.commits.transactions import Txn, counter
+from game_events.config.names import Names, measures
+from game_events.errors import ConfigurationError, GameEventsError, first_few
+from game_events.lakehouse.commits.group import opened
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter
+from game_events.lakehouse.data.reading import row_count
 from game_events.lakehouse.data.spark_files import read_table
-from game_events.lakehouse.layers import Layer
-from game_events.pipeline.bronze.full_refresh import replace_bronze
-from game_events.pipeline.bronze.full_refresh_guard import refuse_unless_allowed
+from game_events.lakehouse.tables import (
+    BRONZE,
+    DOWNSTREAM,
+    QUARANTINE,
+    REFRESHED,
+    UNIFIED,
+    Layer,
+    game_of_gold,
+    game_of_silver,
+    gold_name,
+    gold_of_all,
+    silver_name,
+)
+from game_events.pipeline.bronze.full_refresh import refuse_unless_allowed, replace_bronze
 from game_events.pipeline.bronze.load import load_bronze
+from game_events.pipeline.bronze.offsets import OffsetPlan, starting_point
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.gold.refresh import refresh_gold, refresh_own_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.quality.decisions import Decisions
+from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.auto_replay import replay_what_became_known
-from game_events.pipeline.reprocessing.replay import Replayed, replay
-from game_events.pipeline.reprocessing.selection import ReplaySelection
+from game_events.pipeline.reprocessing import Replayed, replay, replay_what_became_known
 from game_events.pipeline.runs.lost_tables import find_lost_tables
-from game_events.pipeline.runs.selection import EVERYTHING, Selection
+from game_events.pipeline.silver.admission import due
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.sources.core.source import SourceSnapshot
-from game_events.spark.storage_errors import storage_named
+from game_events.sources.source import Offsets, SourceSnapshot
+from game_events.spark.failures import storage_named
+
+#: Every layer; as a full refresh: every layer that may be replaced.
+ALL = "all"
+
+
+def _whole(names: Names, *, partitioned: bool = False) -> dict[str, str]:
+    """Names of a whole layer. Quarantine is written together with bronze; if games share their tables, unified is gold."""
+    return {
+        **{layer: layer for layer in REFRESHED},
+        names.name_of(BRONZE): Layer.BRONZE,
+        names.name_of(QUARANTINE): Layer.BRONZE,
+        names.asset(names.silver_asset): Layer.SILVER,
+        names.asset(names.gold_asset): Layer.GOLD,
+        names.name_of(UNIFIED): Layer.GOLD if partitioned else Layer.UNIFIED,
+    }
+
+
+#: None: every game.
+Games = frozenset[str] | None
+
+Parts = Mapping[str, Games]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Layers and games of a run.
+
+    `update`: layer -> games to refresh; a custom aggregate is a layer `gold:{name}`. `full`: layer -> games with tables to
+    replace from the layer before. `everything`: the user has left out no layer and no game, so the run also refreshes what
+    `update` does not name (custom aggregates), and searches all tables.
+    """
+
+    update: Parts = field(default_factory=lambda: dict.fromkeys(REFRESHED))
+    full: Parts = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+    everything: bool = False
+
+
+#: The default.
+EVERYTHING = Selection(everything=True)
+
+
+def selection_of(
+    pipeline: Pipeline, select: Collection[str] = (), games: Collection[str] = (), full_refresh: Collection[str] = ()
+) -> Selection:
+    """A selection from the user's options.
+
+    `select`: names to refresh; empty: every layer. `games`: silver and gold of these games only; empty: every game.
+    `full_refresh`: names to replace, selected or not; `all`: every layer, bronze only if the setting allows it.
+
+    Raises:
+        ConfigurationError: an unknown name; the text lists the known ones.
+    """
+    names = _Names(pipeline)
+    chosen = names.games(games)
+    update = names.parts("--select", select or (ALL,), chosen)
+    full = names.parts("--full-refresh", full_refresh, chosen)
+    notices: tuple[str, ...] = ()
+    bronze = {word for word, layer in _whole(pipeline.settings.names).items() if layer == Layer.BRONZE}
+    if ALL in full_refresh and not bronze & set(full_refresh):
+        if chosen is not None:
+            # Bronze and the unified table hold all games.
+            full = {layer: found for layer, found in full.items() if layer not in (Layer.BRONZE, Layer.UNIFIED)}
+        elif not pipeline.settings.allow_bronze_full_refresh:
+            full = {layer: found for layer, found in full.items() if layer != Layer.BRONZE}
+            notices = (
+                f"{pipeline.bronze.name} is protected and was not replaced (GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH); it took "
+                "new records as usual",
+            )
+    return Selection(_united(update, full), full, notices, everything=chosen is None and (not select or ALL in select))
+
+
+def _united(one: Parts, other: Parts) -> dict[str, Games]:
+    """Union, in the order of the layers; custom aggregates last."""
+    found: dict[str, Games] = {}
+    for layer in (*REFRESHED, *sorted((one.keys() | other.keys()) - set(REFRESHED))):
+        parts = [p[layer] for p in (one, other) if layer in p]
+        if parts:
+            found[layer] = None if None in parts else frozenset().union(*(p for p in parts if p is not None))
+    return found
+
+
+class _Names:
+    """The known names."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def games(self, words: Collection[str]) -> Games:
+        """Validated names of games; None if there are none."""
+        unknown = sorted(set(words) - self._all_games) if words else []
+        if unknown:
+            raise ConfigurationError(f"--games: there is no {', '.join(map(repr, unknown))}; {self._what_games()}")
+        return frozenset(words) or None
+
+    def parts(self, option: str, words: Collection[str], games: Games) -> dict[str, Games]:
+        """Layer -> games of some names."""
+        found: dict[str, Games] = {}
+        for word in words:
+            for layer, of in self._meaning(option, word):
+                narrowed = of
+                if games is not None and layer not in (Layer.BRONZE, Layer.UNIFIED):
+                    narrowed = games if of is None else of & games
+                    if not narrowed:
+                        raise ConfigurationError(f"{option}: {word} is of none of the games of --games: name it there too")
+                found = _united(found, {layer: narrowed})
+        return found
+
+    def _meaning(self, option: str, word: str) -> Iterable[tuple[str, Games]]:
+        own = self._pipeline.extensions.aggregates
+        if word in (ALL, Layer.GOLD):
+            return [(layer, None) for layer in (*(REFRESHED if word == ALL else [Layer.GOLD]), *(a.layer for a in own))]
+        called = self._pipeline.settings.names
+        partitioned = self._pipeline.lakehouse.is_partitioned
+        whole = _whole(called, partitioned=partitioned) | {a.asset: a.layer for a in own}
+        if partitioned:
+            whole |= {called.name_of(gold_of_all(a.name)): a.layer for a in own}
+        if word in whole:
+            return [(whole[word], None)]
+        key = self._pipeline.lakehouse.key(word)
+        tables = [(Layer.SILVER, game_of_silver(key)), (Layer.GOLD, game_of_gold(key))]
+        for layer, game in (*tables, *((a.layer, game_of_gold(key, a.name)) for a in own)):
+            if game is not None and game in self._all_games:
+                return [(layer, frozenset({game}))]
+        template = f"{{{called.entity}}}"
+        keys = (silver_name(template), gold_name(template), *(gold_name(template, a.name) for a in own))
+        raise ConfigurationError(
+            f"{option}: there is no {word!r}. There are the layers {', '.join(REFRESHED)} (or {ALL}), the assets "
+            f"{', '.join(name for name in whole if name not in REFRESHED)}, and the tables "
+            f"{', '.join(map(called.name_of, keys))}; {self._what_games()}"
+        )
+
+    @cached_property
+    def _all_games(self) -> frozenset[str]:
+        """Games with tables, games of the allow list, and names in bronze without a table."""
+        allowed = frozenset(self._pipeline.settings.games)
+        found = frozenset(self._pipeline.lakehouse.games()) | due(self._pipeline).rows.keys() | allowed
+        return found & allowed if allowed else found
+
+    def _what_games(self) -> str:
+        games = sorted(self._all_games)
+        return f"games: {', '.join(games)}" if games else "there are no games yet: the first run finds them"
+
 
 #: Name of the step of the aggregates that users defined.
 OWN_GOLD = "own_gold"
@@ -240,3 +405,86 @@ def _games_kept_out_of(pipeline: Pipeline, rules: frozenset[str]) -> frozenset[s
         known = pipeline.progress.read(bronze_key).games
         games |= {game for game, table in opened(known, pipeline.lakehouse.silver).items() if counter(table, Txn.ROWS_DROPPED)}
     return frozenset(games)
+
+
+#: Records to read and rows that wait, in a small run: the optimizing compiler takes longer than all of them.
+SMALL_ROWS = 200_000
+
+#: Rows of bronze in a small run: some checks and aggregates read old rows, too.
+SMALL_BRONZE = 10_000_000
+
+#: Games that a text names.
+NAMED = 5
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """Pending work.
+
+    `records`: split -> number of records to read, if any. `rows`: rows of bronze that are not in silver. `readmitted`: game ->
+    those of them that the settings left out until now.
+    """
+
+    records: Offsets = field(default_factory=dict)
+    games: dict[str, list[str]] = field(default_factory=dict)
+    rows: int = 0
+    readmitted: Mapping[str, int] = field(default_factory=dict)
+
+    def is_small(self, bronze_rows: int, *, recomputed: bool) -> bool | None:
+        """As `is_small_run`; `recomputed`: aggregates read old rows, too."""
+        rows = sum(self.records.values()) + self.rows
+        if not rows:
+            return False if self.games[Layer.GOLD] else None
+        # Of games that are behind in gold and have no new rows it is not known how many they have.
+        older_games = set(self.games[Layer.GOLD]) - set(self.games[Layer.SILVER])
+        return rows <= SMALL_ROWS and bronze_rows <= SMALL_BRONZE and not recomputed and not older_games
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{p} {n:,}" for p, n in sorted(self.records.items()))
+        read = f"{sum(self.records.values()):,} records to read" + (f" ({parts})" if parts else "")
+        behind = "; ".join(f"{layer}: {len(games)} games behind" for layer, games in self.games.items())
+        until_now = f", {left_out_until_now(self.readmitted)}" if self.readmitted else ""
+        return f"{read}; {behind}; {self.rows:,} rows of bronze wait for silver{until_now}"
+
+
+def backlog(pipeline: Pipeline) -> Backlog:
+    """Pending work of the next run; nothing is written.
+
+    Raises:
+        ConfigurationError, TransientError: the broker is unavailable.
+        DataError: the run would stop, because unread records were deleted.
+    """
+    now = pipeline.source_snapshot()
+    bronze = pipeline.open_bronze()
+    if bronze is None:
+        start = starting_point(pipeline, now)
+        waiting = {p: (end - start[p]) // now.unit for p, end in now.latest.items() if end > start[p]}
+        return Backlog(waiting, {layer: [] for layer in DOWNSTREAM})
+    part = OffsetPlan.of(pipeline, bronze, now, {}, sum(now.latest.values()) + 1).micro_batch
+    state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
+    owed = due(pipeline)
+    behind, games = {*owed.rows, *owed.failed}, dict[str, list[str]]()
+    for layer in DOWNSTREAM:
+        late = (game for game, batch in state.games.items() if layer != Layer.SILVER and batch > state.floor(layer))
+        behind |= state.failed_in(layer).difference(owed.held).union(late)
+        games[layer] = sorted(behind)
+    records = {p: (end - part.start[p]) // now.unit for p, end in part.end.items() if end > part.start[p]} if part else {}
+    return Backlog(records, games, owed.rows.total(), owed.readmitted)
+
+
+def left_out_until_now(games: Mapping[str, int]) -> str:
+    """Words for rows of these games that wait because the settings left them out before."""
+    return f"{sum(games.values()):,} of them left out by the settings until now ({first_few(sorted(games), NAMED, ', ')})"
+
+
+def is_small_run(pipeline: Pipeline) -> bool | None:
+    """Whether the next run over everything has little to do: decides how Spark's JVM is started, nothing else.
+
+    From the source's offsets and the tables' logs. None: the run may need no Spark, or meets an error, which it reports.
+    """
+    try:
+        found, bronze_rows = backlog(pipeline), row_count(pipeline.open_bronze())
+        recomputed = measures(pipeline.settings.gold_columns) is None or bool(pipeline.extensions.aggregates)
+    except (GameEventsError, DeltaError, OSError):
+        return None
+    return found.is_small(bronze_rows, recomputed=recomputed)

@@ -5,14 +5,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import replace
 
-from game_events.decoding.batch_decoder import DecodePlan, TypeKey
-from game_events.decoding.compiler import first_decoders
-from game_events.decoding.core.column_map import ColumnMap, Field, field_key
-from game_events.decoding.core.kept_columns import Kept
-from game_events.decoding.core.protocols import CompiledSchema
-from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.value_rules import ValueRules
-from game_events.decoding.core.wire_format import IndexPath, SchemaId, ordered
+from game_events.decoding.columns import ColumnMap, Field, Kept, ValueRules, field_key
+from game_events.decoding.decoder import DecodePlan, TypeKey, first_decoders
+from game_events.decoding.frame import IndexPath, Reason, SchemaId, ordered
+from game_events.decoding.projection import CompiledSchema
 from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.errors import DataError
 from game_events.lakehouse.tables import Lakehouse

@@ -2,28 +2,35 @@
 
 The archive (table `schemas`) is also the cache: runs go on while the registry is down, and a registry that gives an old id
 another schema is detected.
+
+The table `schemas`: schema texts by id, so that rows can be decoded without the registry; append-only.
+
+Guarantee: each id is in the table once, with one meaning, also with concurrent runs and crashes; once more, if a registry had
+lost a reference of it and has it again.
 """
 
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
-from game_events.decoding.batch_decoder import TypeKey
-from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
-from game_events.decoding.compiler import compile_schema, first_decoders
-from game_events.decoding.core.column_map import Field
-from game_events.decoding.core.protocols import CompiledSchema, PayloadDecoder
-from game_events.decoding.core.recently_used import RecentlyUsed
-from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.core.wire_format import IndexPath, SchemaId, ordered
-from game_events.decoding.formats import declared_names
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from game_events.decoding.columns import Field
+from game_events.decoding.compiler_process import NO_COMMENTS, Comments, read_comments
+from game_events.decoding.decoder import RecentlyUsed, TypeKey, compile_schema, declared_names, first_decoders
+from game_events.decoding.frame import IndexPath, RegistrySchema, SchemaId, SchemaRef, ordered
+from game_events.decoding.projection import CompiledSchema, PayloadDecoder
 from game_events.decoding.protobuf.schema import ProtobufSchema
-from game_events.decoding.same_schema import difference
+from game_events.decoding.schema_diff import difference
 from game_events.errors import DataError, TransientError
-from game_events.lakehouse.system_tables.schema_archive import SchemaArchive, registry_changed
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.commits.commit import retry_on_conflict
+from game_events.lakehouse.data.reading import may_hold
+from game_events.lakehouse.system_tables import SystemTable, schema_of
+from game_events.lakehouse.tables import SCHEMAS, Lakehouse, add_actions
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.files.schemas import FileSchemas
 
@@ -31,6 +38,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds without requests for an id that the registry did not know: a flood of such ids costs no request per micro-batch.
 UNKNOWN_S = 60
+
 #: Seconds between two requests for a subject's versions, and after a failed one (each costs a time-out).
 IDS_S, DOWN_S = 5.0, 30.0
 
@@ -293,3 +301,119 @@ class SchemaStore:
                 known.digests = {known.schema.digest}
                 self._use(schema_id)
         return added
+
+
+_REFERENCES = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("text", pa.string())]))
+
+SCHEMA = schema_of(
+    registry=(pa.string(), "Address of the registry that the text is from"),
+    schema_id=(pa.int64(), "Id in the registry"),
+    schema_guid=(pa.string(), "GUID, of schemas that records name by one"),
+    format=(pa.string(), "PROTOBUF, AVRO or JSON"),
+    text=(pa.string(), "Schema text as the registry had it"),
+    references=(_REFERENCES, "Schemas that it refers to, with their texts"),
+    digest=(pa.string(), "Hash of text and references"),
+    archived_at=(pa.timestamp("us", tz="UTC"), "When its first record was read (UTC)"),
+)
+
+
+class SchemaArchive:
+    """Reads and adds to the table."""
+
+    def __init__(self, lakehouse: Lakehouse) -> None:
+        description = "Schema texts by id, as the registry had them when their first record was read"
+        self.declaration = SystemTable(lakehouse.table(SCHEMAS), SCHEMA, description)
+
+    @property
+    def uri(self) -> str:
+        """Where the table is."""
+        return self.declaration.table.uri
+
+    def digests(self) -> dict[SchemaId, set[str]]:
+        """Every id with the digests of its texts: more than one if a reference was lost; no text is read."""
+        handle = self.declaration.table.open()
+        rows = self.declaration.read(handle, ["schema_id", "schema_guid", "digest"])
+        found: dict[SchemaId, set[str]] = {}
+        for row in rows.to_pylist():
+            schema_id = SchemaRef(row["schema_id"], row["schema_guid"]).schema_id
+            if schema_id is not None:
+                found.setdefault(schema_id, set()).add(row["digest"])
+        return found
+
+    def read(self, schema_ids: Collection[SchemaId] | None = None) -> dict[SchemaId, RegistrySchema]:
+        """Ids with their schemas: all, or those of some; only files that may have them are read."""
+        return self._schemas(self.declaration.table.open(), schema_ids)
+
+    @retry_on_conflict()
+    def add(self, schemas: Sequence[RegistrySchema], registry: str) -> dict[SchemaId, RegistrySchema]:
+        """Add what is not there yet, in one commit.
+
+        Returns:
+            what was added; a concurrent run may have added the same ids before.
+
+        Raises:
+            DataError: REGISTRY_CHANGED, another meaning of one of these ids is archived.
+            ConflictError: concurrent runs won every attempt.
+        """
+        handle = self.declaration.table.open()
+        held = self._schemas(handle, [schema.schema_id for schema in schemas])
+        for schema in schemas:
+            archived = held.get(schema.schema_id)
+            if archived is not None and (changed := difference(archived, schema)) is not None:
+                raise DataError(f"REGISTRY_CHANGED: {registry_changed(schema.schema_id, changed, registry, self.uri)}")
+        new = {s.schema_id: s for s in schemas if s.schema_id not in held or s.completes(held[s.schema_id])}
+        if new:
+            self.declaration.commit(handle, pa.Table.from_pylist([_row(s, registry) for s in new.values()], schema=SCHEMA))
+        return new
+
+    def _schemas(self, handle: DeltaTable | None, schema_ids: Collection[SchemaId] | None) -> dict[SchemaId, RegistrySchema]:
+        found: dict[SchemaId, RegistrySchema] = {}
+        paths = None if handle is None or schema_ids is None else _paths(handle, schema_ids)
+        if paths == []:
+            return found
+        # Without the time: to make Python's times of times with a zone Arrow imports pandas.
+        for row in self.declaration.read(handle, [name for name in SCHEMA.names if name != "archived_at"], paths).to_pylist():
+            schema_id = SchemaRef(row["schema_id"], row["schema_guid"]).schema_id
+            if schema_id is None or (schema_ids is not None and schema_id not in schema_ids):
+                continue
+            references = tuple((x["name"], x["text"]) for x in row["references"] or [])
+            schema = RegistrySchema(schema_id, row["format"], row["text"], references)
+            if schema_id not in found or schema.completes(found[schema_id]):
+                found[schema_id] = schema
+        return found
+
+
+def _paths(handle: DeltaTable, schema_ids: Collection[SchemaId]) -> list[str]:
+    """Files that may have rows of these ids, by their statistics."""
+    files, chosen = add_actions(handle), set[str]()
+    refs = [SchemaRef.of(schema_id) for schema_id in schema_ids]
+    numbers = [ref.number for ref in refs if ref.number is not None]
+    guids = [ref.guid for ref in refs if ref.guid is not None]
+    if numbers:
+        chosen.update(files.filter(may_hold(files, "schema_id", min(numbers), max(numbers)))["path"].to_pylist())
+    if guids:
+        chosen.update(files.filter(may_hold(files, "schema_guid", min(guids), max(guids)))["path"].to_pylist())
+    return sorted(chosen)
+
+
+def registry_changed(schema_id: SchemaId, changed: str, registry: str, uri: str) -> str:
+    """The message for a registry's schema of an id that decodes otherwise than the archived one: `changed`, as `difference`."""
+    return (
+        f"{registry} gives schema id {schema_id} another meaning than the records already read with it "
+        f"(archive: {uri}): {changed}. Point GAME_EVENTS_SCHEMA_REGISTRY_URL at the right registry, or restore it, and replay: "
+        "`game-events quarantine replay --reason REGISTRY_CHANGED`"
+    )
+
+
+def _row(schema: RegistrySchema, registry: str) -> Mapping[str, object]:
+    number, guid = SchemaRef.of(schema.schema_id)
+    return {
+        "registry": registry,
+        "schema_id": number,
+        "schema_guid": guid,
+        "format": schema.format,
+        "text": schema.text,
+        "references": [{"name": name, "text": text} for name, text in schema.references],
+        "digest": schema.digest,
+        "archived_at": datetime.now(UTC),
+    }

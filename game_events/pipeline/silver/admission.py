@@ -2,26 +2,39 @@
 
 Guarantee: with any number of names and rows, no more tables, folders and files are made than the settings have room for. Rows
 of other names stay in bronze, are counted, and are read again once there is room.
+
+What silver owes: rows of bronze that it lacks and that the settings let in, and why it lacks them.
+
+Runs, `doctor`, dry runs and checks ask here; sensors ask `Progress` itself, which is cheaper. Above silver's low watermark rows
+are due because they are new. Below it they are due if the settings left out their names when they were new, and let them in
+now: an allow list that became longer, a limit that was raised. `Progress.left_out` says in which batches there may be such rows
+and by which settings, so nothing is read while no setting lets in more names than before.
 """
 
+from __future__ import annotations
+
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from game_events.config.naming import GAME_PATTERN, RESERVED_GAMES
+from game_events.config.names import GAME_PATTERN, RESERVED_GAMES
 from game_events.config.settings import Settings
-from game_events.lakehouse.commits.parallel import for_games
-from game_events.lakehouse.data.snapshot import files_with, row_count
+from game_events.lakehouse.commits.group import for_games
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter
+from game_events.lakehouse.data.columns import has_decoded_columns
+from game_events.lakehouse.data.reading import files_with, read_parts, row_count, selection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
-from game_events.lakehouse.event_columns import has_decoded_columns
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import is_game
+from game_events.lakehouse.system_tables import Admission, LeftOut, Progress
+from game_events.lakehouse.tables import Layer, is_game
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.routing import INVALID, NO_NAME, OVER_LIMIT, Routing
-from game_events.pipeline.silver.source import SilverInput
-from game_events.pipeline.silver.stage import Staging
+from game_events.pipeline.fanout.job import INVALID, NO_NAME, OVER_LIMIT, Routing
+from game_events.pipeline.silver.stage import SilverInput, Staging
 
 
 def most_games(settings: Settings) -> int:
@@ -110,3 +123,130 @@ def new_games(pipeline: Pipeline, above: int | None = None) -> list[str]:
     counted = rows.groupBy("game").agg(F.count(F.lit(1)).alias("rows")).orderBy(F.desc("rows"), "game").limit(most).collect()
     admitted, _ = admit(settings, known, {r["game"]: int(r["rows"]) for r in counted if r["game"] not in known})
     return sorted(admitted)
+
+
+#: Names that are counted at a time: of more, those with fewest rows are forgotten, and stay left out.
+MOST_NAMES = 1_000_000
+
+#: After every batch.
+NEVER = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Due:
+    """What the next run over everything adds to silver.
+
+    Attributes:
+        new: game -> rows above the low watermark. Names that there is no room for are not left out here.
+        readmitted: game -> rows below it, of names that the settings left out until now.
+        left_out: where rows stay left out by the settings of now.
+        failed: game -> why silver retries it, whatever rows it has.
+        held: games that silver would retry, if the allow list had them.
+    """
+
+    new: Counter[str] = field(default_factory=Counter)
+    readmitted: Counter[str] = field(default_factory=Counter)
+    left_out: LeftOut = field(default_factory=LeftOut)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    held: frozenset[str] = frozenset()
+
+    @property
+    def rows(self) -> Counter[str]:
+        """Game -> rows that wait."""
+        return self.new + self.readmitted
+
+
+def due(pipeline: Pipeline) -> Due:
+    """What silver owes now; one column of bronze is read, without Spark.
+
+    Raises:
+        LostFileError, OSError: a file of bronze cannot be read.
+    """
+    bronze = pipeline.open_bronze()
+    if bronze is None or not counter(bronze, Txn.BATCH):
+        return Due()
+    state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
+    floor, routing = state.floor(Layer.SILVER), Routing(frozenset(pipeline.settings.games))
+
+    def above(name: object) -> int:
+        return max(floor, state.games.get(str(name), 0)) if routing.refusal(name) is None else NEVER
+
+    new = Counter[str]()
+    for part in _parts(pipeline, bronze, floor):
+        new.update(part.counts(part.later_than(above)))
+    readmitted, left_out = readmitted_rows(pipeline, bronze, state)
+    held = state.held(Admission.of(pipeline.settings))
+    failed = {game: why for (layer, game), why in state.failed.items() if layer == Layer.SILVER and game not in held}
+    return Due(new, readmitted, left_out, failed, frozenset(held))
+
+
+def readmitted_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress) -> tuple[Counter[str], LeftOut]:
+    """Game -> rows that settings left out before and let in now; and what stays left out.
+
+    Bronze is read only if the settings let in more names than those by which rows were left out.
+    """
+    settings, left, now = pipeline.settings, state.left_out, Admission.of(pipeline.settings)
+    if left.covers(now):
+        return Counter(), left
+    routing, listed = Routing(frozenset(settings.games)), state.failed_in(Layer.SILVER)
+
+    def above(name: object) -> int:
+        return max(left.first - 1, state.games.get(str(name), 0)) if is_game(name) and name not in listed else NEVER
+
+    found, stays = Counter[str](), NEVER
+    for part in _parts(pipeline, bronze, left.first - 1, left.last):
+        lacking = pc.and_(part.later_than(above), pc.less_equal(part.batches, left.last))
+        let_in = part.of_each(lambda name: routing.refusal(name) is None, pa.bool_())
+        found.update(part.counts(pc.and_(lacking, let_in)))
+        others = part.batches.filter(pc.and_(lacking, pc.invert(let_in)))
+        stays = min(stays, pc.min(others).as_py() if len(others) else NEVER)
+        if len(found) > MOST_NAMES:
+            kept = {name: rows for name, rows in found.items() if name in state.games}
+            found = Counter(dict(found.most_common(MOST_NAMES // 2)) | kept)
+    known = {*state.games, *listed}
+    _, refused = admit(settings, known, {name: rows for name, rows in found.items() if name not in known})
+    readmitted = Counter({name: rows for name, rows in found.items() if name not in refused})
+    first = left.first if refused else stays
+    return readmitted, LeftOut(first, left.last, _by(left, now)) if first < NEVER else LeftOut()
+
+
+def _by(left: LeftOut, now: Admission) -> Admission:
+    """Lets in no name of the rows that stay left out: neither did the earlier lists, so two lists in turn end the search."""
+    if left.by is not None and left.by.games and now.games:
+        return Admission(left.by.games | now.games)
+    return now
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of bronze: the names that occur, and of each row the number of its name (NULL without one) and its batch."""
+
+    names: list[object]
+    numbers: pa.Array
+    batches: pa.Array
+
+    def of_each(self, value: Callable[[object], object], kind: pa.DataType) -> pa.Array:
+        """A value of each row's name; NULL without one."""
+        return pa.array([value(name) for name in self.names], kind).take(self.numbers)
+
+    def later_than(self, above: Callable[[object], int]) -> pa.Array:
+        """Mask of the rows of later batches than their name's."""
+        return pc.fill_null(pc.greater(self.batches, self.of_each(above, pa.int64())), False)
+
+    def counts(self, mask: pa.Array) -> dict[str, int]:
+        """Name -> rows of a mask."""
+        found = pc.value_counts(self.numbers.filter(mask))
+        return {str(self.names[entry["values"]]): entry["counts"] for entry in found.to_pylist()}
+
+
+def _parts(pipeline: Pipeline, bronze: DeltaTable, above: int, last: int = NEVER) -> Iterator[_Part]:
+    """The rows of bronze's files that may hold batches above one and up to another; none if the names are no texts."""
+    entity = pipeline.settings.entity_column
+    wanted = pa.schema([f for f in pa.schema(bronze.schema()) if f.name in (entity, "_batch")])
+    if entity not in wanted.names or not pa.types.is_string(wanted.field(entity).type):
+        return
+    files = selection(bronze, above)
+    files = replace(files, data=tuple(f for f in files.data if f.lowest_batch is None or f.lowest_batch <= last))
+    for rows in read_parts(pipeline.bronze, wanted, files.paths):
+        names = rows.column(entity).combine_chunks().dictionary_encode()
+        yield _Part(names.dictionary.to_pylist(), names.indices, rows.column("_batch").combine_chunks())

@@ -9,26 +9,22 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from game_events.lakehouse.commits.commit import Commit
-from game_events.lakehouse.commits.incarnations import BronzeIdentity, erasures, incarnation
-from game_events.lakehouse.commits.parallel import Committed, commit_games
-from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
-from game_events.lakehouse.data.snapshot import BATCH_INFO, files_with
+from game_events.lakehouse.commits.group import Committed, commit_games
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, incarnation, txn, txns
+from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS
+from game_events.lakehouse.data.reading import BATCH_INFO, files_with
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import names_of, silver_name, table_id, version_of
-from game_events.pipeline.column_comments import message_comment
+from game_events.lakehouse.tables import Layer, names_of, silver_name, table_id, version_of
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.descriptions import message_comment
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, Rewritten, decide
 from game_events.pipeline.quality.judging import DISPOSITION, HELD_BACK, READMIT, failed_rules
-from game_events.pipeline.quarantine.replay_marks import file_name, marked_files
+from game_events.pipeline.quarantine import file_name, marked_files
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import LayerResult, SilverResult
-from game_events.pipeline.reporting.tables import RuleCounts
-from game_events.pipeline.silver.source import SilverInput
-from game_events.pipeline.silver.stage import Start, rows_from
+from game_events.pipeline.reporting.result import LayerResult, RuleCounts, SilverResult
+from game_events.pipeline.silver.stage import SilverInput, Start, rows_from
 from game_events.spark.config import null_on_error
 
 

@@ -1,9 +1,17 @@
-"""The Spark job of silver: bronze's rows -> staged files of each game's silver table and of quarantine, without a commit."""
+"""The Spark job of silver: bronze's rows -> staged files of each game's silver table and of quarantine, without a commit.
+
+The input of silver: a version of bronze, its columns, and the rules on them.
+
+User-defined transformations of silver, as steps of silver's one Spark job.
+
+Games with the same transformations share a branch of the plan; Spark reads the rows once for each branch.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,28 +22,238 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
-from game_events.errors import UserCodeError
-from game_events.lakehouse.data.file_parts import parts_of
-from game_events.lakehouse.data.snapshot import FileSelection, read_parts, selection
-from game_events.lakehouse.data.spark_files import read_files, spark_schema
-from game_events.lakehouse.event_columns import BRONZE_ONLY, HEADERS
-from game_events.lakehouse.event_expressions import NO_HEADERS
-from game_events.lakehouse.layers import Layer
-from game_events.pipeline.fanout.file_rows import FileRows
-from game_events.pipeline.fanout.job import TASK_ROWS, FanOut, FanOutResult, is_shuffled, shares_for, spread, stage, tasks_for
-from game_events.pipeline.fanout.routing import Routing
+from game_events.decoding.columns import type_name
+from game_events.errors import (
+    QUOTED,
+    ConfigurationError,
+    ExtensionError,
+    GameEventsError,
+    UserCodeError,
+    first_line,
+    folded,
+    some_columns,
+)
+from game_events.extending import SilverTransformation
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter
+from game_events.lakehouse.data.columns import BRONZE_ONLY, HEADERS, column_map
+from game_events.lakehouse.data.reading import FileSelection, parts_of, read_parts, row_count, selection
+from game_events.lakehouse.data.spark_files import NO_HEADERS, read_files, spark_schema
+from game_events.lakehouse.storage import explain
+from game_events.lakehouse.tables import Layer
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.fanout.job import (
+    TASK_ROWS,
+    ColumnChoice,
+    FanOut,
+    FanOutResult,
+    Routing,
+    is_shuffled,
+    shares_for,
+    spread,
+    stage,
+    tasks_for,
+)
+from game_events.pipeline.fanout.rows import FileRows
 from game_events.pipeline.quality.decisions import Decisions
-from game_events.pipeline.quality.judging import APART, DECIDED, DISPOSITION, KEEP, READMIT, REJECT, RuleSplit
-from game_events.pipeline.quality.rule_job import find_violations
-from game_events.pipeline.quality.violations import Violations
-from game_events.pipeline.silver.source import SilverInput
-from game_events.pipeline.silver.transformations import run_time_failure
-from game_events.sources.core.reading import dealt
+from game_events.pipeline.quality.judging import (
+    APART,
+    DECIDED,
+    DISPOSITION,
+    KEEP,
+    READMIT,
+    REJECT,
+    RuleColumns,
+    RuleSplit,
+    Violations,
+)
+from game_events.pipeline.quality.validation import find_violations, require_valid
+from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
-from game_events.spark.crashed_workers import WorkerCrashError, bisect, crash, is_crash, named
-from game_events.spark.schemas import quoted, united
+from game_events.spark.failures import WorkerCrashError, bisect, crash, is_crash, named
+from game_events.spark.schemas import arrow_schema, quoted, united
+
+#: A row's name before a function, in an array: functions over all columns of texts leave it alone.
+_NAME_BEFORE = "_name_before"
+
+
+def transformed(
+    rows: DataFrame, source: pa.Schema, entity: str, transformations: Sequence[SilverTransformation]
+) -> tuple[DataFrame, pa.Schema]:
+    """Rows with the columns `source`, all transformations applied in order, and their columns; `entity` names the game.
+
+    Raises:
+        ExtensionError: a function raised, or lost a column that the pipeline needs: names the function, its file and line.
+    """
+    if not transformations:
+        return rows, source
+    named = sorted({game for t in transformations for game in t.games})
+    groups: dict[tuple[SilverTransformation, ...], list[str]] = {}
+    for game in named:
+        groups.setdefault(tuple(t for t in transformations if t.applies_to(game)), []).append(game)
+    name = F.col(quoted(entity))
+    branches = [_applied(rows.where(name.isin(games)), chosen, source, entity) for chosen, games in groups.items()]
+    rest = rows.where(~F.coalesce(name.isin(named), F.lit(False))) if named else rows
+    branches.append(_applied(rest, [t for t in transformations if not t.games], source, entity))
+    names = "; ".join(map(str, transformations))
+    schemas = [arrow_schema(branch, names, source) for branch in branches]
+    _check_same_types(schemas, names)
+    whole = united(branches)
+    schema = arrow_schema(whole, names, source)
+    return whole.select(*(F.col(quoted(c)) for c in schema.names)), schema
+
+
+def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa.Schema, entity: str) -> DataFrame:
+    name = f"array(coalesce(string({quoted(entity)}), ''))"
+    for transformation in chosen:
+        try:
+            after = transformation.function(rows.withColumn(_NAME_BEFORE, F.expr(name)))
+            found = dict(after.dtypes) if isinstance(after, DataFrame) else None
+        except Exception as error:
+            if is_session_lost(error):
+                raise
+            raise ExtensionError(f"{transformation} raised {type(error).__name__}.{QUOTED}{first_line(error)}") from error
+        if found is None:
+            raise ExtensionError(f"{transformation} must give a DataFrame; it gave {type(after).__name__}")
+        own = [f for f in source.names if f.startswith("_") or f == entity]
+        before = dict(rows.dtypes)
+        lost = [c for c in own if found.get(c) != before.get(c)]
+        added = [c for c in found if c.startswith("_") and c not in (*own, _NAME_BEFORE)]
+        if lost or added:
+            raise ExtensionError(
+                f"{transformation} must keep the column that names the game and the pipeline's own ones as they are"
+                + (f"; it lost or changed {', '.join(lost)}" if lost else "")
+                + (f"; names that begin with an underscore are the pipeline's: {', '.join(added)}" if added else "")
+                + ". Add columns with withColumn, or keep the others with select('*', ...)"
+            )
+        names = list(map(folded, after.columns))
+        if _NAME_BEFORE in found and names.count(folded(entity)) == 1:
+            # Other passes find the row by bronze's name: it would be lost in some, and twice in others.
+            refusal = F.raise_error(f"{transformation} changed the value of {entity}, which names the game")
+            same = F.col(_NAME_BEFORE).eqNullSafe(F.expr(name))
+            guarded = F.when(same, F.col(quoted(entity))).otherwise(refusal).alias(entity)
+            if len(set(names)) < len(names):  # refused below, unless another function removes it
+                after = after.withColumn(entity, guarded)
+            else:
+                # `withColumn` would also replace columns whose names only look alike (Spark's `equalsIgnoreCase`).
+                after = after.select(*(guarded if folded(c) == folded(entity) else F.col(quoted(c)) for c in after.columns))
+        rows = after.drop(_NAME_BEFORE)
+    return rows
+
+
+def _check_same_types(schemas: Sequence[pa.Schema], names: str) -> None:
+    """Raise if a column has two types: Spark would cast silently, a number to a text, too."""
+    types: dict[str, pa.DataType] = {}
+    for schema in schemas:
+        for item in schema:
+            other = types.setdefault(item.name, item.type)
+            if other != item.type:
+                raise ExtensionError(
+                    f"{names}: the column {item.name} is {type_name(other)} for some games and {type_name(item.type)} for "
+                    "others: cast it, or give it two names"
+                )
+
+
+def run_time_failure(code: object, error: Exception, root: str) -> GameEventsError:
+    """The error to raise if a Spark job that runs user code fails: of the object store below `root`, or of this code."""
+    return explain(error, root) or UserCodeError(f"{code} failed while running, nothing was committed.{QUOTED}{_cause(error)}")
+
+
+def _cause(error: Exception) -> str:
+    """The line with the reason: of a Python function, the last line of its traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, Py4JJavaError):
+        lines = lines[1:]  # without the name of the call
+    raised = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line) and "Traceback" not in line]
+    return (raised or lines or [type(error).__name__])[-1 if "Traceback" in str(error) and raised else 0]
+
+
+@dataclass(frozen=True)
+class SilverInput:
+    """The input of silver: a version of bronze, the identity of its contents, and its last batch.
+
+    `base`: bronze's columns that silver has, and that rules are evaluated on.
+    """
+
+    pipeline: Pipeline
+    handle: DeltaTable
+    bronze: BronzeIdentity
+    batch: int
+    base: pa.Schema
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, handle: DeltaTable) -> SilverInput:
+        """The input for a version of bronze.
+
+        Raises:
+            ConfigurationError: bronze has no column that names the game.
+        """
+        schema = pa.schema([f for f in pa.schema(handle.schema()) if f.name not in BRONZE_ONLY])
+        batch = counter(handle, Txn.BATCH)
+        if batch and row_count(handle) and pipeline.settings.entity_column not in schema.names:
+            entity, noun = pipeline.settings.entity_column, pipeline.settings.names.entity
+            raise ConfigurationError(
+                f"set GAME_EVENTS_ENTITY_COLUMN to the top-level column that names the {noun}: bronze has no column "
+                f"{entity!r}. It has {some_columns(schema.names, entity)}"
+            )
+        return cls(pipeline, handle, BronzeIdentity.of(handle), batch, schema)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Columns of silver: `base`, unless transformations change them, which needs Spark.
+
+        Raises:
+            ExtensionError: a transformation cannot be applied.
+        """
+        if not self.pipeline.extensions.transformations:
+            return self.base
+        nothing = read_files(self.pipeline.spark, [], spark_schema(self.handle.schema())).select(*self.base.names)
+        return self.transformed(nothing)[1]
+
+    @cached_property
+    def choice(self) -> ColumnChoice | None:
+        """The columns that only some games' tables have."""
+        settings = self.pipeline.settings
+        always = (settings.entity_column, settings.key_column, settings.time_column)
+        return ColumnChoice.of(self.schema, column_map(self.handle), always)
+
+    def columns_with(self, sent: frozenset[str]) -> pa.Schema:
+        """Columns of the table of a game with these of the optional columns; other names are ignored."""
+        if self.choice is None:
+            return self.schema
+        chosen = sent.intersection(self.choice.together)
+        if chosen not in self._chosen:
+            self._chosen[chosen] = self.choice.chosen(self.schema, chosen)
+        return self._chosen[chosen]
+
+    @cached_property
+    def _chosen(self) -> dict[frozenset[str], pa.Schema]:
+        return {}
+
+    def transformed(self, rows: DataFrame) -> tuple[DataFrame, pa.Schema]:
+        """Rows with the columns of `base`, transformed, and the columns of the result."""
+        entity = self.pipeline.settings.entity_column
+        return transformed(rows, self.base, entity, self.pipeline.extensions.transformations)
+
+    @property
+    def columns(self) -> StructType:
+        """`base` in Spark's types."""
+        return StructType([f for f in spark_schema(self.handle.schema()).fields if f.name in self.base.names])
+
+    @cached_property
+    def rules(self) -> RuleColumns:
+        """The rules for silver.
+
+        Raises:
+            ConfigurationError: a rule cannot be evaluated on these columns.
+        """
+        found = RuleColumns.of(self.pipeline.rules, "silver", self.pipeline.settings.entity_column)
+        if found.rules:
+            require_valid(self.pipeline.spark, found.rules, self.columns)
+        return found
+
 
 #: Files of which a part is read to estimate the number of games.
 SAMPLED_FILES = 8

@@ -5,15 +5,13 @@ Guarantee: on a lakehouse with erased data subjects, nothing is decoded into bro
 
 from deltalake import DeltaTable
 
-from game_events.config.groups.tables import MIN_ERASURE_KEY_CHARS
+from game_events.config.pipeline_settings import MIN_ERASURE_KEY_CHARS
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, DataError
-from game_events.lakehouse.commits.incarnations import erasures
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.system_tables.suppressed import Listed, entity_hash, read_suppressed
+from game_events.lakehouse.commits.transactions import Txn, erasures
 from game_events.lakehouse.tables import SUPPRESSED, Lakehouse
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.suppression.worker import Suppression
+from game_events.pipeline.suppression.worker import Listed, Suppression, entity_hash, read_suppressed
 
 KEY = "GAME_EVENTS_ERASURE_KEY"
 

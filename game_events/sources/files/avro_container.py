@@ -25,14 +25,10 @@ from game_events.decoding.avro.encoding import (
     read_long,
     take,
 )
-from game_events.decoding.avro.schema import AvroSchema
-from game_events.decoding.avro.types import AvroType
-from game_events.decoding.core.reasons import DAMAGE, KEPT_BYTES, DamageError, Reason, as_damage
-from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
+from game_events.decoding.avro.schema import AvroSchema, AvroType
+from game_events.decoding.frame import DAMAGE, KEPT_BYTES, DamageError, Reason, RegistrySchema, as_damage, schema_guid
 from game_events.errors import DataError
-from game_events.sources.files.limits import FileLimits
-from game_events.sources.files.offsets import FILE_ROWS
-from game_events.sources.files.record_batches import BATCH_ROWS, FilePart, records, unreadable
+from game_events.sources.files.records import BATCH_ROWS, FILE_ROWS, FileLimits, FilePart, records, unreadable
 from game_events.sources.files.schemas import identity_bytes
 
 MAGIC, SYNC_BYTES = b"Obj\x01", 16

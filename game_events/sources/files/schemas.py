@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from game_events.config.settings import Settings
-from game_events.decoding.batch_decoder import TypeKey
-from game_events.decoding.compiler import compile_schema
-from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
-from game_events.decoding.core.wire_format import IndexPath, SchemaId
-from game_events.decoding.protobuf.foreign_fields import varint
-from game_events.decoding.protobuf.schema import ProtobufSchema
-from game_events.decoding.protobuf.source_text import imports
+from game_events.decoding.decoder import TypeKey, compile_schema
+from game_events.decoding.frame import IndexPath, RegistrySchema, SchemaId, schema_guid
+from game_events.decoding.protobuf.fields import varint
+from game_events.decoding.protobuf.schema import ProtobufSchema, imports
 from game_events.errors import ConfigurationError, DataError
 from game_events.schema_registry import SchemaRegistry, SubjectVersion
-from game_events.sources.files.archive_format import UNKNOWN
+from game_events.sources.files.location import UNKNOWN
 
 #: Suffix of a schema file -> its format.
 _KINDS = {".proto": "PROTOBUF", ".json": "JSON", ".avsc": "AVRO"}

@@ -20,20 +20,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from game_events.decoding.core.reasons import KEPT_BYTES, Reason, too_large
+from game_events.decoding.frame import KEPT_BYTES, Reason, too_large
 from game_events.errors import ConflictError, first_few
-from game_events.sources.core.reading import (
+from game_events.sources.kafka.client import LOOK_S, CauseMemory, new_client
+from game_events.sources.source import (
     BATCH_BYTES,
     BATCH_RECORDS,
     RAW_SCHEMA,
     Integers,
+    Offsets,
     Reading,
     ReadNotes,
     RecordBytes,
+    Split,
     columns_of,
 )
-from game_events.sources.core.source import Offsets, Split
-from game_events.sources.kafka.client import LOOK_S, CauseMemory, new_client
 
 HEADERS = RAW_SCHEMA.field("headers").type
 #: Milliseconds from 1970 at most, before and after it, that a column of microseconds can hold.

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from game_events.config.settings import Settings
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding.frame import Reason
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline

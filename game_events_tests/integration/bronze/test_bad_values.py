@@ -6,10 +6,9 @@ import json
 
 from game_events.config.settings import Settings
 from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import replay
-from game_events.pipeline.reprocessing.selection import ReplaySelection
+from game_events.pipeline.reprocessing import redecode, replay
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.reconciliation import count, rows

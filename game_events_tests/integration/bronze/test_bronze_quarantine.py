@@ -12,7 +12,7 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
+from game_events.lakehouse.data.columns import QUARANTINE_COLUMNS
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.faults import wrap_writes

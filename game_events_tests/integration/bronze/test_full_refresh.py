@@ -12,19 +12,18 @@ from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable, write_deltalake
 
 from game_events.errors import ConfigurationError, ConflictError
-from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
+from game_events.lakehouse.data.columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.checks.gold_recompute import gold_equals_recompute
-from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
+from game_events.pipeline.checks.audits import gold_equals_recompute
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.quarantine.full_refresh import finish_reset
+from game_events.pipeline.checks.registry import offsets_continuous, offsets_unique
+from game_events.pipeline.quarantine import finish_reset
+from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import replay
-from game_events.pipeline.reprocessing.selection import ReplaySelection
-from game_events.pipeline.runs.refresh import refresh, refresh_downstream
-from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.reprocessing import replay
+from game_events.pipeline.runs.refresh import refresh, refresh_downstream, selection_of
 from game_events_tests.support.docs.pages import DOCS, RUN_BY, blocks
 from game_events_tests.support.docs.printed import missing
 from game_events_tests.support.offsets import by_partition

@@ -3,19 +3,16 @@
 import pytest
 
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.pipeline.checks.audits import audit_rules
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.checks.registry import CHECKS
-from game_events.pipeline.checks.rule_audit import audit_rules
-from game_events.pipeline.erasure.old_files import remove_old_files
+from game_events.pipeline.erasure.commits import remove_old_files
 from game_events.pipeline.erasure.run import forget
+from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import replay
-from game_events.pipeline.reprocessing.selection import ReplaySelection
-from game_events.pipeline.runs.preflight import environment_checks
-from game_events.pipeline.runs.refresh import refresh, refresh_downstream
-from game_events.pipeline.runs.selection import selection_of
-from game_events.pipeline.runs.state_checks import sql_checks
+from game_events.pipeline.reprocessing import redecode, replay
+from game_events.pipeline.runs.preflight import environment_checks, sql_checks
+from game_events.pipeline.runs.refresh import refresh, refresh_downstream, selection_of
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.reconciliation import coordinates, count, gold, rows
 from game_events_tests.support.worlds.erasure import places_of, tables_of

@@ -6,8 +6,7 @@ from confluent_kafka import Producer
 
 from game_events.config.settings import Settings
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.runs.refresh import refresh, selection_of
 from game_events.sources.kafka.client import ensure_topic
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.reconciliation import count, rows

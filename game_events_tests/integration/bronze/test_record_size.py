@@ -10,16 +10,15 @@ from confluent_kafka import Producer
 from pydantic import SecretStr
 
 from game_events.config.settings import Settings
-from game_events.decoding.core.reasons import KEPT_BYTES
-from game_events.pipeline.checks.offsets import offsets_continuous
+from game_events.decoding.frame import KEPT_BYTES
 from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.checks.registry import offsets_continuous
 from game_events.pipeline.record_archive import archive
+from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import replay
-from game_events.pipeline.reprocessing.selection import ReplaySelection
-from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.runs.selection import selection_of
-from game_events.stack.kafka_broker import DATA
+from game_events.pipeline.reprocessing import replay
+from game_events.pipeline.runs.refresh import refresh, selection_of
+from game_events.stack.local_stack import DATA
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.reconciliation import count, rows
 from game_events_tests.support.worlds.quality import SCHEMA, Event, encoded, varint

@@ -5,11 +5,11 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import functions as F
 
 from game_events.errors import ConflictError
-from game_events.lakehouse.commits.log_writer import removals
+from game_events.lakehouse.commits.log import removals
 from game_events.lakehouse.tables import BRONZE, paths
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.redecode import NO_RAW_VALUE, redecode
+from game_events.pipeline.reprocessing import NO_RAW_VALUE, redecode
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates, count, rows
 from game_events_tests.support.worlds.waves import at_point, power_cut_at, send, versions

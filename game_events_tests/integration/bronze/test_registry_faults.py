@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding.frame import Reason
 from game_events.errors import ConfigurationError, TransientError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import replay
-from game_events.pipeline.reprocessing.selection import ReplaySelection
+from game_events.pipeline.reprocessing import replay
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.schemas import store
 from game_events_tests.support.reconciliation import assert_books_balance, count, rows

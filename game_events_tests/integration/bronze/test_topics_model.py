@@ -11,14 +11,14 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS, bronze_schema
+from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS, bronze_schema
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.worker import StageResult
-from game_events.pipeline.checks.offsets import offsets_continuous
+from game_events.pipeline.checks.registry import offsets_continuous
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sources.core.source import Source, SourceSnapshot, Split
+from game_events.sources.source import Source, SourceSnapshot, Split
 from game_events_tests.support.faults import handle_failpoints
 from game_events_tests.support.pipelines import reading, stage_by_hand, without_spark
 

@@ -10,7 +10,7 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from deltalake import DeltaTable
 
 from game_events.lakehouse.tables import EVENT_LOG
-from game_events.orchestration.runs.dead_runs import PROCESS_TAG, this_process
+from game_events.orchestration.runs import PROCESS_TAG, this_process
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.support import reconciliation

@@ -11,8 +11,8 @@ import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
 from game_events.cli.commands.continuous import run_continuously
-from game_events.cli.common.output import Output
 from game_events.cli.local.class_archive import GAME_EVENTS
+from game_events.cli.output import Output
 from game_events.errors import ConfigurationError
 from game_events.orchestration.keys import JOB
 from game_events.producer.produce import produce

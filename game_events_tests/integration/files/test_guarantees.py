@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from game_events.config.settings import Settings
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.runs.refresh import refresh
-from game_events.sources.files.file_log import FileLog
 from game_events.sources.files.location import SourceLocation
+from game_events.sources.files.source import FileLog
 from game_events_tests.integration.files.test_pipeline import failed_checks, numbers
 from game_events_tests.support.fixtures.files import MakeFiles
 from game_events_tests.support.reconciliation import rows

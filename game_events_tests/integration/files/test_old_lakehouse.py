@@ -13,10 +13,10 @@ from deltalake import DeltaTable
 from pydantic import SecretStr
 
 from game_events.lakehouse.tables import UNIFIED
-from game_events.pipeline.maintenance.run import maintain
-from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.event_log import recorded
+from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.redecode import redecode
+from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh
 from game_events.rules import Rule
 from game_events_tests.integration.files.test_pipeline import failed_checks

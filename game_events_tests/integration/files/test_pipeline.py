@@ -14,10 +14,8 @@ from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.checks.registry import CHECKS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.runs.backlog import backlog
-from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.reprocessing import redecode
+from game_events.pipeline.runs.refresh import backlog, refresh, selection_of
 from game_events_tests.support.fixtures.files import MakeFiles
 from game_events_tests.support.reconciliation import rows
 from game_events_tests.support.worlds.file_samples import avro, lines, parquet, protobuf, put

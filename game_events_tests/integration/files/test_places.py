@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from game_events.config.settings import Settings
-from game_events.lakehouse.storage.options import spark_options
+from game_events.lakehouse.storage import spark_options
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.continuous.loop import Loop
+from game_events.pipeline.runs.loop import Loop
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.integration.files.test_pipeline import failed_checks, numbers
 from game_events_tests.support.fixtures.files import MakeFiles

@@ -10,8 +10,8 @@ import pytest
 
 from game_events.lakehouse.data.spark_files import spark_schema
 from game_events.lakehouse.tables import paths
-from game_events.pipeline.gold import new_rows as module
-from game_events.pipeline.gold.new_rows import new_rows
+from game_events.pipeline.gold import execute as module
+from game_events.pipeline.gold.execute import new_rows
 from game_events_tests.support.tables import put
 from game_events_tests.support.worlds.gold import GoldWorld
 

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pytest
 
 from game_events.errors import TransientError
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import UNIFIED, silver_name
+from game_events.lakehouse.commits.transactions import BronzeIdentity
+from game_events.lakehouse.tables import UNIFIED, Layer, silver_name
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import gold_app, refresh_unified
 from game_events.pipeline.reporting.report import RunReport

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.tables import Lakehouse, Table, table_id
 

@@ -10,12 +10,10 @@ import pytest
 
 from game_events.errors import DataError
 from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
-from game_events.pipeline.checks.source import losses, offsets_lost
-from game_events.pipeline.observability.event_log import RunFacts, event_rows
-from game_events.pipeline.runs.backlog import backlog
-from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.state.offsets import topic_id_read
+from game_events.pipeline.checks.registry import losses, offsets_continuous, offsets_lost, offsets_unique
+from game_events.pipeline.event_log import RunFacts, event_rows
+from game_events.pipeline.offsets import topic_id_read
+from game_events.pipeline.runs.refresh import backlog, refresh
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.support.offsets import by_partition
@@ -52,7 +50,7 @@ def assert_told(pipeline, lost):
     assert offsets_unique(pipeline).passed
     found = offsets_lost(pipeline)
     assert (found.passed, found.wrong_rows, found.counts["offsets_lost"]) == (False, False, lost)
-    # What the sensor `data_alarms` and the run itself tell a webhook of (unit/orchestration/sensors/test_data_alarms.py).
+    # What the sensor `data_alarms` and the run itself tell a webhook of (unit/orchestration/alert_sensors/test_data_alarms.py).
     alarms = list(losses(pipeline.bronze, pipeline.bronze.open().version(), -1))
     assert sum(gap.offsets or 0 for alarm in alarms for gap in alarm.gaps) == lost
     assert all(alarm.run_id for alarm in alarms)

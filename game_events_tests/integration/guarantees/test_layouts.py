@@ -16,13 +16,12 @@ from pyspark.sql import SparkSession
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import PARTITIONED, SILVER, TABLES, UNIFIED, Lakehouse
+from game_events.pipeline.checks.audits import audit_rules
 from game_events.pipeline.checks.registry import CHECKS
-from game_events.pipeline.checks.rule_audit import audit_rules
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.runs.refresh import refresh, selection_of
 from game_events.rules import Rule
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.integration.pipeline.test_erasure import forgotten

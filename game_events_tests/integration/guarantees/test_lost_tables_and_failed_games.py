@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from game_events.config.naming import PROGRESS
+from game_events.config.names import PROGRESS
 from game_events.lakehouse.tables import BRONZE, UNIFIED, gold_name, silver_name
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.conftest import MakePipeline, MakeSettings

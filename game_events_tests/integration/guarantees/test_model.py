@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from game_events.config.naming import PROGRESS
+from game_events.config.names import PROGRESS
 from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import PARTITIONED, TABLES, UNIFIED
 from game_events_tests.support.faults import Write, at_commit

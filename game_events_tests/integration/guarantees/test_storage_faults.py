@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from game_events.errors import ConfigurationError, LostFileError, TransientError
-from game_events.lakehouse.storage.errors import storage_error
+from game_events.lakehouse.storage import storage_error
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.continuous.loop import Loop
 from game_events.pipeline.fanout.one_pass import OnePass
-from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.runs.loop import Loop
+from game_events.pipeline.runs.refresh import refresh, selection_of
 from game_events_tests.support.reconciliation import count
 from game_events_tests.support.waiting import until
 from game_events_tests.support.worlds.quality import Event

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConflictError, TransientError
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
+from game_events.lakehouse.maintenance import FULL_GOAL, join_files, small_files
 from game_events.lakehouse.tables import Lakehouse, paths
 from game_events_tests.support.faults import at_commit
 from game_events_tests.support.tables import SCHEMA, data_files, numbers, plan, staged_numbers

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.data.spark_files import read_table
-from game_events.lakehouse.maintenance.compaction import join_files
+from game_events.lakehouse.maintenance import join_files
 from game_events.lakehouse.tables import Lakehouse, Table, paths
 from game_events_tests.support.edge_values import Literals, Predicate, compacted, handle_of, merged, predicates, written
 from game_events_tests.support.tables import plan

@@ -10,12 +10,12 @@ import pytest
 
 from game_events.config.settings import Settings
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import StagedFile, discard, file_system, staged
-from game_events.lakehouse.maintenance.renewal import first_groups, outdated_files, renew
+from game_events.lakehouse.maintenance import first_groups, outdated_files, renew
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.quarantine.full_refresh import ResetList, forget, keep, read_list
-from game_events.sources.core.source import Split
+from game_events.pipeline.quarantine import ResetList, forget, keep, read_list
+from game_events.sources.source import Split
 from game_events_tests.support.edge_values import earlier_release, handle_of
 from game_events_tests.support.servers.object_store import ObjectStore
 from game_events_tests.support.tables import put

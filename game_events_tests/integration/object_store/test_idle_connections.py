@@ -11,7 +11,7 @@ import pytest
 from deltalake.fs import DeltaStorageHandler
 
 from game_events.config.settings import load_settings
-from game_events.lakehouse.storage.options import IDLE_TIMEOUT, delta_options
+from game_events.lakehouse.storage import IDLE_TIMEOUT, delta_options
 from game_events_tests.support.waiting import until
 
 

@@ -15,14 +15,12 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.checks.registry import CHECKS
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.continuous.loop import Loop
-from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.maintenance import maintain
+from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import replay
-from game_events.pipeline.reprocessing.selection import ReplaySelection
-from game_events.pipeline.runs.refresh import refresh, refresh_downstream
-from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.reprocessing import redecode, replay
+from game_events.pipeline.runs.loop import Loop
+from game_events.pipeline.runs.refresh import refresh, refresh_downstream, selection_of
 from game_events.stack.local_stack import StackState
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates, count, rows
 from game_events_tests.support.servers.object_store import BUCKET, ObjectStore

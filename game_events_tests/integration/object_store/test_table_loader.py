@@ -5,9 +5,9 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from game_events.config.settings import Settings
-from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.tables import Lakehouse
-from game_events.orchestration.table_loader import open_table
+from game_events.orchestration.resources import open_table
 
 ROWS = pa.table({"gamer_id": ["a", "b"], "session_count": [1, 2]})
 

@@ -5,7 +5,7 @@ import json
 import dagster as dg
 import pytest
 
-from game_events.orchestration.events.texts import plain
+from game_events.orchestration.events import plain
 from game_events.orchestration.keys import REPORT
 from game_events.pipeline.checks.registry import CHECKS
 from game_events.producer.produce import produce

@@ -13,11 +13,9 @@ from dagster_graphql.client.client_queries import TERMINATE_RUN_JOB_MUTATION
 from dagster_graphql.client.query import LAUNCH_PIPELINE_EXECUTION_MUTATION
 from dagster_graphql.test.utils import execute_dagster_graphql
 
-from game_events.orchestration.jobs.continuous import OP
-from game_events.orchestration.jobs.event_throttle import EVENT_S
+from game_events.orchestration.continuous import EVENT_S, OP
 from game_events.orchestration.keys import JOB, REPORT
-from game_events.orchestration.runs.dead_runs import PROCESS_TAG, is_gone
-from game_events.orchestration.runs.tags import HANDED_OVER
+from game_events.orchestration.runs import HANDED_OVER, PROCESS_TAG, is_gone
 from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation

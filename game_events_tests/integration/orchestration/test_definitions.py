@@ -13,8 +13,8 @@ from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 
-from game_events.cli.common import dagster_home
-from game_events.cli.common.dagster_home import dagster_file
+from game_events.cli import dagster_home
+from game_events.cli.dagster_home import dagster_file
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events_tests.support.fixtures.dagster import PROJECT

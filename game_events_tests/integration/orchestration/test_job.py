@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from game_events.lakehouse.tables import EVENT_LOG
-from game_events.orchestration.checks.tables import AS_OF
+from game_events.orchestration.checks import AS_OF
 from game_events.orchestration.keys import GAMES, REPORT
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation

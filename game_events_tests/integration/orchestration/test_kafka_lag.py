@@ -9,10 +9,9 @@ from confluent_kafka.admin import AdminClient
 from deltalake import write_deltalake
 
 from game_events.config.settings import load_settings
-from game_events.orchestration.graph import Graph
-from game_events.orchestration.sensors.kafka_lag import Memory, build_kafka_lag
-from game_events.orchestration.sensors.new_games import build_new_games, to_add
-from game_events.pipeline.observability.lag import read_lag
+from game_events.orchestration.resources import Graph
+from game_events.orchestration.sensors import Memory, build_kafka_lag, build_new_games, to_add
+from game_events.pipeline.monitoring import read_lag
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events.sources.kafka.client import ensure_topic
@@ -127,7 +126,7 @@ def test_a_broker_that_does_not_answer_is_a_skip_with_the_reason_and_the_cursor_
     tick()
     before = tick.cursor
     monkeypatch.setenv("GAME_EVENTS_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:9")
-    monkeypatch.setattr("game_events.orchestration.sensors.kafka_lag.TIMEOUT_S", 1.0)
+    monkeypatch.setattr("game_events.orchestration.sensors.TIMEOUT_S", 1.0)
     assert "Kafka at 127.0.0.1:9" in skipped(tick())
     assert tick.cursor == before
 

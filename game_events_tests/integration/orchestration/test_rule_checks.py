@@ -6,11 +6,10 @@ import dagster as dg
 import pytest
 
 from game_events.definitions import build_defs
-from game_events.orchestration.assets.layers import build_tables
-from game_events.orchestration.checks.rules import build_rule_checks
-from game_events.orchestration.graph import Graph
+from game_events.orchestration.assets import build_tables
+from game_events.orchestration.checks import build_rule_checks
 from game_events.orchestration.keys import REPORT
-from game_events.orchestration.resources import LakehouseResource, SparkResource
+from game_events.orchestration.resources import Graph, LakehouseResource, SparkResource
 from game_events_tests.support.fixtures.dagster import materializations
 from game_events_tests.support.keys import GOLD_KEY, SILVER_KEY
 from game_events_tests.support.worlds.quality import Event, in_silver, rejected, rule, send_events

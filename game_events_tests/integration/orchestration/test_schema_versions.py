@@ -5,8 +5,8 @@ import json
 import dagster as dg
 import pytest
 
-from game_events.orchestration.graph import Graph
-from game_events.orchestration.sensors.schema_versions import build_schema_versions
+from game_events.orchestration.resources import Graph
+from game_events.orchestration.sensors import build_schema_versions
 from game_events.producer.produce import register_versions
 from game_events.schema_registry import registry_client
 

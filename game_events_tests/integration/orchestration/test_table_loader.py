@@ -14,8 +14,7 @@ from pyspark.sql import DataFrame
 from game_events.config.settings import SettingsSource
 from game_events.definitions import build_defs
 from game_events.orchestration.keys import GAMES
-from game_events.orchestration.resources import SparkResource
-from game_events.orchestration.table_loader import TableLoader
+from game_events.orchestration.resources import SparkResource, TableLoader
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.support import reconciliation

@@ -9,21 +9,19 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.system_tables.progress import CountedRows, GameRows
+from game_events.lakehouse.commits.transactions import BronzeIdentity
+from game_events.lakehouse.system_tables import CountedRows, GameRows
 from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.checks.reconcile import Reconciliation, reconcile
+from game_events.pipeline.checks.reconcile import Reconciliation, count_later, reconcile
 from game_events.pipeline.checks.registry import CHECKS, CONSERVED, check_after_run
-from game_events.pipeline.checks.row_counts import count_later
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.run import forget
+from game_events.pipeline.replay_selection import ReplaySelection
+from game_events.pipeline.reporting.counts import NEW, WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.steps import NEW, WHOLE, CheckResult
-from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.selection import ReplaySelection
-from game_events.pipeline.runs.refresh import refresh, replay_and_refresh
-from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.reprocessing import redecode
+from game_events.pipeline.runs.refresh import refresh, replay_and_refresh, selection_of
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.worlds.quality import Event, rule, send_events

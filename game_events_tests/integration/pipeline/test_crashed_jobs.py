@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.layers import OWN_GOLD, Layer
+from game_events.lakehouse.commits.transactions import BronzeIdentity
+from game_events.lakehouse.tables import OWN_GOLD, Layer
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.support.reconciliation import assert_books_balance, count, rows

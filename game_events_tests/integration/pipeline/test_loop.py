@@ -11,7 +11,7 @@ import pytest
 
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.continuous.loop import Loop
+from game_events.pipeline.runs.loop import Loop
 from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation

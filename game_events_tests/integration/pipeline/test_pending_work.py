@@ -11,17 +11,15 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
 from game_events.errors import TransientError
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import BRONZE
+from game_events.lakehouse.commits.transactions import BronzeIdentity
+from game_events.lakehouse.tables import BRONZE, Layer
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.event_log import recorded
 from game_events.pipeline.gold.refresh import refresh_gold
-from game_events.pipeline.observability.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.backlog import is_small_run
-from game_events.pipeline.runs.pending_work import find_pending_work
-from game_events.pipeline.runs.refresh import refresh
+from game_events.pipeline.runs.loop import find_pending_work
+from game_events.pipeline.runs.refresh import is_small_run, refresh
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.servers.registry_proxy import RegistryProxy

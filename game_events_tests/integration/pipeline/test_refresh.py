@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 from deltalake import DeltaTable
 
-from game_events.config.producer import DEFAULT_GAMES
+from game_events.config.pipeline_settings import DEFAULT_GAMES
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.bronze import offset_plan
+from game_events.pipeline.bronze import offsets
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold
@@ -69,7 +69,7 @@ def test_a_version_first_registered_while_the_run_is_reading_is_decoded_in_the_s
 ):
     settings = make_settings(max_records_per_batch=50)
     sent = [produce(settings, Simulation(games=("rummy",), versions=(1,)))]
-    asked = offset_plan.plan_micro_batch
+    asked = offsets.plan_micro_batch
     target = make_pipeline(settings).source.snapshot
 
     def produced_after_the_first_slice(now, start, until, most):
@@ -81,7 +81,7 @@ def test_a_version_first_registered_while_the_run_is_reading_is_decoded_in_the_s
             until.update(now.latest)
         return asked(now, start, until, most)
 
-    monkeypatch.setattr(offset_plan, "plan_micro_batch", produced_after_the_first_slice)
+    monkeypatch.setattr(offsets, "plan_micro_batch", produced_after_the_first_slice)
     report = refresh(make_pipeline(settings))
 
     assert len(report.batches) > 2

@@ -8,18 +8,17 @@ import pytest
 
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.event_columns import OWN_COLUMNS
+from game_events.lakehouse.data.columns import OWN_COLUMNS
+from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
+from game_events.pipeline import quarantine as replay_notes
+from game_events.pipeline import reprocessing as replay_due
+from game_events.pipeline import reprocessing as replay_module
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.quarantine import replay_marks as replay_notes
+from game_events.pipeline.replay_selection import ReplaySelection, replay_selection
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing import auto_replay as replay_due
-from game_events.pipeline.reprocessing import replay as replay_module
-from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import replay
-from game_events.pipeline.reprocessing.selection import ReplaySelection, replay_selection
+from game_events.pipeline.reprocessing import redecode, replay
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.support.faults import at_commit, at_failpoints
 from game_events_tests.support.reconciliation import coordinates, count, rows

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from game_events.config.settings import load_settings
-from game_events.lakehouse.data.snapshot import files_with
+from game_events.lakehouse.data.reading import files_with
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.spark.config import (
     ARROW_BYTES,

@@ -14,16 +14,14 @@ from deltalake import DeltaTable, write_deltalake
 
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
+from game_events.lakehouse.data.columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, UNIFIED, Lakehouse
-from game_events.pipeline.checks.gold_recompute import gold_equals_recompute
-from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
-from game_events.pipeline.checks.registry import CHECKS, check_after_run
-from game_events.pipeline.checks.source import fresh
+from game_events.pipeline.checks.audits import gold_equals_recompute
+from game_events.pipeline.checks.registry import CHECKS, check_after_run, fresh, offsets_continuous, offsets_unique
+from game_events.pipeline.offsets import batch_info
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.redecode import redecode
+from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.state.commit_info import batch_info
 from game_events_tests.support.worlds.waves import power_cut_at, send
 
 
@@ -153,7 +151,7 @@ def test_gold_and_the_unified_table_are_compared_with_what_silver_gives(
     rummy = pipeline.lakehouse.gold("rummy")
     assert len(list(rummy.local_path.glob("*.parquet"))) > len(rummy.open().file_uris())
     with monkeypatch.context() as patch:
-        patch.setattr("game_events.pipeline.checks.gold_recompute.reads_delta", lambda _: False)
+        patch.setattr("game_events.pipeline.checks.audits.reads_delta", lambda _: False)
         without = gold_equals_recompute(pipeline)
     assert (without.passed, without.counts["gold_read_by"]) == (True, "this project")
     assert without.counts["players"] == found.counts["players"] > 0

@@ -5,8 +5,8 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.data.snapshot import row_count
-from game_events.lakehouse.event_columns import OWN_COLUMNS
+from game_events.lakehouse.data.columns import OWN_COLUMNS
+from game_events.lakehouse.data.reading import row_count
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh_downstream

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 import pytest
 
 from game_events.pipeline import context
-from game_events.pipeline.checks.gold_recompute import gold_equals_recompute
-from game_events.pipeline.gold.null_values import keys_and_times_known
+from game_events.pipeline.checks.audits import gold_equals_recompute
+from game_events.pipeline.gold.plan import keys_and_times_known
+from game_events.pipeline.runs.preflight import columns
 from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.runs.state_checks import columns
 from game_events_tests.support.reconciliation import gold, rows
 from game_events_tests.support.worlds.quality import Event, send_events
 from game_events_tests.support.worlds.topic import register, send_values

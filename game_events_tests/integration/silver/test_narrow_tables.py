@@ -2,10 +2,10 @@
 
 import pytest
 
-from game_events.lakehouse.data.snapshot import row_count
+from game_events.lakehouse.data.reading import row_count
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.checks.audits import audit_rules
 from game_events.pipeline.checks.registry import CHECKS
-from game_events.pipeline.checks.rule_audit import audit_rules
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
@@ -95,7 +95,7 @@ def test_a_wide_table_of_before_stays_as_it_is_until_its_rows_are_replaced(send,
     settings = make_settings()
     send(("Played", "uno", "ann", {"level": 3}), ("Paid", "shop", "ann", {"amount": 2.5}))
     with monkeypatch.context() as earlier:
-        earlier.setattr("game_events.pipeline.fanout.routing.ColumnChoice.of", lambda *_: None)
+        earlier.setattr("game_events.pipeline.fanout.job.ColumnChoice.of", lambda *_: None)
         refresh(make_pipeline(settings))
     assert decoded(settings, "uno") == [*PLAYED, *PAID]
     send(("Played", "uno", "bob", {"level": 4}))

@@ -9,13 +9,12 @@ from deltalake import DeltaTable
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.tables import paths
 from game_events.pipeline.fanout import job
-from game_events.pipeline.fanout.routing import Routing
+from game_events.pipeline.fanout.job import Routing
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver import stage
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.pipeline.silver.source import SilverInput
-from game_events.pipeline.silver.stage import Staging
+from game_events.pipeline.silver.stage import SilverInput, Staging
 from game_events_tests.integration.gold.test_new_rows import VALUES
 from game_events_tests.support.tables import put
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from game_events.config.naming import PROGRESS
+from game_events.config.names import PROGRESS
 from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.reconcile import reconcile

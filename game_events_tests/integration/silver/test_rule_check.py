@@ -13,7 +13,7 @@ from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.quality.validation import problems, require_valid
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.state_checks import check_rules
+from game_events.pipeline.runs.preflight import check_rules
 from game_events.rules import Rule
 from game_events_tests.support.reconciliation import count
 from game_events_tests.support.worlds.quality import Event, rule, send_events

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.event_columns import OWN_COLUMNS
-from game_events.lakehouse.sizes import Sizes
+from game_events.lakehouse.data.columns import OWN_COLUMNS
+from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Lakehouse, paths
 from game_events.pipeline.fanout import job
-from game_events.pipeline.quality import rule_job
+from game_events.pipeline.quality import validation
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver import stage
 from game_events.pipeline.silver.refresh import refresh_silver
@@ -187,7 +187,7 @@ def test_random_rows_of_every_type_are_judged_alike(
 def test_where_too_many_rows_violate_rules_spark_sends_all_rows_as_if_there_were_no_other_way(
     make_settings, make_pipeline, monkeypatch
 ):
-    monkeypatch.setattr(rule_job, "MOST_VIOLATIONS", 9)
+    monkeypatch.setattr(validation, "MOST_VIOLATIONS", 9)
     found, find = [], stage.find_violations
     monkeypatch.setattr(stage, "find_violations", lambda *given: found.append(find(*given)) or found[-1])
     for count in (9, 10):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.lakehouse.event_columns import BRONZE_ONLY, OWN_COLUMNS
-from game_events.lakehouse.sizes import Sizes
+from game_events.lakehouse.data.columns import BRONZE_ONLY, OWN_COLUMNS
+from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
 from game_events.pipeline.fanout.job import FanOut
 from game_events.pipeline.quality.judging import (
@@ -27,8 +27,8 @@ from game_events.pipeline.quality.judging import (
     RuleColumns,
     RuleSplit,
 )
+from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.selection import ReplaySelection
 from game_events.pipeline.runs.refresh import refresh, replay_and_refresh
 from game_events.rules import Rule
 from game_events_tests.support.worker_jobs import run

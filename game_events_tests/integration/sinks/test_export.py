@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from game_events.errors import ConfigurationError, ConflictError, TransientError
+from game_events.export import run as export
+from game_events.export.chunks import ExportTables
+from game_events.export.rows import OnReplaced
+from game_events.export.run import export_status, replay_failed_chunks
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sinks.http import run as export
-from game_events.sinks.http.changes import OnReplaced
-from game_events.sinks.http.failed_chunks import export_status, replay_failed_chunks
-from game_events.sinks.http.tables import ExportTables
 from game_events_tests.support.pipelines import at_progress
 from game_events_tests.support.servers.rest_receiver import receiving
 from game_events_tests.support.worlds.export import World, offsets_of, only_same_calls_were_repeated, texts_below

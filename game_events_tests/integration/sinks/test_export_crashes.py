@@ -14,16 +14,14 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
+from game_events.export.chunks import ExportTables
+from game_events.export.delivery import RestTarget
+from game_events.export.rows import OnReplaced
+from game_events.export.run import _take_over, export_status, plan_slice
+from game_events.export.worker import SendChunks
 from game_events.lakehouse.tables import paths
+from game_events.pipeline.reporting.counts import Export
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.steps import Export
-from game_events.sinks.http.changes import OnReplaced
-from game_events.sinks.http.failed_chunks import export_status
-from game_events.sinks.http.plan import plan_slice
-from game_events.sinks.http.run import _take_over
-from game_events.sinks.http.tables import ExportTables
-from game_events.sinks.http.target import RestTarget
-from game_events.sinks.http.worker import SendChunks
 from game_events_tests.support.killing.sitecustomize import killed_at
 from game_events_tests.support.servers.attached_driver import Driver, start_driver
 from game_events_tests.support.servers.rest_receiver import Receiver, receiving
@@ -36,7 +34,7 @@ POINTS = (*DRIVER_POINTS, "rest_answered")
 #: It notes what was answered at its end alone, however long that takes.
 WORKER = """
 import pickle, sys
-from game_events.sinks.http import worker
+from game_events.export import worker
 worker.NOTE_EVERY_S = 3600
 pickle.load(open(sys.argv[1], "rb")).run_task(0)
 """

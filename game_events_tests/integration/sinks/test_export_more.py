@@ -17,12 +17,12 @@ from cryptography.x509.oid import NameOID
 from deltalake import DeltaTable, write_deltalake
 
 from game_events.errors import ConfigurationError, DataError
-from game_events.pipeline.erasure.old_files import remove_old_files
+from game_events.export.chunks import ExportTables
+from game_events.export.rows import file_rows, folder_table, new_files
+from game_events.export.run import export_status
+from game_events.pipeline.erasure.commits import remove_old_files
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sinks.http.failed_chunks import export_status
-from game_events.sinks.http.rows import file_rows, folder_table, new_files
-from game_events.sinks.http.tables import ExportTables
 from game_events_tests.support.fixtures.cli import Cli, cli  # noqa: F401 - a fixture
 from game_events_tests.support.servers.rest_receiver import receiving
 from game_events_tests.support.worlds.erasure import tables_of

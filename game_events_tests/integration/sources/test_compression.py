@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from confluent_kafka import Producer
 
-from game_events.sources.core.source import MicroBatch
 from game_events.sources.kafka.source import KafkaSource
+from game_events.sources.source import MicroBatch
 from game_events_tests.support.sources import records
 from game_events_tests.support.worlds.topics import make_topic
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from game_events.sources.kafka.admin import SPLITS_AT_ONCE
-from game_events.sources.kafka.source import KafkaSource
+from game_events.sources.kafka.source import SPLITS_AT_ONCE, KafkaSource
 from game_events_tests.support.worlds.topics import make_topic, put
 
 

@@ -8,10 +8,10 @@ import pytest
 from confluent_kafka import Producer
 
 from game_events.errors import ConflictError, GameEventsError
-from game_events.sources.core.source import MicroBatch
 from game_events.sources.kafka import reader
 from game_events.sources.kafka.reader import KeptConsumer, planned_ranges
 from game_events.sources.kafka.source import KafkaSource
+from game_events.sources.source import MicroBatch
 from game_events_tests.support.sources import records, rows_of
 from game_events_tests.support.waiting import until
 from game_events_tests.support.worlds.quality import Event

@@ -11,13 +11,10 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
-from game_events.pipeline.checks.source import offsets_lost
-from game_events.pipeline.observability.lag import read_lag
+from game_events.pipeline.checks.registry import offsets_continuous, offsets_lost, offsets_unique
+from game_events.pipeline.monitoring import read_lag
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.backlog import backlog
-from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.runs.refresh import backlog, refresh, selection_of
 from game_events_tests.support.fixtures.crashes import crash  # noqa: F401 - a fixture
 from game_events_tests.support.fixtures.files import file_settings, landing  # noqa: F401 - fixtures
 from game_events_tests.support.reconciliation import coordinates, count, gold, rows

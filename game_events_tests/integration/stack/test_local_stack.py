@@ -16,9 +16,8 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from game_events.config.settings import STACK_STATE_FILE, Settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.stack import local_stack, registry_server
-from game_events.stack.ports import free_ports, listens
-from game_events.stack.server_process import ServerProcess, find
+from game_events.stack import local_stack
+from game_events.stack.server_process import ServerProcess, find, free_ports, listens
 
 PROTO = 'syntax = "proto3"; message M { int32 a = 1; }'
 
@@ -168,7 +167,7 @@ def test_a_stale_state_file_is_replaced_and_the_program_that_has_the_pid_now_is_
         stale = ServerProcess(pid=bystander.pid, create_time=time.time() - 86_400, port=ports[0])
         state = {
             "kafka_bootstrap_servers": f"127.0.0.1:{ports[0]}",
-            "schema_registry_url": registry_server.url(ports[2]),
+            "schema_registry_url": local_stack.url(ports[2]),
             "ports": {"kafka": ports[0], "controller": ports[1], "registry": ports[2]},
             "kafka": stale.model_dump(),
             "registry": stale.model_dump(),

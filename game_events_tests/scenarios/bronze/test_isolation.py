@@ -8,13 +8,13 @@ import textwrap
 import pytest
 from pyspark import cloudpickle
 
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding.frame import Reason
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze import staging as bronze_module
 from game_events.pipeline.checks.reconcile import reconcile
+from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import replay
-from game_events.pipeline.reprocessing.selection import ReplaySelection
+from game_events.pipeline.reprocessing import replay
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.support.reconciliation import count, rows
 from game_events_tests.support.worlds.quality import Event
@@ -23,7 +23,7 @@ from game_events_tests.support.worlds.topics import framed, make_topic, put
 DEADLY = """
 import faulthandler
 
-from game_events.decoding.batch_decoder import BatchDecoder
+from game_events.decoding.decoder import BatchDecoder
 from game_events.pipeline.bronze.worker import BronzeTask
 
 decode = BatchDecoder.decode

@@ -15,9 +15,8 @@ from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.reporting.report import RunReport
-from game_events.stack import kafka_broker
-from game_events.stack.ports import HOST, Ports, free_ports
-from game_events.stack.server_process import stop
+from game_events.stack import local_stack
+from game_events.stack.server_process import HOST, Ports, free_ports, stop
 from game_events_tests.support.pipelines import stage_by_hand
 from game_events_tests.support.waiting import until
 from game_events_tests.support.worlds.topics import make_topic, put
@@ -33,8 +32,8 @@ class OwnBroker:
 
     def __enter__(self):
         parts, log = jars.stack_parts(), self.folder / "kafka.log"
-        self.process = kafka_broker.start(find_java(), parts.kafka, self.folder, ports=self.ports, log=log)
-        until(lambda: kafka_broker.is_healthy(self.ports.kafka), what="the broker")
+        self.process = local_stack.start_kafka(find_java(), parts.kafka, self.folder, ports=self.ports, log=log)
+        until(lambda: local_stack.kafka_is_healthy(self.ports.kafka), what="the broker")
 
     def __exit__(self, *_):
         stop([self.process])
@@ -49,7 +48,7 @@ def test_a_partition_that_was_restored_from_a_copy_and_has_grown_past_bronze_sto
         kafka_topic="events",
         lakehouse=str(tmp_path / "lakehouse"),
     )
-    data, copy = broker.folder / kafka_broker.DATA / "events-0", tmp_path / "copy"
+    data, copy = broker.folder / local_stack.DATA / "events-0", tmp_path / "copy"
     records = [b"no frame"]
 
     def run():

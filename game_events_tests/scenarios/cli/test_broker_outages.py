@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from game_events.config.settings import Settings
-from game_events.sources.kafka import admin as kafka_admin
 from game_events.sources.kafka import source as kafka
+from game_events.sources.kafka import source as kafka_admin
 from game_events.stack import local_stack
 from game_events.stack.local_stack import StackState
 from game_events_tests.support.fixtures.cli import Cli
@@ -76,7 +76,7 @@ def test_a_run_whose_broker_dies_ends_with_the_reason_or_goes_on_when_it_is_back
         broker.start()
         return 0.1
 
-    monkeypatch.setattr("game_events.orchestration.runs.errors.delay_s", pause)
+    monkeypatch.setattr("game_events.orchestration.runs.delay_s", pause)
     sent = sent.merge(send(environment, version=3))
     at_point(monkeypatch, "bronze_committed", broker.kill)
     done = cli("run", "--json")

@@ -25,7 +25,7 @@ from game_events.errors import ConfigurationError
 from game_events.orchestration.resources import SparkResource
 from game_events.producer.produce import produce_bulk
 from game_events.producer.simulator import BulkSimulation
-from game_events.spark.code_shipping import packed, ship_code
+from game_events.spark.config import packed, ship_code
 from game_events.spark.connect import TOKEN_VARIABLE, close_session, connect, is_session_lost
 from game_events.stack import connect_server
 from game_events.stack.server_process import ServerProcess

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import message_factory
 from google.protobuf.message import DecodeError
 
-from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.columns import ColumnMap
 from game_events.decoding.protobuf.decoder import ProtobufDecoder
 from game_events_tests.support.decoding.helpers import (
     assert_each_row_once,

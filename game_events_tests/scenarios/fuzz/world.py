@@ -16,15 +16,15 @@ from pyspark.sql import SparkSession
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import GameEventsError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits import parallel
-from game_events.lakehouse.sizes import Sizes
+from game_events.lakehouse.commits import group
+from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline import maintenance
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout import job
 from game_events.pipeline.fanout.one_pass import OnePass
-from game_events.pipeline.gold import execute, new_rows
-from game_events.pipeline.maintenance import run as maintenance
-from game_events.pipeline.maintenance.run import IncrementalMaintenance
+from game_events.pipeline.gold import execute
+from game_events.pipeline.maintenance import IncrementalMaintenance
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import cycle
 from game_events.pipeline.silver import stage
@@ -49,15 +49,15 @@ TINY_IN_DRIVER: tuple[tuple[object, str, float], ...] = (
     (job, "MAX_FILES_UNSHUFFLED", 12),
     (job, "MIN_ROWS_UNSHUFFLED", 2),
     (job, "MOST_OF_ONE_GAME", 2.0),
-    (new_rows, "TASK_ROWS", 15),
     (execute, "TASK_ROWS", 15),
-    (new_rows, "ROW_S", 4e-4),
-    (new_rows, "BOTH_S", 1e-9),
-    (new_rows, "SMALL_FILE_ROWS", 5),
+    (execute, "TASK_ROWS", 15),
+    (execute, "ROW_S", 4e-4),
+    (execute, "BOTH_S", 1e-9),
+    (execute, "SMALL_FILE_ROWS", 5),
     (execute, "TASK_OLD_ROWS", 12),
     (execute, "SMALL_GAME_ROWS", 3),
     # One after another, so that a seed is the same each time.
-    (parallel, "MOST_THREADS", 1),
+    (group, "MOST_THREADS", 1),
     (maintenance, "TABLES_AT_ONCE", 1),
 )
 

@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
-from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.maintenance import maintain
+from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.replay import replay
-from game_events.pipeline.reprocessing.selection import ReplaySelection
+from game_events.pipeline.reprocessing import replay
 from game_events.pipeline.runs.refresh import refresh
 from game_events.stack.local_stack import StackState
 from game_events_tests.conftest import MakePipeline, MakeSettings

@@ -13,15 +13,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.tables import BRONZE
+from game_events.pipeline import quarantine as quarantine_reset
 from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.continuous.loop import Loop
-from game_events.pipeline.maintenance.run import maintain
-from game_events.pipeline.quarantine import full_refresh as quarantine_reset
+from game_events.pipeline.maintenance import maintain
+from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import replay
-from game_events.pipeline.reprocessing.selection import ReplaySelection
+from game_events.pipeline.reprocessing import redecode, replay
+from game_events.pipeline.runs.loop import Loop
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.reconciliation import assert_books_balance, count, rows

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze.full_refresh import replace_bronze
-from game_events.pipeline.quarantine.full_refresh import listed_files
+from game_events.pipeline.quarantine import listed_files
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.redecode import redecode
+from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh
 from game_events.stack.local_stack import StackState
 from game_events_tests.conftest import MakePipeline, MakeSettings

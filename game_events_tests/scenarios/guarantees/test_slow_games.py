@@ -7,7 +7,7 @@ from pathlib import Path
 
 from game_events.config.settings import Settings
 from game_events.lakehouse.tables import BRONZE, game_of_silver, gold_name, silver_name
-from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.conftest import MakePipeline, MakeSettings

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.frame import RegistrySchema
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events_tests.support.decoding.helpers import compiled, decode, descriptor_set, reasons_by_position, rows_by_position

@@ -23,10 +23,9 @@ from typing import Any
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from game_events.config.settings import Settings, load_settings
-from game_events.lakehouse.data.snapshot import row_count
+from game_events.lakehouse.data.reading import row_count
 from game_events.lakehouse.tables import BRONZE, Lakehouse
-from game_events.orchestration.runs.dead_runs import PROCESS_TAG
-from game_events.orchestration.runs.own_runs import repository_of
+from game_events.orchestration.runs import PROCESS_TAG, repository_of
 from game_events_tests.support.docs.pages import blocks
 from game_events_tests.support.servers.postgres import postgres
 from game_events_tests.support.servers.webhook import Receiver

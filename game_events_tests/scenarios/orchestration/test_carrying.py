@@ -10,8 +10,8 @@ import dagster as dg
 import pytest
 
 from game_events.definitions import build_defs
-from game_events.orchestration.assets.layers import build_automation
-from game_events.orchestration.graph import Graph
+from game_events.orchestration.assets import build_automation
+from game_events.orchestration.resources import Graph
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.support import reconciliation

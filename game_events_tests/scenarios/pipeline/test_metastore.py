@@ -15,9 +15,9 @@ STEPS = """
 import json, sys
 from game_events.orchestration.resources import SparkResource
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.metastore import register_tables, tables_registered
+from game_events.pipeline.descriptions import register_tables, tables_registered
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.tables import TableReport
+from game_events.pipeline.reporting.result import TableReport
 from game_events.config.settings import load_settings
 
 for line in sys.stdin:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from game_events.pipeline.erasure.run import forget
-from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
 from game_events.producer.produce import produce

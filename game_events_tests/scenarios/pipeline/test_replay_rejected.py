@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from game_events.pipeline.replay_selection import ReplaySelection, replay_selection
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.selection import ReplaySelection, replay_selection
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream, replay_and_refresh
 from game_events_tests.support.reconciliation import gold
 from game_events_tests.support.worlds.quality import (

@@ -7,12 +7,10 @@ import pytest
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.checks.offsets import offsets_continuous, offsets_unique
-from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.checks.registry import offsets_continuous, offsets_unique
+from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.backlog import backlog
-from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.runs.refresh import backlog, refresh, selection_of
 from game_events_tests.support.reconciliation import coordinates, gold
 from game_events_tests.support.worlds.quality import Event, send_events
 from game_events_tests.support.worlds.topics import put

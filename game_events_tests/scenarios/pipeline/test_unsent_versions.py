@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
+from game_events.lakehouse.maintenance import FULL_GOAL, join_files, small_files
 from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class

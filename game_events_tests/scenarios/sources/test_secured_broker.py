@@ -10,8 +10,8 @@ from pyspark.errors import PySparkException
 
 from game_events.errors import ConfigurationError
 from game_events.pipeline.runs.refresh import refresh
-from game_events.sources.core.source import MicroBatch
 from game_events.sources.kafka.source import KafkaSource
+from game_events.sources.source import MicroBatch
 from game_events_tests.support.offsets import by_partition, splits
 from game_events_tests.support.reconciliation import count
 from game_events_tests.support.servers.secured_broker import CLIENTS, KEY_PASSWORD, MECHANISMS, PASSWORD, secured_broker

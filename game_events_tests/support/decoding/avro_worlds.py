@@ -4,7 +4,7 @@ from datetime import UTC, date, datetime
 
 from hypothesis import strategies as st
 
-from game_events.decoding.core.column_types import TIMESTAMP_RANGE
+from game_events.decoding.columns import TIMESTAMP_RANGE
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PRIMITIVES = ["null", "boolean", "int", "long", "float", "double", "bytes", "string"]

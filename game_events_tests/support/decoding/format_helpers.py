@@ -2,11 +2,9 @@
 
 import json
 
-from game_events.decoding.batch_decoder import DecodePlan
-from game_events.decoding.compiler import compile_schema
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.formats import make_decoder
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import DecodePlan, compile_schema, make_decoder
+from game_events.decoding.frame import RegistrySchema
 from game_events_tests.support.decoding.helpers import decode, rows_by_position
 
 

@@ -12,10 +12,9 @@ from confluent_kafka.schema_registry.serde import SchemaId
 from google.protobuf import message_factory
 from grpc_tools import protoc
 
-from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
-from game_events.decoding.compiler import compile_schema
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import BatchDecoder, DecodePlan, compile_schema
+from game_events.decoding.frame import RegistrySchema
 from game_events.decoding.protobuf.decoder import ProtobufDecoder
 
 REGISTRY = SchemaRegistryClient.new_client({"url": "mock://decoding"})

@@ -9,7 +9,7 @@ from decimal import Decimal
 import pyarrow as pa
 from google.protobuf import json_format, message_factory
 
-from game_events.decoding.core.column_map import field_key, path_inside
+from game_events.decoding.columns import field_key, path_inside
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

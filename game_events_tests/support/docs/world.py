@@ -17,7 +17,7 @@ import duckdb
 import yaml
 from deltalake import DeltaTable
 
-from game_events.config.groups.values import ENV_PREFIX
+from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import STACK_STATE_FILE, Settings, load_settings
 from game_events.definitions import build_defs
 from game_events.stack.local_stack import StackState

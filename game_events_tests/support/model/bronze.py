@@ -14,16 +14,16 @@ import pyarrow as pa
 import pytest
 
 from game_events.config.settings import Settings
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.decoding.columns import ColumnMap
+from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS
+from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import StagedFile, staged
-from game_events.lakehouse.event_columns import COORDINATES, QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze import load as bronze
 from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.one_pass import OnePass, SecondStage
-from game_events.sources.core.source import MicroBatch, Offsets, Source, SourceSnapshot, Split
+from game_events.sources.source import MicroBatch, Offsets, Source, SourceSnapshot, Split
 from game_events_tests.support.pipelines import reading, stage_by_hand
 
 LANE = Split("t", "A" * 21 + "A", 0)

@@ -13,19 +13,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.event_columns import QUARANTINE_COLUMNS
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import is_game, paths
-from game_events.pipeline.fanout.job import FanOut, FanOutResult, spread, stage
-from game_events.pipeline.fanout.old_rows import OldRows
-from game_events.pipeline.fanout.routing import INVALID, OVER_LIMIT
+from game_events.lakehouse.data.columns import QUARANTINE_COLUMNS
+from game_events.lakehouse.data.reading import read_arrow
+from game_events.lakehouse.tables import Layer, is_game, paths
+from game_events.pipeline.fanout.job import INVALID, OVER_LIMIT, FanOut, FanOutResult, spread, stage
+from game_events.pipeline.fanout.rows import OldRows
 from game_events.pipeline.gold.execute import GAME, Staged
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
 from game_events.pipeline.quality.decisions import Decisions, Rewritten
 from game_events.pipeline.quality.judging import DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
-from game_events.pipeline.silver.source import SilverInput
-from game_events.pipeline.silver.stage import Staging, Start, _split
+from game_events.pipeline.silver.stage import SilverInput, Staging, Start, _split
 from game_events.rules import Rule
 from game_events_tests.support.model.bronze import write
 from game_events_tests.support.worker_jobs import Rows

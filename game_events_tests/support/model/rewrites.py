@@ -10,20 +10,19 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.columns import COORDINATES, OWN_COLUMNS, QUARANTINE_COLUMNS
+from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import StagedFile
-from game_events.lakehouse.event_columns import COORDINATES, OWN_COLUMNS, QUARANTINE_COLUMNS
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import Table, paths
+from game_events.lakehouse.tables import Layer, Table, paths
+from game_events.pipeline import quarantine as quarantine_reset
+from game_events.pipeline import quarantine as replay_notes
+from game_events.pipeline import reprocessing
 from game_events.pipeline.bronze import full_refresh as bronze_reset
-from game_events.pipeline.bronze.full_refresh_guard import Expired
+from game_events.pipeline.bronze.full_refresh import Expired
 from game_events.pipeline.bronze.load import bronze_schema
 from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.quarantine import full_refresh as quarantine_reset
-from game_events.pipeline.quarantine import replay_marks as replay_notes
-from game_events.pipeline.quarantine.full_refresh import ResetList
-from game_events.pipeline.reprocessing import replay
+from game_events.pipeline.quarantine import ResetList
 from game_events_tests.support.model.bronze import write
 
 Row = dict[str, Any]
@@ -31,8 +30,8 @@ Row = dict[str, Any]
 
 def without_spark(patch: pytest.MonkeyPatch) -> None:
     """Puts the functions of this module in the places of Spark's jobs."""
-    patch.setattr(replay, "_stage", stage_replay)
-    patch.setattr(replay_notes, "_stage", stage_notes)
+    patch.setattr(reprocessing, "_stage", stage_replay)
+    patch.setattr(replay_notes, "_stage_marks", stage_notes)
     patch.setattr(quarantine_reset, "_stage", stage_reset)
     patch.setattr(bronze_reset, "count_expired", lambda *_: Expired())
 
@@ -43,7 +42,7 @@ def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def stage_replay(
-    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: replay.ReplaySelection, batch: int, _: Any
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: reprocessing.ReplaySelection, batch: int, _: Any
 ) -> StageResult:
     """For `replay._stage`."""
     reader: Any = pipeline.source

@@ -18,12 +18,10 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError, TransientError
-from game_events.lakehouse.commits import parallel as game_commits
-from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
-from game_events.lakehouse.maintenance.renewal import OutdatedFile, first_groups, renew
+from game_events.lakehouse.commits import group as game_commits
+from game_events.lakehouse.commits.transactions import Txn, restored
+from game_events.lakehouse.data.reading import read_arrow
+from game_events.lakehouse.maintenance import FULL_GOAL, OutdatedFile, first_groups, join_files, renew, small_files
 from game_events.lakehouse.tables import TABLES, UNIFIED, Lakehouse, Table, paths
 from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.bronze.load import load_bronze
@@ -32,14 +30,13 @@ from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.gold import refresh as gold
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
-from game_events.pipeline.quarantine.full_refresh import is_finished
-from game_events.pipeline.quarantine.replay_marks import is_noted
+from game_events.pipeline.quarantine import is_finished, is_noted
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reprocessing.auto_replay import replay_what_became_known
+from game_events.pipeline.reprocessing import replay_what_became_known
 from game_events.pipeline.silver import admission
 from game_events.pipeline.silver import commit as silver_commit
-from game_events.pipeline.silver import passes as silver
-from game_events.pipeline.silver import source as silver_source
+from game_events.pipeline.silver import refresh as silver
+from game_events.pipeline.silver import stage as silver_source
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.support.faults import Open, at_opening, handle_failpoints, wrap_writes
 from game_events_tests.support.model import plans as arrow_plans

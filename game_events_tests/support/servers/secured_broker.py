@@ -27,9 +27,8 @@ from cryptography.x509.oid import NameOID
 
 from game_events.jvm import jars
 from game_events.jvm.java import find_java
-from game_events.stack import kafka_broker
-from game_events.stack.ports import HOST, Ports, free_ports
-from game_events.stack.server_process import stop
+from game_events.stack import local_stack
+from game_events.stack.server_process import HOST, Ports, free_ports, stop
 from game_events_tests.support.waiting import until
 
 USER, PASSWORD = "reader", 'pl4nted "secret\\word'
@@ -157,7 +156,7 @@ def _secured(ports: Ports, sasl: int, tls: int, mutual: int, folder: Path) -> di
     # A properties file takes one level of backslashes away itself.
     login = f'{_PLAIN} required user_{USER}="{quoted}";'.replace("\\", "\\\\")
     listeners = {"SASL": (HOST, sasl), "TLS": ("localhost", tls), "MUTUAL": ("localhost", mutual)}
-    found = kafka_broker.properties(ports)
+    found = local_stack.properties(ports)
     more = "".join(f",{name}://{host}:{port}" for name, (host, port) in listeners.items())
     found["listeners"] += more
     found["advertised.listeners"] += more
@@ -189,9 +188,9 @@ def secured_broker(folder: Path) -> Iterator[SecuredBroker]:
     ports = Ports(kafka=kafka, controller=controller, registry=registry)
     conf = _secured(ports, sasl, tls, mutual, folder)
     java, parts = find_java(), jars.stack_parts()
-    server = kafka_broker.start(java, parts.kafka, folder, ports=ports, log=folder / "kafka.log", conf=conf)
+    server = local_stack.start_kafka(java, parts.kafka, folder, ports=ports, log=folder / "kafka.log", conf=conf)
     try:
-        until(lambda: kafka_broker.is_healthy(kafka), what="the secured broker")
+        until(lambda: local_stack.kafka_is_healthy(kafka), what="the secured broker")
         client = AdminClient({"bootstrap.servers": f"{HOST}:{kafka}"})
         for kind in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
             login = UserScramCredentialUpsertion(USER, ScramCredentialInfo(kind, 4096), PASSWORD.encode())

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import BATCH_INFO
-from game_events.pipeline.gold.aggregates import player_agg
-from game_events.pipeline.gold.plan import GamePlan, GoldRun, plan_games
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, silver_app
+from game_events.lakehouse.data.reading import BATCH_INFO
+from game_events.pipeline.gold.plan import GamePlan, GoldRun, plan_games, player_agg
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 

@@ -5,14 +5,12 @@ import json
 import dagster as dg
 
 from game_events.config.settings import SettingsSource, load_settings
-from game_events.lakehouse.system_tables.event_log import read_events
+from game_events.lakehouse.system_tables import read_events
 from game_events.lakehouse.tables import Lakehouse, Table
-from game_events.orchestration.dagster_private import execute_here
-from game_events.orchestration.graph import LAKEHOUSE, Graph
-from game_events.orchestration.jobs import refresh as refresh_job
-from game_events.orchestration.resources import LakehouseResource, SparkResource
-from game_events.pipeline.reporting.result import LayerResult
-from game_events.pipeline.reporting.tables import TableReport
+from game_events.orchestration import jobs as refresh_job
+from game_events.orchestration.keys import execute_here
+from game_events.orchestration.resources import LAKEHOUSE, Graph, LakehouseResource, SparkResource
+from game_events.pipeline.reporting.result import LayerResult, TableReport
 from game_events.pipeline.runs.refresh import OWN_GOLD, TriggeredRun
 
 LAYERS = ["bronze", "silver", "gold", "unified", OWN_GOLD]

@@ -9,12 +9,10 @@ import polars as pl
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import BATCH_INFO
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn
+from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.data.staging import partition_of
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.tables import UNIFIED, paths
+from game_events.lakehouse.tables import UNIFIED, Layer, paths
 from game_events.pipeline.gold.unified import gold_app, refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.pipelines import without_spark

@@ -51,9 +51,7 @@ def test_every_command_of_the_package_is_in_the_table():
 
 
 def test_a_run_without_an_export_imports_none_of_what_sends_rows(tmp_path):
-    program = (
-        "import sys; import game_events.cli.common.dagster_run as run; from game_events.config.settings import load_settings"
-    )
+    program = "import sys; import game_events.cli.dagster_run as run; from game_events.config.settings import load_settings"
     program += "\nrun.build_defs(load_settings()); print('aiohttp' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

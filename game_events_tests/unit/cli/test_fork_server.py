@@ -16,9 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from game_events.cli.common import forked_command
-from game_events.cli.common.forked_command import sockets_folder
-from game_events.cli.local.forks import fork_server
+from game_events.cli import forked_command
+from game_events.cli.forked_command import fork_server, sockets_folder
 from game_events_tests.support.waiting import until
 
 #: A server of commands that are Python texts: `run TEXT`.
@@ -35,7 +34,7 @@ ALONE = 99
 NOT_UTF8 = b"\xff"
 CLIENT = f"""
 import sys
-from game_events.cli.common import forked_command
+from game_events.cli import forked_command
 forked_command.READY_S = 60  # on a busy machine, too
 code = forked_command.run_forked(sys.argv)
 sys.exit({ALONE} if code is None else code)

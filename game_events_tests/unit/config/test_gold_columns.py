@@ -2,7 +2,7 @@
 
 import pytest
 
-from game_events.config.gold_columns import expression, measures, simple_call
+from game_events.config.names import expression, measures, simple_call
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.extending import count, max_of, min_of, sum_of

@@ -14,29 +14,29 @@ from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
 from openlineage.client.uuid import generate_new_uuid
 
 import game_events
-from game_events.cli.ui.up import _status
-from game_events.config import background
-from game_events.config.background import within
+from game_events.cli.local.up import _status
+from game_events.config import network
 from game_events.config.http_bounds import bounded
+from game_events.config.network import within
 from game_events.config.settings import Settings
 from game_events.errors import DataError, TransientError
-from game_events.pipeline.lineage import client as lineage
-from game_events.pipeline.observability import alerts
+from game_events.pipeline import monitoring
+from game_events.pipeline.lineage import events as lineage
 from game_events.schema_registry import SchemaRegistry
-from game_events.stack import registry_server
+from game_events.stack import local_stack
 from game_events_tests.support.servers.endless_heads import KINDS, endless_heads
 from game_events_tests.support.waiting import until
 
 #: Modules that make HTTP calls, with what bounds them.
 CLIENTS = {
     "schema_registry.py": "bounded",
-    "pipeline/observability/alerts.py": "bounded",
-    "cli/ui/up.py": "bounded",
-    "pipeline/lineage/client.py": "within",
-    "stack/registry_server.py": "within",
+    "pipeline/monitoring.py": "bounded",
+    "cli/local/up.py": "bounded",
+    "pipeline/lineage/events.py": "within",
+    "stack/local_stack.py": "within",
     "producer/produce.py": "registry_client",
-    "sinks/http/delivery.py": "ClientTimeout(total=",
-    "sinks/http/rate_limiter.py": "asyncio.timeout",
+    "export/delivery.py": "ClientTimeout(total=",
+    "export/rate_limiter.py": "asyncio.timeout",
     "config/http_bounds.py": "within",
 }
 #: Modules that only serve by these.
@@ -49,8 +49,8 @@ def ask_registry(address):
 
 
 def send_alert(address):
-    alert = alerts.Alert(id="1", event="run_failed", summary="x")
-    assert not alerts.send(Settings(alert_webhook_url=f"http://{address}/x"), alert, 0.4)
+    alert = monitoring.Alert(id="1", event="run_failed", summary="x")
+    assert not monitoring.send(Settings(alert_webhook_url=f"http://{address}/x"), alert, 0.4)
 
 
 def send_lineage(address):
@@ -66,13 +66,13 @@ def ask_ui(address):
 
 
 def ask_own_registry(address):
-    assert not registry_server.is_healthy(int(address.rpartition(":")[2]))
+    assert not local_stack.registry_is_healthy(int(address.rpartition(":")[2]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ask", [ask_registry, send_alert, send_lineage, ask_ui, ask_own_registry])
 def test_an_answer_whose_head_never_ends_is_given_up_in_time(ask, kind, monkeypatch):
-    monkeypatch.setattr(registry_server, "HEALTH_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(local_stack, "HEALTH_TIMEOUT_S", 0.4)
     with endless_heads(kind) as served:
         began = time.monotonic()
         ask(served.address)
@@ -93,11 +93,11 @@ def test_what_was_given_up_leaves_neither_a_thread_nor_a_connection(kind):
 
 
 def test_alerts_take_no_more_than_their_time_in_all(monkeypatch):
-    monkeypatch.setattr(alerts, "TOTAL_S", 1.0)
+    monkeypatch.setattr(monitoring, "TOTAL_S", 1.0)
     with endless_heads("drip") as served:
         began = time.monotonic()
-        alert = alerts.Alert(id="1", event="run_failed", summary="x")
-        assert not alerts.send(Settings(alert_webhook_url=f"http://{served.address}/x"), alert, 0.7)
+        alert = monitoring.Alert(id="1", event="run_failed", summary="x")
+        assert not monitoring.send(Settings(alert_webhook_url=f"http://{served.address}/x"), alert, 0.7)
         assert time.monotonic() - began < 1.5
 
 
@@ -123,7 +123,9 @@ def test_no_client_of_the_registry_or_the_webhook_goes_where_an_answer_leads(sta
         url = f"http://127.0.0.1:{server.server_port}"
         with pytest.raises(TransientError, match=f"with {status}"):
             SchemaRegistry(Settings(schema_registry_url=url), retries=0).fetch(1)
-        assert alerts.send(Settings(alert_webhook_url=f"{url}/x"), alerts.Alert(id="1", event="run_failed", summary="x"))
+        assert monitoring.send(
+            Settings(alert_webhook_url=f"{url}/x"), monitoring.Alert(id="1", event="run_failed", summary="x")
+        )
         server.shutdown()
     assert len(asked) == 2
     assert not [path for path in asked if "elsewhere" in path]
@@ -131,9 +133,9 @@ def test_no_client_of_the_registry_or_the_webhook_goes_where_an_answer_leads(sta
 
 def test_calls_that_do_not_end_are_not_more_than_a_few(monkeypatch):
     """Such as those that wait for a name server: nothing can end them."""
-    monkeypatch.setattr(background, "_unfinished", [])
+    monkeypatch.setattr(network, "_unfinished", [])
     ended = threading.Event()
-    for _ in range(background.MOST_UNFINISHED):
+    for _ in range(network.MOST_UNFINISHED):
         with pytest.raises(TimeoutError):
             within(0.001, ended.wait, "stuck")
     with pytest.raises(TimeoutError, match="16 earlier calls have not ended yet"):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from game_events.config.naming import FIXED, OWN, PROGRESS, Names
+from game_events.config.names import FIXED, OWN, PROGRESS, Names
 from game_events.lakehouse.tables import (
     BRONZE,
     EVENT_LOG,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from game_events.config.sql_text import (
+from game_events.config.names import (
     columns_in,
     foreign_call,
     holds_query,

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from google.protobuf.internal import encoder
 
-from game_events.decoding.batch_decoder import MAX_UNKNOWN_PATHS, BatchDecoder, DecodePlan
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import MAX_UNKNOWN_PATHS, BatchDecoder, DecodePlan
+from game_events.decoding.frame import Reason
 from game_events.decoding.protobuf.decoder import GUARDED_BYTES, ProtobufDecoder
 from game_events.errors import DataError
 from game_events_tests.support.decoding.helpers import (
@@ -164,7 +164,7 @@ def test_a_duration_outside_protobufs_range_is_rejected():
 DEEP = """
 import pyarrow as pa
 from game_events_tests.unit.decoding.test_batch_decoder import PLAN, event
-from game_events.decoding.batch_decoder import BatchDecoder
+from game_events.decoding.decoder import BatchDecoder
 deep = event(12)[:6] + b"\\x9b\\x06" * 60_000 + b"\\x9c\\x06" * 60_000
 many = event(12)[:6] + (b"\\x9b\\x06" * 90 + b"\\x9c\\x06" * 90) * 300
 decoded = BatchDecoder(PLAN).decode(pa.array([event(12), deep, many, event(11)], pa.binary()))

@@ -12,12 +12,10 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
-from game_events.decoding.compiler import compile_schema, first_decoders
+from game_events.decoding.columns import ColumnMap
 from game_events.decoding.compiler_child import CompilerLimits
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.decoder import BatchDecoder, DecodePlan, compile_schema, first_decoders
+from game_events.decoding.frame import Reason, RegistrySchema
 from game_events.errors import DataError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import MAX_TYPES, SchemaCatalog

@@ -6,10 +6,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.decoding.comments import read_comments
-from game_events.decoding.compiler import compile_schema, first_decoders
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.compiler_process import read_comments
+from game_events.decoding.decoder import compile_schema, first_decoders
+from game_events.decoding.frame import RegistrySchema
 from game_events.errors import DataError
 from game_events_tests.support.decoding.hostile_schemas import EMPTY, MAIN, as_base64, described
 

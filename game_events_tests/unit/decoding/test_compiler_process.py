@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from game_events.decoding.compiler import compile_schema, first_decoders
 from game_events.decoding.compiler_child import CompilerLimits
 from game_events.decoding.compiler_process import answer_request
-from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.decoder import compile_schema, first_decoders
+from game_events.decoding.frame import RegistrySchema
 from game_events.decoding.protobuf import files as protobuf_files
 from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.errors import DataError, TransientError

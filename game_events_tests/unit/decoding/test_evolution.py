@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from game_events.decoding.batch_decoder import BatchDecoder
+from game_events.decoding.decoder import BatchDecoder
 from game_events_tests.support.decoding.helpers import compiled, frame, plan_for, python_class, rows_by_position
 
 DOCS = Path(__file__).parents[3] / "docs" / "decoding.md"

@@ -6,11 +6,10 @@ import json
 import pyarrow as pa
 import pytest
 
-from game_events.decoding.compiler import compile_schema
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.expansion import MAX_RECORD_CELLS
-from game_events.decoding.core.reasons import Reason
-from game_events.decoding.formats import make_decoder
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import compile_schema, make_decoder
+from game_events.decoding.frame import Reason
+from game_events.decoding.projection import MAX_RECORD_CELLS
 from game_events_tests.support.decoding.format_helpers import framed, plan_of, registered
 from game_events_tests.support.decoding.helpers import decode, reasons_by_position
 

@@ -22,11 +22,8 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from game_events.config.settings import Settings
-from game_events.decoding.batch_decoder import BatchDecoder
-from game_events.decoding.compiler import compile_schema
-from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.formats import make_decoder
+from game_events.decoding.decoder import BatchDecoder, compile_schema, make_decoder
+from game_events.decoding.frame import Reason, RegistrySchema
 from game_events.errors import DataError
 from game_events.schema_registry import SchemaRegistry
 from game_events_tests.support.decoding.format_helpers import framed, plan_of, registered

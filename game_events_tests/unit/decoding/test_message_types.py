@@ -7,11 +7,9 @@ import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2
 
-from game_events.decoding.batch_decoder import BatchDecoder
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.formats import declared_names
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import BatchDecoder, declared_names
+from game_events.decoding.frame import Reason, RegistrySchema
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events_tests.support.decoding.format_helpers import framed

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from game_events.decoding import same_schema
-from game_events.decoding.compiler import compile_schema
-from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.same_schema import difference
+from game_events.decoding import schema_diff
+from game_events.decoding.decoder import compile_schema
+from game_events.decoding.frame import RegistrySchema
+from game_events.decoding.schema_diff import difference
 from game_events_tests.support.decoding.registered_forms import in_form
 
 AVRO = {
@@ -158,6 +158,6 @@ def test_a_difference_names_the_field_and_both_types(what):
 
 
 def test_equal_texts_are_not_compiled(monkeypatch):
-    monkeypatch.setattr(same_schema, "compile_schema", None)
+    monkeypatch.setattr(schema_diff, "compile_schema", None)
     assert difference(proto(), proto()) is None
     assert difference(proto(), proto(references=())) is None

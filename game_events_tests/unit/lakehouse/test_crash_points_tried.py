@@ -8,7 +8,7 @@ from pathlib import Path
 from game_events_tests.integration.sinks.test_export_crashes import POINTS as EXPORT_POINTS
 from game_events_tests.scenarios.guarantees.test_crashes import POINTS
 from game_events_tests.scenarios.guarantees.test_crashes_of_erasures import POINTS as ERASURE_POINTS
-from game_events_tests.unit.pipeline.maintenance.test_crashes import POINTS as MAINTENANCE_POINTS
+from game_events_tests.unit.pipeline.test_crashes import POINTS as MAINTENANCE_POINTS
 
 #: Points of other work than a plain run's: test_crashes_of_other_work.py, test_archive.py, test_replay.py, test_redecode.py,
 #: test_rejections.py and test_full_refresh.py crash at them.

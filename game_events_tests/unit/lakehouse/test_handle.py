@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.data.snapshot import BATCH_INFO, row_count
+from game_events.lakehouse.commits.transactions import restored
+from game_events.lakehouse.data.reading import BATCH_INFO, row_count
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.handle import MOST_FILES, MOST_NOTED, NOTED
 from game_events.lakehouse.tables import Lakehouse, files_of, paths

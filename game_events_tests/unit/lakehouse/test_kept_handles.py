@@ -8,10 +8,10 @@ import pytest
 from deltalake.exceptions import DeltaError
 
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.delta_log import TableLog
+from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.handle import LONGEST_S, MOST_VERSIONS
 from game_events.lakehouse.kept_handles import KeptHandles
-from game_events.lakehouse.retention import Retention
+from game_events.lakehouse.table_properties import Retention
 from game_events_tests.support.tables import plan
 
 

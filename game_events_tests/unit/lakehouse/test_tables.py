@@ -11,10 +11,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.data.snapshot import files_with, read_parts, row_count, selection
+from game_events.lakehouse.data.reading import files_with, read_parts, row_count, selection
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.format_version import KEY, format_of
-from game_events.lakehouse.sizes import Sizes
+from game_events.lakehouse.table_properties import KEY, Sizes, format_of
 from game_events.lakehouse.tables import Lakehouse, game_of_silver, gold_name, is_game, silver_name
 from game_events_tests.support.tables import plan
 

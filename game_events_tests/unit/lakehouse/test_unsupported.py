@@ -11,24 +11,21 @@ from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.kept_handles import KeptHandles
-from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
+from game_events.lakehouse.maintenance import FULL_GOAL, join_files, small_files
 from game_events.lakehouse.query import TablesSql
+from game_events.lakehouse.table_properties import WRITABLE_FEATURES
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, Lakehouse, gold_name, silver_name
-from game_events.lakehouse.unsupported import WRITABLE_FEATURES
 from game_events.pipeline.bronze import load
 from game_events.pipeline.bronze.full_refresh import replace_bronze
-from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.row_counts import CountJobs, RowCounts
-from game_events.pipeline.erasure.commits import erase_events
-from game_events.pipeline.erasure.state import ErasureState
-from game_events.pipeline.erasure.subjects import DataSubjects
-from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.checks.reconcile import CountJobs, RowCounts, reconcile
+from game_events.pipeline.erasure.commits import ErasureState, erase_events
+from game_events.pipeline.erasure.scan import DataSubjects
+from game_events.pipeline.maintenance import maintain
+from game_events.pipeline.replay_selection import ReplaySelection
+from game_events.pipeline.reporting.counts import Erasure
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.steps import Erasure
-from game_events.pipeline.reprocessing.redecode import redecode
-from game_events.pipeline.reprocessing.replay import replay
-from game_events.pipeline.reprocessing.selection import ReplaySelection
-from game_events.pipeline.silver import passes
+from game_events.pipeline.reprocessing import redecode, replay
+from game_events.pipeline.silver import refresh
 from game_events_tests.support.altered_tables import altered, not_null, with_metadata
 from game_events_tests.support.faults import at_commit
 from game_events_tests.support.model.world import World
@@ -232,7 +229,7 @@ def jobs(monkeypatch):
         return call
 
     monkeypatch.setattr(load, "stage_micro_batch", counted("micro-batch", load.stage_micro_batch))
-    monkeypatch.setattr(passes, "stage_games", counted("games", passes.stage_games))
+    monkeypatch.setattr(refresh, "stage_games", counted("games", refresh.stage_games))
     monkeypatch.setattr(commits, "write_version", counted("commit", commits.write_version))
     return counts
 

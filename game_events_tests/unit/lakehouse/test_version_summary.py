@@ -13,14 +13,12 @@ from deltalake.transaction import CommitProperties, Transaction
 
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.data.snapshot import BATCH_INFO
-from game_events.lakehouse.handle import MOST_FILES
-from game_events.lakehouse.kept_handles import KeptHandles
-from game_events.lakehouse.log_entries import path_of
-from game_events.lakehouse.retention import KEPT_CHECKPOINT_COMMITS
+from game_events.lakehouse.commits.transactions import restored
+from game_events.lakehouse.data.reading import BATCH_INFO
+from game_events.lakehouse.handle import MOST_FILES, path_of
+from game_events.lakehouse.kept_handles import NAME, KeptHandles
+from game_events.lakehouse.table_properties import KEPT_CHECKPOINT_COMMITS
 from game_events.lakehouse.tables import Lakehouse, files_of
-from game_events.lakehouse.version_summary import NAME
 from game_events_tests.support.tables import numbers, plan, staged_numbers
 
 

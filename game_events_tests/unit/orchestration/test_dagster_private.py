@@ -5,9 +5,8 @@ import os
 import dagster as dg
 import pytest
 
-from game_events.orchestration.dagster_private import plan_process
-from game_events.orchestration.runs.dead_runs import PROCESS_TAG, end_dead_runs, mark_process, process_tag
-from game_events.orchestration.runs.own_runs import OwnRuns
+from game_events.orchestration.keys import plan_process
+from game_events.orchestration.runs import PROCESS_TAG, OwnRuns, end_dead_runs, mark_process, process_tag
 from game_events_tests.support.fixtures.dagster import PROJECT
 
 ANY = {"game_events/lakehouse": "/lake/*"}

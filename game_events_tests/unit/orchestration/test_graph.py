@@ -9,14 +9,12 @@ from dagster import DagsterRunStatus
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.orchestration import resources
-from game_events.orchestration.checks.tables import fails
-from game_events.orchestration.graph import Graph
-from game_events.orchestration.jobs.continuous import row_changing_run, run_under_way
+from game_events.orchestration.checks import fails
+from game_events.orchestration.continuous import decide, past_runs, row_changing_run, run_under_way
 from game_events.orchestration.keys import JOB
-from game_events.orchestration.runs.own_runs import LAKEHOUSE_TAG, REPOSITORY_TAG, OwnRuns
-from game_events.orchestration.sensors.continuous_mode import decide, past_runs
-from game_events.orchestration.sensors.kafka_lag import writer_of_bronze
-from game_events.orchestration.sensors.ticks import sensor
+from game_events.orchestration.resources import Graph
+from game_events.orchestration.runs import LAKEHOUSE_TAG, REPOSITORY_TAG, OwnRuns
+from game_events.orchestration.sensors import sensor, writer_of_bronze
 from game_events.spark.session import EarlySession
 from game_events_tests.support.keys import SILVER_KEY
 

@@ -6,15 +6,15 @@ import dagster as dg
 import pytest
 
 from game_events.cli.local.init import CONFIG, use_example
-from game_events.config.naming import Names
+from game_events.config.names import Names
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
-from game_events.orchestration.events.metadata import table_metadata
+from game_events.orchestration.events import table_metadata
 from game_events.orchestration.keys import DEFAULT, Keys
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.tables import TableReport
-from game_events.pipeline.runs.selection import selection_of
+from game_events.pipeline.reporting.result import TableReport
+from game_events.pipeline.runs.refresh import selection_of
 
 #: Beginnings of the names of assets and tables.
 LAYERS = ("bronze_", "quarantine_", "silver_", "gold_")

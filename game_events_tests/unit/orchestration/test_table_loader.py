@@ -11,7 +11,7 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import PARTITIONED, SILVER, Lakehouse
 from game_events.orchestration.keys import Keys
-from game_events.orchestration.table_loader import TableLoader, _opened, table_of
+from game_events.orchestration.resources import TableLoader, _opened, table_of
 from game_events_tests.unit.lakehouse.commits.test_group import put
 
 

@@ -7,16 +7,15 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.frame import RegistrySchema
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.descriptions import COMMENT_OF, comments_of
-from game_events.lakehouse.event_columns import bronze_schema
+from game_events.lakehouse.data.columns import COMMENT_OF, bronze_schema, comments_of
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.column_comments import BRONZE_DESCRIPTION, about_bronze, documented, message_comment
+from game_events.pipeline.descriptions import BRONZE_DESCRIPTION, about_bronze, documented, message_comment
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.pipeline.schemas.column_origins import origins
+from game_events.pipeline.schemas.history import origins
 
 HEAD = 'syntax = "proto3"; package t;\n'
 TEXTS = {

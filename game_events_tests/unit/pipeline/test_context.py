@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from game_events.pipeline.context import SNAPSHOT_S
-from game_events.sources.kafka.admin import TIMEOUT_S
+from game_events.sources.kafka.source import TIMEOUT_S
 from game_events_tests.support.pipelines import without_spark
 
 

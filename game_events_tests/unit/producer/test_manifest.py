@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.errors import DataError
-from game_events.producer.manifest import GamerTruth, Manifest, ManifestBuilder
+from game_events.producer.produce import GamerTruth, Manifest, ManifestBuilder
 from game_events.producer.simulator import PoisonKind, Simulation
 from game_events_tests.support.producer import SCHEMA_IDS, assert_true, decode, values
 

@@ -10,10 +10,9 @@ from google.protobuf.message import DecodeError
 from game_events.cli.local.init import CONFIG, examples, use_example
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.producer import message_type
-from game_events.producer.encoding import EventEncoder
-from game_events.producer.manifest import ManifestBuilder
-from game_events.producer.message_type import BUILT_IN, MAX_VERSION, MessageShape, compile_text, custom_columns
+from game_events.producer import messages
+from game_events.producer.messages import BUILT_IN, MAX_VERSION, MessageShape, compile_text, custom_columns
+from game_events.producer.produce import EventEncoder, ManifestBuilder
 from game_events.producer.simulator import PoisonKind, Simulation
 
 ROOT = Path(__file__).parents[3]
@@ -209,7 +208,7 @@ def test_the_examples_are_the_folders_of_the_checkout():
 
 
 def test_the_packaged_proto_is_the_readable_one():
-    packaged = Path(message_type.__file__).with_name("game_event.proto")
+    packaged = Path(messages.__file__).with_name("game_event.proto")
     assert packaged.read_bytes() == (ROOT / "protos" / "game_event.proto").read_bytes()
 
 

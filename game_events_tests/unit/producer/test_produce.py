@@ -6,7 +6,7 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.producer.message_type import BUILT_IN
+from game_events.producer.messages import BUILT_IN
 from game_events.producer.produce import register_versions
 from game_events.schema_registry import registry_client
 

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from game_events.config.producer import DEFAULT_GAMES
-from game_events.producer.encoding import encode_pool
-from game_events.producer.kafka_writer import BATCH
-from game_events.producer.manifest import ManifestBuilder
+from game_events.config.pipeline_settings import DEFAULT_GAMES
+from game_events.producer.messages import BATCH
+from game_events.producer.produce import ManifestBuilder, encode_pool
 from game_events.producer.simulator import (
     EPOCH,
     BulkSimulation,

@@ -18,7 +18,7 @@ DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 #: Declared and not imported, with why.
 NOT_IMPORTED = {
     "cryptography": "confluent-kafka's client of the registry brings it (by Authlib): this is the oldest version without holes",
-    "delta-spark": "its jar is Delta Lake's own reader (game_events/pipeline/checks/gold_recompute.py)",
+    "delta-spark": "its jar is Delta Lake's own reader (game_events/pipeline/checks/audits.py)",
     "googleapis-common-protos": "its .proto files are read",
 }
 #: Namespaces that several packages share -> whose these modules are.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from game_events.config.groups.values import ENV_PREFIX
+from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings
 from game_events_tests.support.docs.pages import NOT_RUN, PAGES, ROOT, RUN_BY, Block, blocks, inline_code
 from game_events_tests.support.docs.printed import missing

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from game_events.spark.code_shipping import packed
+from game_events.spark.config import packed
 
 #: Modules with what workers unpickle.
-MODULES = ("bronze.worker", "bronze.stored_worker", "bronze.full_refresh_guard", "fanout.job", "gold.merging")
+MODULES = ("bronze.worker", "bronze.full_refresh", "fanout.job", "gold.execute")
 
 
 @pytest.mark.parametrize("module", MODULES)

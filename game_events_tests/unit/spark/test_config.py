@@ -17,14 +17,22 @@ from pyspark.errors import PySparkException, RetriesExceeded
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
+from game_events.export.rate_limiter import limiter_host
 from game_events.lakehouse.data.staging import StagedFile, unseen
 from game_events.lakehouse.tables import Table
 from game_events.orchestration import resources
-from game_events.orchestration.runs.errors import errors_decide
-from game_events.sinks.http.rate_limiter import limiter_host
+from game_events.orchestration.runs import errors_decide
 from game_events.spark import session
-from game_events.spark.code_shipping import packed, shares_python_environment, ship_code
-from game_events.spark.config import DAEMON, DAEMON_KEY, server_only_settings, session_config, spark_config
+from game_events.spark.config import (
+    DAEMON,
+    DAEMON_KEY,
+    packed,
+    server_only_settings,
+    session_config,
+    shares_python_environment,
+    ship_code,
+    spark_config,
+)
 from game_events.spark.connect import CONNECT_MODE, connect, is_session_lost, named
 from game_events.stack import connect_server
 

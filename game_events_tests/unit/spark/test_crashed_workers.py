@@ -7,7 +7,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from game_events.errors import UserCodeError
-from game_events.spark.crashed_workers import (
+from game_events.spark.failures import (
     MAX_FAILURES,
     WorkerCrashError,
     bisect,

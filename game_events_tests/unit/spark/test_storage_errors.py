@@ -6,7 +6,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from game_events.errors import ConfigurationError, LostFileError
-from game_events.spark.storage_errors import lost_file, storage_named
+from game_events.spark.failures import lost_file, storage_named
 
 WORKER = """An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):

@@ -15,12 +15,11 @@ import grpc
 import psutil
 import pytest
 
-from game_events.jvm.private_folders import TemporaryFolder
+from game_events.jvm.java import TemporaryFolder
 from game_events.spark.connect import TOKEN_VARIABLE
 from game_events.spark.connect_channel import channel_to
-from game_events.stack.ports import HOST, free_ports
-from game_events.stack.private_socket import PrivateSocket
-from game_events.stack.server_process import ServerProcess, find, spawn, stop
+from game_events.stack.connect_server import PrivateSocket
+from game_events.stack.server_process import HOST, ServerProcess, find, free_ports, spawn, stop
 from game_events_tests.support.waiting import until
 
 CALL = "/spark.connect.SparkConnectService/Config"

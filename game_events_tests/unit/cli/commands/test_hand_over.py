@@ -8,14 +8,13 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
 from game_events.cli.commands import continuous
-from game_events.cli.common.output import Output
-from game_events.cli.common.summary import JobResult
+from game_events.cli.output import Output
+from game_events.cli.summary import JobResult
 from game_events.config.settings import load_settings
+from game_events.orchestration.continuous import HAND_OVER_S, decide, past_runs
 from game_events.orchestration.keys import JOB
-from game_events.orchestration.runs.own_runs import OwnRuns, lakehouse_tag
-from game_events.orchestration.runs.tags import HANDED_OVER
-from game_events.orchestration.sensors.continuous_mode import HAND_OVER_S, decide, past_runs
-from game_events.pipeline.continuous.loop import LoopReport
+from game_events.orchestration.runs import HANDED_OVER, OwnRuns, lakehouse_tag
+from game_events.pipeline.runs.loop import LoopReport
 
 
 @pytest.mark.parametrize("ctrl_c", [True, False])

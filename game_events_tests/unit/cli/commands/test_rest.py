@@ -1,6 +1,6 @@
 """What `game-events rest size` computes."""
 
-from game_events.cli.commands.rest import size
+from game_events.cli.commands.export import size
 
 
 def test_tasks_and_cores_follow_from_littles_law():

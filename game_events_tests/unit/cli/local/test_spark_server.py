@@ -13,8 +13,7 @@ import pytest
 
 from game_events.cli.local.spark_server import WarmSpark
 from game_events.config.settings import load_settings
-from game_events.stack.ports import listens
-from game_events.stack.server_process import ServerProcess, find, spawn
+from game_events.stack.server_process import ServerProcess, find, listens, spawn
 from game_events_tests.support.waiting import until
 
 #: A server that answers each connection with a word.

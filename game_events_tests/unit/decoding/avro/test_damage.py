@@ -8,9 +8,8 @@ import sys
 import fastavro
 import pytest
 
-from game_events.decoding.avro.encoding import MAX_EMPTY_ITEMS
-from game_events.decoding.avro.json_text import MAX_LEVELS
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding.avro.encoding import MAX_EMPTY_ITEMS, MAX_LEVELS
+from game_events.decoding.frame import Reason
 from game_events_tests.support.decoding.format_helpers import (
     decode_one,
     framed,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from game_events.decoding.batch_decoder import BatchDecoder
+from game_events.decoding.decoder import BatchDecoder
 from game_events_tests.support.decoding.avro_reading import Reader, Writer, comparable, expected, plain
 from game_events_tests.support.decoding.avro_worlds import (
     EPOCH,

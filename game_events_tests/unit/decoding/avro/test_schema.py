@@ -7,13 +7,11 @@ import re
 import pyarrow as pa
 import pytest
 
-from game_events.decoding.avro.nested_columns import MAX_COLUMNS
+from game_events.decoding.avro.decoder import MAX_COLUMNS
 from game_events.decoding.avro.schema import AvroSchema, compile_avro
-from game_events.decoding.batch_decoder import BatchDecoder
-from game_events.decoding.compiler import compile_schema
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.formats import make_decoder
-from game_events.decoding.same_schema import _of_avro
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import BatchDecoder, compile_schema, make_decoder
+from game_events.decoding.schema_diff import _of_avro
 from game_events.errors import DataError
 from game_events_tests.support.decoding.format_helpers import decode_one, framed, plan_of, registered
 from game_events_tests.support.decoding.helpers import decode, rows_by_position

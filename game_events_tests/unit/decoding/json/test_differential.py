@@ -11,7 +11,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.decoding.batch_decoder import BatchDecoder
+from game_events.decoding.decoder import BatchDecoder
 from game_events_tests.support.decoding.format_helpers import framed, plan_of, registered
 from game_events_tests.support.decoding.helpers import assert_each_row_once, rows_by_position
 from game_events_tests.unit.decoding.protobuf.test_native import spoil

@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.json import essentials
-from game_events.decoding.json.essentials import compile_json
-from game_events.decoding.json.schema import JsonSchema
-from game_events.decoding.json.types import json_type
+from game_events.decoding.frame import RegistrySchema
+from game_events.decoding.json import schema
+from game_events.decoding.json.schema import JsonSchema, compile_json, json_type
 
 JUNK = {"examples": [[]] * 10_000, "description": "x" * 20_000, "x-own": {"a": {"type": "string"}}, "default": {"type": 1}}
 CASES = {
@@ -58,6 +56,6 @@ def test_what_decoding_needs_is_kept_and_nothing_else(case):
 def test_a_small_schema_stays_as_it_is_and_so_does_one_whose_reduced_form_decodes_otherwise(monkeypatch):
     small = RegistrySchema(1, "JSON", json.dumps({"type": "object", "description": "x"}))
     assert compile_json(small).text == small.text
-    monkeypatch.setattr(essentials, "_text", lambda *_: "{}")
+    monkeypatch.setattr(schema, "_text", lambda *_: "{}")
     large = RegistrySchema(1, "JSON", json.dumps({"title": "T", "type": "object", **JUNK}))
     assert compile_json(large).text == large.text

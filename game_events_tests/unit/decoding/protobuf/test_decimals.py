@@ -9,8 +9,8 @@ from decimal import Decimal
 import pytest
 
 from game_events.config.settings import load_settings
-from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.value_rules import ValueRules
+from game_events.decoding.columns import ValueRules
+from game_events.decoding.frame import Reason
 from game_events_tests.support.decoding.helpers import compiled, decode, frame, plan_for, python_class, rows_by_position
 
 TYPES = (

@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 from google.protobuf import descriptor_pb2, json_format
 
-from game_events.decoding.compiler import compile_schema
-from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.decoder import compile_schema
+from game_events.decoding.frame import RegistrySchema
 from game_events.errors import DataError
 from game_events_tests.support.decoding.helpers import python_class
 

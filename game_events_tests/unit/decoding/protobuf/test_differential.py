@@ -10,14 +10,12 @@ from google.protobuf.message import DecodeError
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from game_events.decoding.compiler import compile_schema
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.expansion import Shape
-from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.protobuf import cell_count
-from game_events.decoding.protobuf.cell_count import CellCounter
-from game_events.decoding.protobuf.decoder import ProtobufDecoder
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import compile_schema
+from game_events.decoding.frame import Reason, RegistrySchema
+from game_events.decoding.projection import Shape
+from game_events.decoding.protobuf import decoder
+from game_events.decoding.protobuf.decoder import CellCounter, ProtobufDecoder
 from game_events.decoding.protobuf.fields import tree_of
 from game_events.errors import DataError
 from game_events_tests.support.decoding.helpers import python_class
@@ -167,5 +165,5 @@ def test_no_row_has_more_values_in_lists_than_were_counted_before_it_was_decoded
     for position, count in zip(decoded.good.tolist(), counts.tolist(), strict=len(counts) > 0):
         if count:
             with pytest.MonkeyPatch.context() as bound:
-                bound.setattr(cell_count, "MAX_RECORD_CELLS", count - 1)
+                bound.setattr(decoder, "MAX_RECORD_CELLS", count - 1)
                 assert counter.is_too_large(payloads[position]), (count, payloads[position], world.text)

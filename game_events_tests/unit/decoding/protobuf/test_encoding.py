@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding.frame import Reason
 from game_events.decoding.protobuf import diagnosis as protobuf_faults
 from game_events.decoding.protobuf.diagnosis import FaultFinder
 from game_events_tests.support.decoding.helpers import (

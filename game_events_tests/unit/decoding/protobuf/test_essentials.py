@@ -7,9 +7,9 @@ from contextlib import suppress
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from game_events.decoding.compiler import compile_schema
-from game_events.decoding.core.registry_schema import RegistrySchema
-from game_events.decoding.protobuf.essentials import essential_text
+from game_events.decoding.decoder import compile_schema
+from game_events.decoding.frame import RegistrySchema
+from game_events.decoding.protobuf.files import essential_text
 from game_events.errors import DataError
 from game_events_tests.support.decoding.helpers import python_class
 

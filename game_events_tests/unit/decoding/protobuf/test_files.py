@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
 from game_events.decoding.compiler_process import answer_request
-from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.frame import RegistrySchema
 from game_events.decoding.protobuf.files import STDERR, compile_files
 from game_events.errors import DataError
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from game_events.decoding.compiler import compile_schema
-from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
+from game_events.decoding.decoder import compile_schema
+from game_events.decoding.frame import Reason, RegistrySchema, schema_guid
 from game_events.errors import DataError
 from game_events_tests.support.decoding.helpers import (
     decode,

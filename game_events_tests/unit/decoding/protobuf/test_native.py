@@ -8,8 +8,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.decoding.batch_decoder import BatchDecoder
-from game_events.decoding.core.column_types import TIMESTAMP_RANGE
+from game_events.decoding.columns import TIMESTAMP_RANGE
+from game_events.decoding.decoder import BatchDecoder
 from game_events_tests.support.decoding.helpers import (
     assert_each_row_once,
     compiled,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from google.protobuf import json_format, message_factory, struct_pb2
 
-from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.columns import ColumnMap
 from game_events.decoding.protobuf.decoder import ProtobufDecoder
 from game_events_tests.support.decoding.helpers import compiled, decode, frame, plan_for, python_class, rows_by_position
 from game_events_tests.support.work import counted

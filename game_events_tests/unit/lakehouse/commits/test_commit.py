@@ -10,7 +10,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from game_events.errors import ConflictError, DataError, TransientError
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.restores import restored_between, version_before_restores
+from game_events.lakehouse.commits.transactions import restored_between, version_before_restores
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.faults import at_commit, at_creation, at_opening
 from game_events_tests.support.tables import (

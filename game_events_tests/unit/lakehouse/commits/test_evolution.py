@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 from game_events.config.settings import load_settings
-from game_events.decoding.core.column_map import ColumnMap, Field
-from game_events.decoding.core.kept_columns import kept_columns
-from game_events.decoding.core.projection import Projection
+from game_events.decoding.columns import ColumnMap, Field, kept_columns
+from game_events.decoding.projection import Projection
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.staging import StagedWriter

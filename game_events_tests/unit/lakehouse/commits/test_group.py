@@ -8,8 +8,8 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConflictError, DataError, TransientError
 from game_events.lakehouse.commits.commit import Commit, Landed
 from game_events.lakehouse.commits.group import commit_group
-from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow
+from game_events.lakehouse.commits.transactions import restored
+from game_events.lakehouse.data.reading import BATCH_INFO, read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.kept_handles import KeptHandles
 from game_events.lakehouse.parts import PartedHandle, of_part

@@ -14,14 +14,13 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError
 
 from game_events.errors import ConflictError, GameEventsError
-from game_events.lakehouse.commits import log_writer
+from game_events.lakehouse.commits import log
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.delta_log import TableLog
-from game_events.lakehouse.commits.log_writer import write_version
+from game_events.lakehouse.commits.log import TableLog, write_version
 from game_events.lakehouse.data.staging import StagedWriter, staged
-from game_events.lakehouse.log_entries import UNFINISHED
-from game_events.lakehouse.maintenance.compaction import join_files
-from game_events.lakehouse.retention import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
+from game_events.lakehouse.handle import UNFINISHED
+from game_events.lakehouse.maintenance import join_files
+from game_events.lakehouse.table_properties import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
 from game_events.lakehouse.tables import UNIFIED, Lakehouse
 from game_events_tests.support.faults import at_commit, at_creation
 from game_events_tests.support.tables import (
@@ -127,9 +126,7 @@ def test_a_table_that_is_there_is_not_made_again_even_if_its_first_entries_have_
             Path(table.uri, "_delta_log", f"{version:020}.json").unlink()
     before = in_log(table)
     with pytest.raises(CommitFailedError, match="already exists"):
-        log_writer.make_table(
-            table, DeltaSchema.from_arrow(SCHEMA), log_writer.Changes(), description=None, partition_by=(), replaces=False
-        )
+        log.make_table(table, DeltaSchema.from_arrow(SCHEMA), log.Changes(), description=None, partition_by=(), replaces=False)
     assert in_log(table) == before
 
 
@@ -192,7 +189,7 @@ def test_a_version_that_another_commit_has_taken_is_refused_and_nothing_is_left(
     commit(plan(table, [1], 1, 2))
     before = in_log(table)
     with pytest.raises(CommitFailedError, match=r"version 1 of .* already exists"):
-        write_version(table, handle, log_writer.Changes(advance={"txn": 9}))
+        write_version(table, handle, log.Changes(advance={"txn": 9}))
     assert in_log(table) == before
     assert txn(table) == 2
 
@@ -218,9 +215,9 @@ def test_a_table_that_is_made_again_while_an_entry_is_written_gets_no_gap(table,
         commit(plan(table, [n], n, n + 1))
     link, handle = os.link, table.open()
     with monkeypatch.context() as patch:
-        patch.setattr(log_writer.os, "link", lambda *names: (patch.undo(), made_again(), link(*names)))
+        patch.setattr(log.os, "link", lambda *names: (patch.undo(), made_again(), link(*names)))
         with pytest.raises(FileNotFoundError):
-            write_version(table, handle, log_writer.Changes(advance={"txn": 9}))
+            write_version(table, handle, log.Changes(advance={"txn": 9}))
     assert (in_log(table), numbers(table)) == ([f"{0:020}.json"], [100])
 
 
@@ -232,7 +229,7 @@ def test_a_disk_that_fails_leaves_neither_an_entry_nor_a_file(table, monkeypatch
     before = in_log(table)
     late = plan(table, [1], 1, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(log_writer.os, call, fails)
+        patch.setattr(log.os, call, fails)
         with pytest.raises(GameEventsError, match=r"no space is left.*nothing else is visible"):
             commit(late)
     assert in_log(table) == before

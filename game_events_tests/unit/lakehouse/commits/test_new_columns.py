@@ -9,12 +9,12 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from game_events.decoding.core.column_map import METADATA_KEY
+from game_events.decoding.columns import METADATA_KEY
 from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.evolution import changed_types, evolve
-from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.format_version import KEY
+from game_events.lakehouse.data.reading import read_arrow
+from game_events.lakehouse.table_properties import KEY
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.tables import (
     SCHEMA,

@@ -11,9 +11,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from game_events.errors import ConflictError, DataError, TransientError
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.outcome import CommitOutcome, is_refusal, new_mark, outcome_of
+from game_events.lakehouse.commits.evolution import CommitOutcome, is_refusal, new_mark, outcome_of
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.log_entries import COMMIT_ID
+from game_events.lakehouse.handle import COMMIT_ID
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.faults import at_commit, at_opening, unreadable
 from game_events_tests.support.tables import SCHEMA, assert_nothing_left_over, data_files, fails_before, numbers, plan, txn

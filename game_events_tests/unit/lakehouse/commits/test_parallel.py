@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from game_events.lakehouse.commits import parallel
-from game_events.lakehouse.commits.parallel import (
+from game_events.lakehouse.commits import group
+from game_events.lakehouse.commits.group import (
     FEWEST_THREADS,
     MEASURED,
     MOST_THREADS,
@@ -98,7 +98,7 @@ def test_after_an_error_no_more_work_is_begun_than_threads_take_before_it_is_not
         if number > MEASURED:
             noticed.wait()
 
-    monkeypatch.setattr(parallel, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(group, "ThreadPoolExecutor", Pool)
     with pytest.raises(OSError, match="gone"):
         in_threads(range(1_000), work)
     assert len(begun) <= MEASURED + pools[0] + 1

@@ -10,12 +10,11 @@ import pyarrow as pa
 import pytest
 
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.incarnations import BronzeIdentity, silver_app
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, silver_app
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.gold.unified import gold_app
-from game_events.pipeline.state.offsets import identity
-from game_events.sources.core.source import FILES, TABLE, Split
+from game_events.pipeline.offsets import identity
+from game_events.sources.source import FILES, TABLE, Split
 
 TOPIC_ID = base64.b64encode(bytes(range(16))).decode().rstrip("=")
 TABLE_ID = str(uuid.UUID(int=7))

@@ -9,8 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from game_events.lakehouse.data.file_copies import copied_name, copy_file, name_of_copy
-from game_events.lakehouse.data.staging import staged
+from game_events.lakehouse.data.staging import copied_name, copy_file, name_of_copy, staged
 from game_events.lakehouse.tables import Lakehouse
 
 ROWS = pa.table({"gamer_id": ["a", "b"], "session_count": [1, 2]})

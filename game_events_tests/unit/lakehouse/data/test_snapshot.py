@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from game_events.errors import LostFileError
-from game_events.lakehouse.data import snapshot
-from game_events.lakehouse.data.snapshot import read_parts, row_count, selection
+from game_events.lakehouse.data import reading
+from game_events.lakehouse.data.reading import read_parts, row_count, selection
 from game_events.lakehouse.data.staging import StagedWriter, discard
 from game_events.lakehouse.handle import DataFile
-from game_events.lakehouse.sizes import Sizes
+from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Lakehouse, add_actions
 from game_events_tests.support.altered_tables import without_statistics
 from game_events_tests.support.tables import data_files, put
@@ -54,7 +54,7 @@ def test_small_files_are_told_from_large_ones_by_rows_and_bytes(table):
     assert [part.rows for part in whole.split(2, MOST_BYTES)] == [3, 0]
     unknown = DataFile("a", 10, None, None, None)
     large = DataFile("b", MOST_BYTES + 1, 1, None, None)
-    small, others = snapshot.FileSelection("", (unknown, large)).split(5, MOST_BYTES)
+    small, others = reading.FileSelection("", (unknown, large)).split(5, MOST_BYTES)
     assert (small.data, others.data) == ((), (unknown, large))
 
 

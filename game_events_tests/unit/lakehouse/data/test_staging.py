@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.data.file_statistics import STATISTICS_CHARS
-from game_events.lakehouse.data.snapshot import read_parts
+from game_events.lakehouse.data.reading import read_parts
 from game_events.lakehouse.data.staging import (
     ROW_GROUP_BYTES,
     ROW_GROUP_CELLS,
     SAMPLE_ROWS,
     SMALL_FILE_BYTES,
+    STATISTICS_CHARS,
     StagedFile,
     StagedWriter,
     discard,

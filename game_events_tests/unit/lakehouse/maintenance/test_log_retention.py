@@ -9,8 +9,8 @@ from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.delta_log import TableLog
-from game_events.lakehouse.retention import Retention
+from game_events.lakehouse.commits.log import TableLog
+from game_events.lakehouse.table_properties import Retention
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.tables import grow_old, numbers, plan
 

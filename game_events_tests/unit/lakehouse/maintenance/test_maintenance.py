@@ -12,14 +12,21 @@ from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.delta_log import TableLog
-from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow, selection
-from game_events.lakehouse.maintenance.compaction import FULL_GOAL, LOOP_GOAL, join_files, small_files
-from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles, delete_files, orphans
-from game_events.lakehouse.retention import Retention
+from game_events.lakehouse.commits.log import TableLog
+from game_events.lakehouse.commits.transactions import restored
+from game_events.lakehouse.data.reading import BATCH_INFO, read_arrow, selection
+from game_events.lakehouse.maintenance import (
+    FULL_GOAL,
+    LOOP_GOAL,
+    ReplacedFiles,
+    delete_files,
+    join_files,
+    orphans,
+    small_files,
+)
+from game_events.lakehouse.table_properties import Retention
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.maintenance.run import IncrementalMaintenance
+from game_events.pipeline.maintenance import IncrementalMaintenance
 from game_events_tests.support.faults import at_commit, at_failpoints
 from game_events_tests.support.tables import SCHEMA, committed_files, data_files, numbers, plan, rows, staged_numbers
 

@@ -11,14 +11,21 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from game_events.errors import ConflictError
-from game_events.lakehouse.commits.delta_log import TableLog
-from game_events.lakehouse.data.file_statistics import is_current
-from game_events.lakehouse.data.snapshot import BATCH_INFO
-from game_events.lakehouse.maintenance import renewal
-from game_events.lakehouse.maintenance.compaction import FULL_GOAL, join_files, small_files
-from game_events.lakehouse.maintenance.renewal import OutdatedFile, first_groups, outdated_files, renew
+from game_events.lakehouse import maintenance
+from game_events.lakehouse.commits.log import TableLog
+from game_events.lakehouse.data.reading import BATCH_INFO
+from game_events.lakehouse.data.staging import is_current
+from game_events.lakehouse.maintenance import (
+    FULL_GOAL,
+    OutdatedFile,
+    first_groups,
+    join_files,
+    outdated_files,
+    renew,
+    small_files,
+)
 from game_events.lakehouse.tables import Lakehouse, paths
-from game_events.pipeline.maintenance.run import maintain
+from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.edge_values import copied, earlier_release, merged, written
 from game_events_tests.support.faults import at_commit
@@ -126,7 +133,7 @@ def test_one_maintenance_renews_a_bounded_number_of_bytes_the_oldest_files_first
             put(gold, {"f": [float(n)]}, info={BATCH_INFO: "1"})
     sizes = {file.path: file.size for file in outdated_files(gold.open())}
     oldest = list(sizes)
-    monkeypatch.setattr(renewal, "GROUP_FILES", 1)
+    monkeypatch.setattr(maintenance, "GROUP_FILES", 1)
     monkeypatch.setattr(first_groups, "__defaults__", (sum(list(sizes.values())[:2]),))
     left = []
     while not left or left[-1]:
@@ -144,7 +151,7 @@ def test_one_maintenance_renews_a_bounded_number_of_bytes_the_oldest_files_first
 
 
 def test_a_file_larger_than_the_bound_is_renewed_alone_and_commits_have_a_bounded_number_of_files():
-    large, small = OutdatedFile("large", renewal.MOST_BYTES + 1), [OutdatedFile(str(n), 1) for n in range(1_200)]
+    large, small = OutdatedFile("large", maintenance.MOST_BYTES + 1), [OutdatedFile(str(n), 1) for n in range(1_200)]
     assert list(first_groups([large, *small])) == [[large]]
     assert list(map(len, first_groups(small))) == [500, 500, 200]
     assert list(first_groups([])) == []

@@ -8,9 +8,9 @@ from deltalake import DeltaTable
 
 from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.commits.delta_log import TableLog
-from game_events.lakehouse.maintenance.unreferenced_files import ReplacedFiles, delete_files
-from game_events.lakehouse.storage.durability import WRITTEN_OUT_S
+from game_events.lakehouse.commits.log import TableLog
+from game_events.lakehouse.maintenance import ReplacedFiles, delete_files
+from game_events.lakehouse.storage import WRITTEN_OUT_S
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, SUPPRESSED, UNIFIED, Lakehouse
 from game_events_tests.support.faults import at_failpoints
 from game_events_tests.support.model.world import GAMES, World
@@ -97,7 +97,7 @@ def test_the_first_entry_of_a_table_that_nothing_makes_again_is_on_the_disk(lake
 def test_an_object_store_is_not_asked_to_write_out(monkeypatch, lakehouse, events):
     table = lakehouse.silver("uno")
     names = replaced(table)
-    monkeypatch.setattr("game_events.lakehouse.storage.durability.is_remote", lambda _: True)
+    monkeypatch.setattr("game_events.lakehouse.storage.is_remote", lambda _: True)
     delete_files(table, names, 0)
     assert events == ["deleted", "deleted"]
 

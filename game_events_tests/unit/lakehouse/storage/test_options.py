@@ -6,8 +6,7 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.lakehouse.storage.errors import explain
-from game_events.lakehouse.storage.options import delta_options, is_s3, spark_options
+from game_events.lakehouse.storage import delta_options, explain, is_s3, spark_options
 from game_events.lakehouse.tables import Lakehouse
 
 VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_S3_ALLOW_UNSAFE_RENAME")

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 from deltalake import DeltaTable
 
-from game_events.config.naming import PROGRESS
+from game_events.config.names import PROGRESS
 from game_events.errors import ConflictError
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.progress import (
+from game_events.lakehouse.system_tables import (
     Admission,
     CountedRows,
     GameRows,
@@ -19,7 +18,7 @@ from game_events.lakehouse.system_tables.progress import (
     Progress,
     ProgressTable,
 )
-from game_events.lakehouse.tables import Lakehouse
+from game_events.lakehouse.tables import Lakehouse, Layer
 from game_events_tests.support.tables import committed_files, data_files
 
 

@@ -9,7 +9,7 @@ import pytest
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.system_tables.event_log import SCHEMA
+from game_events.lakehouse.system_tables import EVENT_LOG_SCHEMA
 from game_events_tests.support.keys import GOLD_KEY, REST_KEY, SILVER_KEY, UNIFIED_KEY
 from game_events_tests.support.worlds.own_module import DEVICES, extension
 
@@ -50,7 +50,7 @@ def test_the_page_of_each_asset_opens_the_code_that_makes_its_rows(graph):
 
 def test_tables_about_the_pipeline_have_their_columns_with_what_they_mean(graph):
     columns = graph.get(dg.AssetKey("event_log")).metadata["dagster/column_schema"].columns
-    assert [column.name for column in columns] == SCHEMA.names
+    assert [column.name for column in columns] == EVENT_LOG_SCHEMA.names
     assert all(column.description for column in columns)
     assert {column.name: column.type for column in columns}["rows"] == "bigint"
     failed = graph.get(dg.AssetKey("rest_dead_letters"))

@@ -7,11 +7,11 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
-from game_events.orchestration.assets.external import source_assets
-from game_events.orchestration.graph import Graph
-from game_events.orchestration.sensors.kafka_lag import PARTITIONS_SHOWN, Memory, lag_event
-from game_events.pipeline.observability.lag import PipelineLag
-from game_events.sources.core.source import SourceSnapshot
+from game_events.orchestration.assets import source_assets
+from game_events.orchestration.resources import Graph
+from game_events.orchestration.sensors import PARTITIONS_SHOWN, Memory, lag_event
+from game_events.pipeline.monitoring import PipelineLag
+from game_events.sources.source import SourceSnapshot
 from game_events_tests.support.keys import BRONZE_KEY
 from game_events_tests.support.offsets import splits
 

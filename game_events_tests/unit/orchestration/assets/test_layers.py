@@ -9,7 +9,7 @@ import pytest
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.orchestration.keys import GAMES
-from game_events.orchestration.runs.tags import CARRIES_ALL
+from game_events.orchestration.runs import CARRIES_ALL
 from game_events.pipeline.checks.registry import CONSERVED
 from game_events_tests.support.keys import BRONZE_KEY, GOLD_KEY, SILVER_KEY, UNIFIED_KEY
 from game_events_tests.support.worlds import refresh_job
@@ -202,8 +202,8 @@ def test_wherever_automation_looks_during_a_refresh_it_asks_for_no_run(tmp_path,
                 look()
             return {}
 
-        monkeypatch.setattr("game_events.orchestration.jobs.refresh.check_after_run", look)
-        monkeypatch.setattr("game_events.orchestration.events.materializations.table_metadata", metadata)
+        monkeypatch.setattr("game_events.orchestration.jobs.check_after_run", look)
+        monkeypatch.setattr("game_events.orchestration.events.table_metadata", metadata)
         of_games = [refresh_job.landed(game, layer) for layer in ("silver", "gold") for game in games]
         everything = [refresh_job.landed(None, "bronze"), *of_games, refresh_job.landed(None, "unified")]
         # At last a run that had nothing to add to the unified table.

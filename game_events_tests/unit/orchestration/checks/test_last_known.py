@@ -10,12 +10,12 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.errors import DataError
-from game_events.lakehouse.layers import Layer
-from game_events.orchestration.checks import tables as table_checks
-from game_events.orchestration.checks.tables import AS_OF
-from game_events.orchestration.graph import Graph
-from game_events.orchestration.jobs import refresh as refresh_job
-from game_events.pipeline.checks.gold_recompute import RECOMPUTED
+from game_events.lakehouse.tables import Layer
+from game_events.orchestration import checks as table_checks
+from game_events.orchestration import jobs as refresh_job
+from game_events.orchestration.checks import AS_OF
+from game_events.orchestration.resources import Graph
+from game_events.pipeline.checks.audits import RECOMPUTED
 from game_events.pipeline.checks.registry import TableCheck
 from game_events_tests.support.keys import GOLD_KEY, SILVER_KEY
 from game_events_tests.support.worlds.refresh_job import World, both, landed

@@ -9,7 +9,7 @@ from dagster._core.definitions.reconstruct import (
     reconstruct_repository_def_from_pointer,
 )
 
-from game_events.orchestration.checks.rules import REMOVED
+from game_events.orchestration.checks import REMOVED
 from game_events_tests.support.keys import SILVER_KEY
 
 POSITIVE = "- {name: positive, sql: 'n > 0', action: fail}"

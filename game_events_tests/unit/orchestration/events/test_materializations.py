@@ -3,10 +3,9 @@
 import dagster as dg
 import pytest
 
-from game_events.orchestration.dagster_private import log_planned
-from game_events.orchestration.events.materializations import summaries, with_event
-from game_events.orchestration.keys import DEFAULT
-from game_events.pipeline.reporting.tables import TableReport
+from game_events.orchestration.events import summaries, with_event
+from game_events.orchestration.keys import DEFAULT, log_planned
+from game_events.pipeline.reporting.result import TableReport
 
 
 def entries(*games, rows=1):

@@ -9,14 +9,12 @@ from dagster._core.execution.plan.state import KnownExecutionState
 from dagster._core.loader import LoadingContextForTest
 
 from game_events.definitions import build_defs
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import Txn
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn
 from game_events.lakehouse.tables import UNIFIED
-from game_events.orchestration.events.materializations import with_event
-from game_events.orchestration.events.planned import plan_failed
-from game_events.orchestration.jobs import refresh as refresh_job
+from game_events.orchestration import jobs as refresh_job
+from game_events.orchestration.alerts import alert_of_run
+from game_events.orchestration.events import plan_failed, with_event
 from game_events.orchestration.keys import DEFAULT
-from game_events.orchestration.runs.alerts import alert_of_run
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.runs.refresh import OWN_GOLD
 from game_events_tests.support.tables import put

@@ -8,7 +8,7 @@ from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.errors import TransientError
 from game_events.lakehouse.tables import BRONZE
-from game_events.orchestration.jobs import refresh as refresh_job
+from game_events.orchestration import jobs as refresh_job
 from game_events.orchestration.keys import DEFAULT
 from game_events.pipeline.runs.refresh import OWN_GOLD
 from game_events_tests.support.faults import unreadable

@@ -13,12 +13,18 @@ from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, 
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from game_events.config.settings import load_settings
-from game_events.orchestration.graph import Graph
-from game_events.orchestration.runs.dead_runs import PROCESS_TAG, end_dead_runs, this_process
-from game_events.orchestration.runs.own_runs import LAKEHOUSE_TAG, OwnRuns, lakehouse_tag
-from game_events.orchestration.runs.tags import OWN_ALERTS
-from game_events.orchestration.sensors.dead_runs import build_dead_runs
-from game_events.orchestration.sensors.kafka_lag import writer_of_bronze
+from game_events.orchestration.alert_sensors import build_dead_runs
+from game_events.orchestration.resources import Graph
+from game_events.orchestration.runs import (
+    LAKEHOUSE_TAG,
+    OWN_ALERTS,
+    PROCESS_TAG,
+    OwnRuns,
+    end_dead_runs,
+    lakehouse_tag,
+    this_process,
+)
+from game_events.orchestration.sensors import writer_of_bronze
 from game_events_tests.support.fixtures.dagster import PROJECT
 
 OWN = OwnRuns.of(load_settings())
@@ -26,9 +32,9 @@ OWN = OwnRuns.of(load_settings())
 #: A run as the command line starts it, which claims the pool `bronze` and then hangs.
 HANG = """
 import sys, time, dagster as dg
-from game_events.orchestration.graph import Graph
-from game_events.orchestration.runs.dead_runs import PROCESS_TAG, this_process
-from game_events.orchestration.runs.tags import OWN_ALERTS
+from game_events.orchestration.resources import Graph
+from game_events.orchestration.runs import PROCESS_TAG, this_process
+from game_events.orchestration.runs import OWN_ALERTS
 @dg.op(pool="bronze")
 def hang(): print("working", flush=True); time.sleep(600)
 @dg.job(executor_def=dg.in_process_executor)

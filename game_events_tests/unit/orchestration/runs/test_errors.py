@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, ConflictError, DataError, TransientError
-from game_events.orchestration.runs.errors import KAFKA_IS_AWAY, MAX_DELAY_S, delay_s, errors_decide
+from game_events.orchestration.runs import KAFKA_IS_AWAY, MAX_DELAY_S, delay_s, errors_decide
 
 
 def settings(**changes):

@@ -9,15 +9,11 @@ import pytest
 from dagster import DagsterRunStatus
 
 from game_events.config.settings import load_settings
-from game_events.orchestration.graph import Graph
-from game_events.orchestration.jobs.continuous import HANDED_OVER
+from game_events.orchestration.alert_sensors import build_dead_runs
+from game_events.orchestration.continuous import HAND_OVER_S, HANDED_OVER, PastRun, build_continuous_mode, decide
 from game_events.orchestration.keys import JOB
-from game_events.orchestration.runs.dead_runs import PROCESS_TAG
-from game_events.orchestration.runs.own_runs import OwnRuns, lakehouse_tag
-from game_events.orchestration.runs.retention import drop_old_runs
-from game_events.orchestration.runs.tags import ENDED_BY_ITSELF
-from game_events.orchestration.sensors.continuous_mode import HAND_OVER_S, PastRun, build_continuous_mode, decide
-from game_events.orchestration.sensors.dead_runs import build_dead_runs
+from game_events.orchestration.resources import Graph
+from game_events.orchestration.runs import ENDED_BY_ITSELF, PROCESS_TAG, OwnRuns, drop_old_runs, lakehouse_tag
 
 PARTITIONS = dg.StaticPartitionsDefinition(["rummy", "spades"])
 NOW = 1_700_000_000.0

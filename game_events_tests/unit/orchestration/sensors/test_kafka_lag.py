@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from game_events.orchestration.sensors.kafka_lag import GRACE_S, LONGEST_WAIT_S, Memory, decide, wait_s
-from game_events.pipeline.observability.lag import PipelineLag
-from game_events.sources.core.source import Split
+from game_events.orchestration.sensors import GRACE_S, LONGEST_WAIT_S, Memory, decide, wait_s
+from game_events.pipeline.monitoring import PipelineLag
+from game_events.sources.source import Split
 from game_events_tests.support.offsets import seen, splits
 
 START = 1_000_000.0

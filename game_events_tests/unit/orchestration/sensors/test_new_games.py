@@ -4,8 +4,8 @@ import dagster as dg
 import pytest
 
 from game_events.config.settings import load_settings
-from game_events.orchestration.graph import Graph
-from game_events.orchestration.sensors.new_games import build_new_games
+from game_events.orchestration.resources import Graph
+from game_events.orchestration.sensors import build_new_games
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events_tests.support.tables import put
 

@@ -7,9 +7,9 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.orchestration.graph import Graph
-from game_events.orchestration.sensors import schema_versions
-from game_events.orchestration.sensors.schema_versions import SEARCH_S, build_schema_versions
+from game_events.orchestration import sensors
+from game_events.orchestration.resources import Graph
+from game_events.orchestration.sensors import SEARCH_S, build_schema_versions
 from game_events.schema_registry import SubjectVersion
 
 #: The longest entry of an index of PostgreSQL, in which Dagster keeps the tags of runs: run keys are tags.
@@ -52,8 +52,8 @@ class Registry:
 @pytest.fixture
 def registry(monkeypatch):
     found = Registry()
-    monkeypatch.setattr(schema_versions, "SchemaRegistry", found)
-    monkeypatch.setattr(schema_versions, "changes_by_version", lambda *_: {})
+    monkeypatch.setattr(sensors, "SchemaRegistry", found)
+    monkeypatch.setattr(sensors, "changes_by_version", lambda *_: {})
     return found
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from game_events.pipeline.bronze.isolation import deadly_records
-from game_events.sources.core.source import MicroBatch, Split
-from game_events.spark.crashed_workers import WorkerCrashError
+from game_events.pipeline.bronze.staging import deadly_records
+from game_events.sources.source import MicroBatch, Split
+from game_events.spark.failures import WorkerCrashError
 
 LANES = [Split("t", "A" * 22, partition) for partition in range(3)]
 

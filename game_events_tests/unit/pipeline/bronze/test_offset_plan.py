@@ -9,13 +9,13 @@ import pytest
 from game_events.config.settings import load_settings
 from game_events.errors import DataError
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.event_columns import OWN_COLUMNS
+from game_events.lakehouse.data.columns import OWN_COLUMNS
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.bronze.offset_plan import epochs_unknown, refuse_cut_log
+from game_events.pipeline.bronze.offsets import epochs_unknown, refuse_cut_log
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sources.core.source import SourceSnapshot, Split
 from game_events.sources.kafka.source import KafkaSource
+from game_events.sources.source import SourceSnapshot, Split
 from game_events_tests.support.model.bronze import Reader, Topic, pipeline_of, without_services
 
 SPLIT, IDLE = Split("t", "A" * 20 + "QA", 0), Split("t", "A" * 20 + "QA", 1)

@@ -9,16 +9,14 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.errors import DataError, TransientError
-from game_events.lakehouse.event_columns import OWN_COLUMNS
+from game_events.lakehouse.data.columns import OWN_COLUMNS
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.bronze.offset_plan import refuse_unless_recorded, went_meanwhile
-from game_events.pipeline.checks.offsets import offsets_continuous
-from game_events.pipeline.checks.source import offsets_lost
+from game_events.pipeline.bronze.offsets import refuse_unless_recorded, went_meanwhile
+from game_events.pipeline.checks.registry import offsets_continuous, offsets_lost
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.offsets import batch_info, identity
 from game_events.pipeline.runs.refresh import refresh
-from game_events.pipeline.state.commit_info import batch_info
-from game_events.pipeline.state.offsets import identity
-from game_events.sources.core.source import Gap, MicroBatch, Split
+from game_events.sources.source import Gap, MicroBatch, Split
 from game_events_tests.support.offsets import by_partition, next_micro_batch, seen, splits
 from game_events_tests.support.pipelines import reading, without_spark
 from game_events_tests.support.tables import put

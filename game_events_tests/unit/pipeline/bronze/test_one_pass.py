@@ -9,15 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from game_events.decoding.batch_decoder import DecodePlan
-from game_events.lakehouse.event_columns import BRONZE_ONLY
-from game_events.lakehouse.system_tables.suppressed import entity_hash
+from game_events.decoding.decoder import DecodePlan
+from game_events.lakehouse.data.columns import BRONZE_ONLY
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
 from game_events.pipeline.bronze.worker import BronzeTask, StageResult
+from game_events.pipeline.fanout.job import COUNT, GAME, INVALID, PartialAggregate, Routing
 from game_events.pipeline.fanout.one_pass import OnePassTask
-from game_events.pipeline.fanout.partial_rows import COUNT, GAME, PartialAggregate
-from game_events.pipeline.fanout.routing import INVALID, Routing
-from game_events.pipeline.suppression.worker import Suppression
+from game_events.pipeline.suppression.worker import Suppression, entity_hash
 from game_events_tests.support.worker_jobs import ReadByHand, run, task_numbers
 from game_events_tests.unit.pipeline.bronze.test_worker import OLD, PLAN, good, records
 

@@ -13,19 +13,18 @@ import pytest
 
 from game_events.errors import DataError
 from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import BATCH_INFO, read_arrow
+from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
+from game_events.lakehouse.data.reading import BATCH_INFO, read_arrow
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.fanout.job import FanOutResult
+from game_events.pipeline.offsets import offsets_of
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
-from game_events.pipeline.silver.source import SilverInput
-from game_events.pipeline.silver.stage import Start
-from game_events.pipeline.state.offsets import offsets_of
-from game_events.sources.core.source import Source
+from game_events.pipeline.silver.stage import SilverInput, Start
+from game_events.sources.source import Source
 from game_events_tests.support.offsets import by_partition, seen
 from game_events_tests.support.pipelines import reading, stage_by_hand, without_spark
 from game_events_tests.support.tables import assert_nothing_left_over, put

@@ -12,17 +12,15 @@ from hypothesis import strategies as st
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.commits.delta_log import TableLog
-from game_events.lakehouse.commits.restores import MAINTENANCE_INFO
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
+from game_events.lakehouse.commits.log import TableLog
+from game_events.lakehouse.commits.transactions import MAINTENANCE_INFO, Txn
+from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, Lakehouse
-from game_events.pipeline.bronze.quarantine import decided_on
-from game_events.pipeline.bronze.topic_changes import changes
-from game_events.pipeline.state.commit_info import batch_info, bronze_commit
-from game_events.pipeline.state.offsets import identity, next_offsets
-from game_events.sources.core.source import TABLE, Gap, MicroBatch, SourceSnapshot, Split
+from game_events.pipeline.bronze.offsets import changes
+from game_events.pipeline.bronze.staging import decided_on
+from game_events.pipeline.offsets import batch_info, bronze_commit, identity, next_offsets
 from game_events.sources.delta_table import TableSource
+from game_events.sources.source import TABLE, Gap, MicroBatch, SourceSnapshot, Split
 from game_events_tests.support.offsets import next_micro_batch
 from game_events_tests.support.tables import put
 

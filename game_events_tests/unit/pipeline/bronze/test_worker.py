@@ -12,17 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.decoding.batch_decoder import MAX_UNKNOWN_PATHS, BatchDecoder, DecodePlan
-from game_events.decoding.core import expansion
-from game_events.decoding.core.reasons import Reason
+from game_events.decoding import projection
+from game_events.decoding.decoder import MAX_UNKNOWN_PATHS, BatchDecoder, DecodePlan
+from game_events.decoding.frame import Reason
+from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
 from game_events.lakehouse.data.staging import StagedWriter
-from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
-from game_events.lakehouse.system_tables.suppressed import entity_hash
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
-from game_events.pipeline.bronze.stored_worker import StoredTask
-from game_events.pipeline.bronze.worker import BronzeTask, StageResult
-from game_events.pipeline.suppression.worker import Suppression
-from game_events.sources.core.reading import RECORD_SCHEMA
+from game_events.pipeline.bronze.worker import BronzeTask, StageResult, StoredTask
+from game_events.pipeline.suppression.worker import Suppression, entity_hash
+from game_events.sources.source import RECORD_SCHEMA
 from game_events_tests.support.decoding.helpers import compiled, frame, plan_for, python_class
 from game_events_tests.support.work import counted
 from game_events_tests.support.worker_jobs import ReadByHand, task_numbers
@@ -393,7 +391,7 @@ def test_a_batch_that_could_become_too_much_is_decoded_part_by_part(tmp_path, mo
         return decode(self, values, headers)
 
     monkeypatch.setattr(BatchDecoder, "decode", noted)
-    monkeypatch.setattr(expansion, "MAX_BATCH_CELLS", 100_000)
+    monkeypatch.setattr(projection, "MAX_BATCH_CELLS", 100_000)
     plan, values = plan_for((wide, (0,))), [value, None] * 20 + [b"no frame"]
     staged = Staged(tmp_path / "cut", [records(values)], plan=plan)
     assert (max(sizes), sum(sizes)) == (18, 41)
@@ -408,6 +406,6 @@ def test_stored_raw_values_are_decoded_part_by_part_too(tmp_path, monkeypatch):
     rows = pa.RecordBatch.from_pylist(made.bronze, schema=bronze_schema(PLAN.columns))
     task = StoredTask(made.task.bronze, None, PLAN, 10, keep_raw=True, keep_undecodable=False)
     whole = [row for f in run_job(task, [rows]).bronze for row in pq.read_table(Path(task.bronze.uri) / f.path).to_pylist()]
-    monkeypatch.setattr(expansion, "MAX_BATCH_CELLS", 10)
+    monkeypatch.setattr(projection, "MAX_BATCH_CELLS", 10)
     parted = [row for f in run_job(task, [rows]).bronze for row in pq.read_table(Path(task.bronze.uri) / f.path).to_pylist()]
     assert (len(parted), parted) == (50, whole)

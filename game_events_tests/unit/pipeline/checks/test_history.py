@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from game_events.lakehouse.system_tables.event_log import append_events
+from game_events.lakehouse.system_tables import append_events
 from game_events.lakehouse.tables import BRONZE, Lakehouse
-from game_events.pipeline.checks.history import (
+from game_events.pipeline.checks.audits import (
     LOOK_BACK_FILES,
     MIN_DAYS,
     column_changes,
@@ -20,7 +20,7 @@ from game_events.pipeline.checks.history import (
     volume,
 )
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.observability.event_log import recorded
+from game_events.pipeline.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.pipelines import without_spark
 

@@ -9,13 +9,10 @@ from dataclasses import replace
 import pytest
 from deltalake import DeltaTable
 
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.progress import Admission, CountedRows, GameRows, LeftOut
-from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.row_counts import CountJobs, RowCounts
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn
+from game_events.lakehouse.system_tables import Admission, CountedRows, GameRows, LeftOut
+from game_events.lakehouse.tables import BRONZE, Layer
+from game_events.pipeline.checks.reconcile import CountJobs, RowCounts, reconcile
 from game_events_tests.support.altered_tables import without_statistics
 from game_events_tests.support.faults import at_opening
 from game_events_tests.support.pipelines import without_spark

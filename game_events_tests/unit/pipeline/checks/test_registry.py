@@ -6,11 +6,11 @@ import pytest
 from pyspark import SparkContext
 
 from game_events.config.settings import load_settings
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.commits.transactions import BronzeIdentity
+from game_events.lakehouse.tables import Layer
 from game_events.pipeline.checks.registry import CHECKS
 from game_events.pipeline.context import Pipeline
-from game_events.sources.core.source import SourceSnapshot
+from game_events.sources.source import SourceSnapshot
 from game_events_tests.support.pipelines import reading
 from game_events_tests.support.tables import put
 

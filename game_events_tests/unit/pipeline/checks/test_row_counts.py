@@ -10,9 +10,9 @@ from deltalake import write_deltalake
 from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.system_tables.progress import CountedRows, GameRows
+from game_events.lakehouse.system_tables import CountedRows, GameRows
 from game_events.lakehouse.tables import table_id
-from game_events.pipeline.checks.row_counts import FEW_FILES, added, count_later
+from game_events.pipeline.checks.reconcile import FEW_FILES, added, count_later
 from game_events.pipeline.context import Pipeline
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put

@@ -12,23 +12,22 @@ import pytest
 from pydantic import SecretStr
 
 from game_events.errors import ConfigurationError, ConflictError, DataError
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn
+from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS
+from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.event_columns import OWN_COLUMNS, QUARANTINE_COLUMNS
-from game_events.lakehouse.system_tables.suppressed import add_suppressed, read_suppressed
 from game_events.lakehouse.tables import SUPPRESSED
 from game_events.pipeline.bronze import load as bronze_module
-from game_events.pipeline.bronze.offset_plan import OffsetPlan
+from game_events.pipeline.bronze.offsets import OffsetPlan
 from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.erasure import run as erasure
-from game_events.pipeline.erasure.old_files import remove_old_files
-from game_events.pipeline.erasure.resume import resume
+from game_events.pipeline.erasure.commits import remove_old_files
+from game_events.pipeline.erasure.run import resume
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.preflight import environment_checks
 from game_events.pipeline.suppression.driver import hashes_of, suppression
-from game_events.sources.core.source import MicroBatch
+from game_events.pipeline.suppression.worker import add_suppressed, read_suppressed
+from game_events.sources.source import MicroBatch
 from game_events_tests.support.altered_tables import altered, not_null
 from game_events_tests.support.offsets import seen, splits
 from game_events_tests.support.pipelines import stage_by_hand, without_spark

@@ -15,27 +15,26 @@ from deltalake import DeltaTable
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.data.snapshot import read_arrow
+from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter, file_system, staged
-from game_events.lakehouse.system_tables.suppressed import (
+from game_events.lakehouse.tables import REST_FAILED_CHUNKS, Lakehouse, paths
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.erasure import commits as erasure_files
+from game_events.pipeline.erasure.commits import ErasureState, find_erased_rows, remove_old_files
+from game_events.pipeline.erasure.run import RecoverTask
+from game_events.pipeline.erasure.scan import RECORDS, DataSubjects, EraseTask, without
+from game_events.pipeline.reporting.counts import Erasure
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.suppression.driver import erasure_key
+from game_events.pipeline.suppression.worker import (
+    Suppression,
+    Suppressor,
     add_records,
     add_suppressed,
     entity_hash,
     finish_suppressed,
     read_suppressed,
 )
-from game_events.lakehouse.tables import REST_FAILED_CHUNKS, Lakehouse, paths
-from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure import old_files as erasure_files
-from game_events.pipeline.erasure.old_files import remove_old_files
-from game_events.pipeline.erasure.resume import RecoverTask
-from game_events.pipeline.erasure.scan import EraseTask, without
-from game_events.pipeline.erasure.state import ErasureState, find_erased_rows
-from game_events.pipeline.erasure.subjects import RECORDS, DataSubjects
-from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.steps import Erasure
-from game_events.pipeline.suppression.driver import erasure_key
-from game_events.pipeline.suppression.worker import Suppression, Suppressor
 from game_events_tests.support.faults import at_failpoints
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from game_events.pipeline.fanout import batches
-from game_events.pipeline.fanout.batches import in_batches
+from game_events.pipeline.fanout import rows
+from game_events.pipeline.fanout.rows import in_batches
 
 MOST = 10_000
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
@@ -22,7 +22,7 @@ def test_small_tables_come_together_in_their_order():
 
 def test_a_batch_has_a_bounded_number_of_rows_and_bytes(monkeypatch):
     assert [b.num_rows for b in in_batches(tables(100), SCHEMA, 40)] == [40, 40, 20]
-    monkeypatch.setattr(batches, "BATCH_BYTES", 1_000)
+    monkeypatch.setattr(rows, "BATCH_BYTES", 1_000)
     found = list(in_batches(tables(20, "x" * 200), SCHEMA, MOST))
     assert sum(b.num_rows for b in found) == 20
     assert max(b.nbytes for b in found) < 1_500

@@ -9,18 +9,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from game_events.config.settings import Settings
-from game_events.lakehouse.data.file_parts import FilePart
+from game_events.lakehouse.data.reading import FilePart
 from game_events.lakehouse.data.staging import StagedWriter
-from game_events.lakehouse.sizes import Sizes
+from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.fanout import file_rows as module
-from game_events.pipeline.fanout.file_rows import FileRows
-from game_events.pipeline.fanout.job import FanOut
-from game_events.pipeline.fanout.routing import Routing
-from game_events.pipeline.quality.judging import BITS, DISPOSITION, DROP, KEEP, REJECT, RuleColumns, RuleSplit
-from game_events.pipeline.quality.violations import ROW, Violations
+from game_events.pipeline.fanout import rows as module
+from game_events.pipeline.fanout.job import FanOut, Routing
+from game_events.pipeline.fanout.rows import FileRows
+from game_events.pipeline.quality.judging import BITS, DISPOSITION, DROP, KEEP, REJECT, ROW, RuleColumns, RuleSplit, Violations
 from game_events.rules import Rule
-from game_events.sources.core.reading import dealt
+from game_events.sources.source import dealt
 from game_events_tests.support.worker_jobs import run
 
 SCHEMA = pa.schema([("game_name", pa.string()), ("level", pa.int64()), ("_batch", pa.int64())])

@@ -8,17 +8,15 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from game_events.decoding.core.column_map import ColumnMap
+from game_events.decoding.columns import ColumnMap
 from game_events.errors import ConflictError
-from game_events.lakehouse.data.snapshot import FileSelection
+from game_events.lakehouse.data.columns import TIME, bronze_schema
+from game_events.lakehouse.data.reading import FileSelection
 from game_events.lakehouse.data.staging import StagedFile, staged
-from game_events.lakehouse.event_columns import TIME, bronze_schema
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.fanout import one_pass as module
-from game_events.pipeline.fanout.job import FanOut, FanOutResult
+from game_events.pipeline.fanout.job import COUNT, KEY, FanOut, FanOutResult, PartialAggregate, Routing
 from game_events.pipeline.fanout.one_pass import OnePass, OnePassTask, SecondStage
-from game_events.pipeline.fanout.partial_rows import COUNT, KEY, PartialAggregate
-from game_events.pipeline.fanout.routing import Routing
 
 COLUMNS = ColumnMap({"game_name": pa.string(), "gamer_id": pa.string(), "at": TIME})
 OF = PartialAggregate("game_name", "gamer_id", "at")

@@ -8,11 +8,10 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.decoding.core.column_map import ColumnMap, field_key
-from game_events.lakehouse.sizes import Sizes
+from game_events.decoding.columns import ColumnMap, field_key
+from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.fanout.job import FanOut
-from game_events.pipeline.fanout.routing import ColumnChoice
+from game_events.pipeline.fanout.job import ColumnChoice, FanOut
 from game_events_tests.support.worker_jobs import run
 
 #: Columns of each message type; `amount` is a field of two.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from game_events.extending import GoldAggregate, count, max_of, sum_of
-from game_events.pipeline.gold.new_rows import columns_of_measures
+from game_events.pipeline.gold.execute import columns_of_measures
 
 COLUMNS = ("gamer_id", "score", "Level", "a.b", "über", "best", "score_2")
 

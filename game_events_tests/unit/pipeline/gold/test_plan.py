@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from game_events.extending import PLAYER_AGG, GoldAggregate
-from game_events.lakehouse.data.snapshot import BATCH_INFO
+from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.pipeline.gold.plan import plan_games
 from game_events_tests.support.tables import put
 

@@ -9,16 +9,13 @@ import pyarrow as pa
 import pytest
 
 from game_events.extending import PLAYER_AGG, GoldAggregate
-from game_events.lakehouse.commits.delta_log import TableLog
-from game_events.lakehouse.commits.incarnations import silver_app
-from game_events.lakehouse.commits.parallel import commit_games
-from game_events.lakehouse.commits.restores import restored
-from game_events.lakehouse.commits.transactions import Txn
-from game_events.lakehouse.data.snapshot import BATCH_INFO
+from game_events.lakehouse.commits.group import commit_games
+from game_events.lakehouse.commits.log import TableLog
+from game_events.lakehouse.commits.transactions import Txn, restored, silver_app
+from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.layers import Layer
-from game_events.pipeline.gold.aggregates import COUNT
-from game_events.pipeline.gold.plan import commit_of, plan_games
+from game_events.lakehouse.tables import Layer
+from game_events.pipeline.gold.plan import COUNT, commit_of, plan_games
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.reporting.report import RunReport
 from game_events_tests.support.tables import committed_files, data_files, put, rows

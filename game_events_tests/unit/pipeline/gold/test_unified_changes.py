@@ -8,8 +8,8 @@ import polars as pl
 import pyarrow as pa
 
 from game_events.errors import DataError
-from game_events.lakehouse.data.snapshot import read_arrow
-from game_events.lakehouse.format_version import PARTITIONED, format_of
+from game_events.lakehouse.data.reading import read_arrow
+from game_events.lakehouse.table_properties import PARTITIONED, format_of
 from game_events.lakehouse.tables import gold_name
 from game_events_tests.support.faults import unreadable
 from game_events_tests.support.tables import put

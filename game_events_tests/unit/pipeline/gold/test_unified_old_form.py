@@ -7,7 +7,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.tables import Layer
 from game_events.pipeline.gold.unified import gold_app
 from game_events_tests.support.faults import at_creation
 from game_events_tests.support.worlds.waves import PowerCut, at_point

@@ -9,15 +9,13 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.errors import DataError
-from game_events.lakehouse.labels import Labels
+from game_events.lakehouse.tables import Labels
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.lineage.events import LineageRun
-from game_events.pipeline.lineage.facets import inputs_of, output
-from game_events.pipeline.observability.event_log import RunLog, recorded
+from game_events.pipeline.event_log import RunLog, recorded
+from game_events.pipeline.lineage.events import LineageRun, inputs_of, output
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import RunResult
-from game_events.pipeline.reporting.tables import TableReport
-from game_events.sources.core.source import Split
+from game_events.pipeline.reporting.result import RunResult, TableReport
+from game_events.sources.source import Split
 from game_events_tests.support.openlineage_spec import check_event
 from game_events_tests.support.servers.webhook import Receiver
 

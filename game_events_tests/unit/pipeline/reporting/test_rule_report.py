@@ -10,11 +10,10 @@ import pyarrow as pa
 from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.tables import Table
-from game_events.orchestration.events.metadata import table_metadata
-from game_events.pipeline.observability.event_log import RunFacts, event_rows
+from game_events.orchestration.events import table_metadata
+from game_events.pipeline.event_log import RunFacts, event_rows
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import BronzeResult
-from game_events.pipeline.reporting.tables import RuleCounts, TableReport
+from game_events.pipeline.reporting.result import BronzeResult, RuleCounts, TableReport
 from game_events.rules import Rule
 
 RULES = (Rule(name="a", sql="x > 0"), Rule(name="b", sql="y > 0", action="drop", games=("uno",)))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from game_events.errors import TransientError
-from game_events.pipeline.runs.backlog import SMALL_BRONZE, SMALL_ROWS, Backlog, is_small_run
+from game_events.pipeline.runs.refresh import SMALL_BRONZE, SMALL_ROWS, Backlog, is_small_run
 from game_events_tests.support.offsets import seen
 from game_events_tests.support.pipelines import reading, without_spark
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from game_events.errors import ReadOnlyError
-from game_events.lakehouse.layers import Layer
+from game_events.lakehouse.tables import Layer
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs import lost_tables
 from game_events.pipeline.runs.lost_tables import find_lost_tables

@@ -9,7 +9,7 @@ import pytest
 from game_events.config.settings import load_settings
 from game_events.errors import DataError, TransientError
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.runs import state_checks
+from game_events.pipeline.runs import preflight
 from game_events.pipeline.runs.preflight import WAIT_S, _made, environment_checks, run_checks
 from game_events.schema_registry import SchemaRegistry
 from game_events_tests.support.altered_tables import altered, not_null
@@ -84,7 +84,7 @@ def test_a_registry_that_does_not_answer_is_waited_for_once(tmp_path, monkeypatc
 
     monkeypatch.setattr("game_events.pipeline.runs.preflight.make_source", source)
     pipeline = without_spark(tmp_path, schema_registry_url="http://127.0.0.1:1")
-    found = {c.check: c for c in state_checks.validation(pipeline, state_checks.state_checks(pipeline))}
+    found = {c.check: c for c in preflight.validation(pipeline, preflight.state_checks(pipeline))}
     assert asked == [WAIT_S]
     assert (found["kafka"].ok, found["schema registry"].ok) == (False, False)
     assert found["schemas"].detail == "not known while this fails: schema registry"
@@ -106,7 +106,7 @@ def test_with_a_pattern_of_topics_a_dead_broker_does_not_hide_whether_the_regist
     monkeypatch.setattr("game_events.sources.factory.make_source", no_broker)
     monkeypatch.setattr(SchemaRegistry, "version_numbers", asked)
     pipeline = without_spark(tmp_path, kafka_topic_pattern="events.*", schema_registry_url="http://127.0.0.1:1")
-    found = {c.check: c for c in state_checks.validation(pipeline, state_checks.state_checks(pipeline))}
+    found = {c.check: c for c in preflight.validation(pipeline, preflight.state_checks(pipeline))}
     assert (found["kafka"].ok, found["kafka"].detail) == (False, "no broker")
     up = "http://127.0.0.1:1: answers; its subjects are not known while this fails: kafka"
     said = up if registry_answers else "no registry"

@@ -19,9 +19,8 @@ from game_events.pipeline.gold.execute import Staged
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs import refresh
-from game_events.pipeline.runs.refresh import TriggeredRun
-from game_events.pipeline.runs.selection import EVERYTHING, Selection, selection_of
-from game_events.pipeline.silver import passes
+from game_events.pipeline.runs.refresh import EVERYTHING, Selection, TriggeredRun, selection_of
+from game_events.pipeline.silver import refresh as passes
 from game_events.pipeline.silver.stage import Staging
 from game_events_tests.support.faults import opened_tables
 from game_events_tests.support.model.world import World

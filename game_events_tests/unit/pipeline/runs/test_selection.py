@@ -7,9 +7,9 @@ from deltalake import write_deltalake
 from game_events.config.extensions import Extensions
 from game_events.errors import ConfigurationError
 from game_events.extending import GoldAggregate, count
-from game_events.lakehouse.layers import REFRESHED
+from game_events.lakehouse.tables import REFRESHED
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.runs.selection import EVERYTHING, selection_of
+from game_events.pipeline.runs.refresh import EVERYTHING, selection_of
 from game_events_tests.support.pipelines import without_spark
 
 ALL_OF_IT = dict.fromkeys(REFRESHED)

@@ -11,14 +11,13 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.errors import DataError
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.event_log import append_events
-from game_events.pipeline.maintenance.run import maintain
+from game_events.lakehouse.commits.transactions import BronzeIdentity
+from game_events.lakehouse.system_tables import append_events
+from game_events.lakehouse.tables import Layer
+from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs import state_checks
-from game_events.pipeline.runs.preflight import run_checks
-from game_events.pipeline.runs.state_checks import schemas
+from game_events.pipeline.runs import preflight
+from game_events.pipeline.runs.preflight import run_checks, schemas
 from game_events_tests.support.edge_values import earlier_release
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
@@ -33,7 +32,7 @@ def pipeline(tmp_path):
 
 def found(pipeline):
     """Check -> (whether somebody should look, what it says); all are well, whatever they say."""
-    checks = {n: c for n, c in state_checks.state_checks(pipeline).items() if n != "schemas"}
+    checks = {n: c for n, c in preflight.state_checks(pipeline).items() if n != "schemas"}
     answers = run_checks(checks, pipeline.settings)
     assert all(answer.ok for answer in answers), answers
     return {answer.check: (answer.look, answer.detail) for answer in answers}
@@ -101,7 +100,7 @@ def test_files_of_an_earlier_release_are_named_until_maintenance_has_renewed_the
     assert "`game-events maintain`" in said
     maintain(pipeline, RunReport())
     assert found(pipeline)["statistics"] == (False, "readers that skip files find all rows")
-    monkeypatch.setattr(state_checks, "MOST_TABLES", 1)
+    monkeypatch.setattr(preflight, "MOST_TABLES", 1)
     assert found(pipeline)["statistics"] == (False, "readers that skip files find all rows; 1 table not looked at")
 
 
@@ -113,7 +112,7 @@ def test_schemas_that_do_not_compile_are_named():
     catalog = SimpleNamespace(ids_of=lambda _: [5, 6, 7], messages=messages, left_out=lambda _: 0)
     settings = load_settings(kafka_topic="events")
     said = schemas(SimpleNamespace(settings=settings, catalog=catalog, open_quarantine=lambda: None))
-    assert isinstance(said, state_checks.Hint)
+    assert isinstance(said, preflight.Hint)
     assert said == (
         "1 of 3 cannot be used, their records are quarantined: schema id 6 does not compile: confluent/meta.proto: not found"
     )

@@ -6,12 +6,9 @@ import pyarrow as pa
 import pytest
 
 from game_events.config.settings import load_settings
-from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.kept_columns import kept_columns
-from game_events.decoding.core.reasons import Reason
-from game_events.decoding.core.recently_used import RecentlyUsed
-from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.columns import ColumnMap, kept_columns
+from game_events.decoding.decoder import BatchDecoder, DecodePlan, RecentlyUsed
+from game_events.decoding.frame import Reason, RegistrySchema
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.schemas.store import SchemaStore

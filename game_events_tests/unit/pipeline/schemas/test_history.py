@@ -6,15 +6,14 @@ from datetime import UTC, datetime
 import pytest
 from deltalake import DeltaTable
 
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.registry_schema import RegistrySchema
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.frame import RegistrySchema
 from game_events.lakehouse.commits.commit import Commit, commit
-from game_events.lakehouse.event_columns import bronze_schema
-from game_events.lakehouse.system_tables.event_log import append_events
+from game_events.lakehouse.data.columns import bronze_schema
+from game_events.lakehouse.system_tables import append_events
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.catalog import SchemaCatalog
-from game_events.pipeline.schemas.column_origins import origins
-from game_events.pipeline.schemas.history import NAMED, SchemaHistory, as_line
+from game_events.pipeline.schemas.history import NAMED, SchemaHistory, as_line, origins
 from game_events.schema_registry import SubjectVersion
 from game_events_tests.support.decoding.helpers import compiled
 

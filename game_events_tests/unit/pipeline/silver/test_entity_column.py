@@ -6,13 +6,13 @@ import pyarrow as pa
 import pytest
 
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.commits.incarnations import BronzeIdentity
-from game_events.lakehouse.layers import Layer
-from game_events.lakehouse.system_tables.progress import Mark
+from game_events.lakehouse.commits.transactions import BronzeIdentity
+from game_events.lakehouse.system_tables import Mark
+from game_events.lakehouse.tables import Layer
 from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.silver import passes, refresh
-from game_events.pipeline.silver.source import SilverInput
+from game_events.pipeline.silver import refresh
+from game_events.pipeline.silver.stage import SilverInput
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 
@@ -37,7 +37,7 @@ def by(tmp_path, monkeypatch):
 
 
 def staged(monkeypatch, stage):
-    monkeypatch.setattr(passes, "stage_games", stage)
+    monkeypatch.setattr(refresh, "stage_games", stage)
 
 
 def refused(*pipelines):

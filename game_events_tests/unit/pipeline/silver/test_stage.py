@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from game_events.errors import ExtensionError, UserCodeError
-from game_events.pipeline.fanout.job import FanOutResult
-from game_events.pipeline.fanout.routing import Routing
+from game_events.pipeline.fanout.job import FanOutResult, Routing
 from game_events.pipeline.silver.stage import stage_games
-from game_events.spark.crashed_workers import WorkerCrashError
+from game_events.spark.failures import WorkerCrashError
 
 
 class FailingStaging:

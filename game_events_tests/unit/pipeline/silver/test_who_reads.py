@@ -9,14 +9,12 @@ import pytest
 
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.pipeline.fanout import job
-from game_events.pipeline.fanout.file_rows import FileRows
-from game_events.pipeline.fanout.job import is_shuffled, shares_for, tasks_for
-from game_events.pipeline.fanout.routing import Routing
+from game_events.pipeline.fanout.job import Routing, is_shuffled, shares_for, tasks_for
+from game_events.pipeline.fanout.rows import FileRows
 from game_events.pipeline.quality.decisions import Decisions
-from game_events.pipeline.quality.violations import Violations
+from game_events.pipeline.quality.judging import Violations
 from game_events.pipeline.silver import stage as module
-from game_events.pipeline.silver.source import SilverInput
-from game_events.pipeline.silver.stage import Staging, Start
+from game_events.pipeline.silver.stage import SilverInput, Staging, Start
 from game_events.rules import Rule
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put

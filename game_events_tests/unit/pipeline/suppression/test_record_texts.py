@@ -19,10 +19,8 @@ from google.protobuf.wrappers_pb2 import StringValue
 from hypothesis import given
 from hypothesis import strategies as st
 
-from game_events.lakehouse.system_tables.suppressed import entity_hash
-from game_events.pipeline.erasure.subjects import DataSubjects
-from game_events.pipeline.suppression.record_texts import MOST_BYTES, texts_of
-from game_events.pipeline.suppression.worker import Suppression, Suppressor
+from game_events.pipeline.erasure.scan import DataSubjects
+from game_events.pipeline.suppression.worker import MOST_BYTES, Suppression, Suppressor, entity_hash, texts_of
 from game_events_tests.support.decoding.helpers import compiled, python_class
 from game_events_tests.support.worlds.undecodable_rows import WHOM, quarantined
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from game_events.config.settings import Settings
-from game_events.decoding.core.reasons import KEPT_BYTES
+from game_events.decoding.frame import KEPT_BYTES
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.reporting.report import RunReport
@@ -367,9 +367,9 @@ class Registry:
 
 
 def test_a_file_that_is_refused_brings_no_schema(tmp_path: Path) -> None:
-    from game_events.sources.files.archive_format import marked_records  # noqa: PLC0415
-    from game_events.sources.files.reader import FileReader, FileReading  # noqa: PLC0415
-    from game_events.sources.files.record_batches import FilePart  # noqa: PLC0415
+    from game_events.sources.files.location import marked_records  # noqa: PLC0415
+    from game_events.sources.files.readers import FileReader, FileReading  # noqa: PLC0415
+    from game_events.sources.files.records import FilePart  # noqa: PLC0415
 
     path = tmp_path / "a.parquet"
     brought = RegistrySchema(7, "AVRO", "another", (("--plugin=x", "y"),))

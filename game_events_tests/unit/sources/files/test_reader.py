@@ -16,18 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from game_events.decoding.batch_decoder import BatchDecoder, DecodePlan
-from game_events.decoding.compiler import compile_schema
-from game_events.decoding.core.column_map import ColumnMap
-from game_events.decoding.core.registry_schema import RegistrySchema, schema_guid
-from game_events.decoding.formats import make_decoder
-from game_events.decoding.stored_columns import ColumnsDecoder, ColumnsSchema, schema_text, stored
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.decoder import BatchDecoder, DecodePlan, compile_schema, make_decoder
+from game_events.decoding.frame import RegistrySchema, schema_guid
+from game_events.decoding.projection import ColumnsDecoder, ColumnsSchema, schema_text, stored
 from game_events.sources.files import avro_container
-from game_events.sources.files import record_batches as rows
-from game_events.sources.files.archive_format import RECORDS, marked_records
-from game_events.sources.files.limits import FileLimits
-from game_events.sources.files.location import SourceLocation
-from game_events.sources.files.reader import FileReader, FileReading, format_of
+from game_events.sources.files import records as rows
+from game_events.sources.files.location import RECORDS, SourceLocation, marked_records
+from game_events.sources.files.readers import FileReader, FileReading, format_of
+from game_events.sources.files.records import FileLimits
 from game_events.sources.files.schemas import NamedSchema, identity_bytes
 from game_events_tests.support.worlds.file_samples import JSON, PROTO, WRITERS, avro, event, lines, parquet, protobuf, put
 

@@ -17,13 +17,12 @@ from game_events.pipeline.bronze import full_refresh as bronze_reset
 from game_events.pipeline.bronze import load as bronze
 from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.offsets import batch_info, bronze_commit, next_offsets
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.state.commit_info import batch_info, bronze_commit
-from game_events.pipeline.state.offsets import next_offsets
-from game_events.sources.core.source import Split
 from game_events.sources.files.location import SourceLocation
-from game_events.sources.files.offsets import FILE_ROWS, FileGap
+from game_events.sources.files.records import FILE_ROWS, FileGap
 from game_events.sources.files.source import FileSource
+from game_events.sources.source import Split
 from game_events_tests.support.pipelines import stage_by_hand
 from game_events_tests.support.worlds.file_samples import put
 

@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.sources.core.source import Split
-from game_events.sources.kafka.admin import SPLITS_AT_ONCE, KafkaAdmin
+from game_events.sources.kafka.source import SPLITS_AT_ONCE, KafkaAdmin
+from game_events.sources.source import Split
 
 AT = 100
 TIMEOUT_S = 15

@@ -7,11 +7,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.producer.kafka_writer import KafkaWriter, Pacer
-from game_events.sources.core.source import MicroBatch, Split
-from game_events.sources.kafka.admin import KafkaAdmin
+from game_events.producer.messages import KafkaWriter, Pacer
 from game_events.sources.kafka.client import CauseMemory, client_options, ensure_topic
-from game_events.sources.kafka.source import KafkaSource
+from game_events.sources.kafka.source import KafkaAdmin, KafkaSource
+from game_events.sources.source import MicroBatch, Split
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
 REFUSED = KafkaError(KafkaError._AUTHENTICATION, "bad password")

@@ -6,10 +6,9 @@ import pytest
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
-from game_events.sources.core.source import MicroBatch, Split
-from game_events.sources.kafka.client import client_options
-from game_events.sources.kafka.options import refuse_managed, refuse_unusable, with_file_contents
+from game_events.sources.kafka.client import client_options, refuse_managed, refuse_unusable, with_file_contents
 from game_events.sources.kafka.source import KafkaSource
+from game_events.sources.source import MicroBatch, Split
 
 PASSWORD = 'pa"ss\\word'
 LOGIN = {

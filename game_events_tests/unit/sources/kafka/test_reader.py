@@ -13,12 +13,11 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from game_events.decoding.core.reasons import KEPT_BYTES, Reason
+from game_events.decoding.frame import KEPT_BYTES, Reason
 from game_events.errors import ConfigurationError, ConflictError, TransientError
-from game_events.sources.core.reading import RECORD_SCHEMA, ReadNotes
-from game_events.sources.core.source import Split
 from game_events.sources.kafka import reader
 from game_events.sources.kafka.reader import MAX_TIMESTAMP_MS, KafkaReading, KeptConsumer, Range, first_outside, planned_ranges
+from game_events.sources.source import RECORD_SCHEMA, ReadNotes, Split
 from game_events_tests.support.sources import rows_of
 
 SPLITS = [Split("t", "A" * 22, partition) for partition in range(150)]

@@ -11,10 +11,9 @@ from confluent_kafka import KafkaError, KafkaException
 
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.sources.core.source import MicroBatch, Split
-from game_events.sources.kafka.admin import KafkaAdmin
 from game_events.sources.kafka.reader import DEFAULTS, REQUIRED, Range
-from game_events.sources.kafka.source import KafkaSource
+from game_events.sources.kafka.source import KafkaAdmin, KafkaSource
+from game_events.sources.source import MicroBatch, Split
 
 
 def settled(answer):

@@ -1,0 +1,224 @@
+"""`game-events tables`: what is in the lakehouse, from the tables' logs alone.
+
+`game-events history`: the versions of a table, and what made each of them.
+
+`game-events log`: what the runs did, from the table `event_log`.
+
+`game-events sql`: queries over the tables, by DuckDB in this process, without Spark.
+"""
+
+import json
+import re
+import sys
+from dataclasses import asdict
+from itertools import islice
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import typer
+
+from game_events.cli.output import Json, Output, harmless, nested_as_json
+from game_events.cli.output import since as since_of
+from game_events.cli.output import since as time_of
+from game_events.config.settings import load_settings
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.commits.history import Version, versions
+from game_events.lakehouse.data.columns import owners_of, tags_of
+from game_events.lakehouse.query import TablesSql, plain, query
+from game_events.lakehouse.system_tables import KINDS, read_events
+from game_events.lakehouse.tables import EVENT_LOG, Lakehouse, add_actions, existing_table
+from game_events.pipeline.reporting.result import COUNTER_KINDS
+
+
+def tables(as_json: Json = False) -> None:
+    """List the tables: rows, Delta version, files, size, columns, owners; `game-events schema TABLE` shows one's columns."""
+    output = Output(as_json=as_json)
+    lakehouse = Lakehouse.of(load_settings())
+    found = []
+    for name in lakehouse.names():
+        table = lakehouse.table(name)
+        handle = table.open_to_read()
+        if handle is None:
+            continue
+        actions = add_actions(handle)
+        found.append(
+            {
+                "table": table.name,
+                "rows": _rows(actions),
+                "version": handle.version(),
+                "files": actions.num_rows,
+                "bytes": int(pc.sum(actions.column("size_bytes")).as_py() or 0),
+                "columns": len(handle.schema().fields),
+                "owners": owners_of(handle),
+                "tags": tags_of(handle),
+                "description": handle.metadata().description,
+                "location": table.uri,
+            }
+        )
+    if found:
+        columns = ["table", "rows", "version", "files", "bytes", "columns"]
+        columns += ["owners"] if any(entry["owners"] for entry in found) else []
+        rows = [[", ".join(v) if isinstance(v, list) else v for v in map(entry.get, columns)] for entry in found]
+        output.table(lakehouse.root, columns, rows)
+    else:
+        output.say(f"no tables below {lakehouse.root}: `game-events run` makes them (GAME_EVENTS_LAKEHOUSE names the place)")
+    output.result({"root": lakehouse.root, "tables": found})
+
+
+def _rows(files: pa.Table) -> int | None:
+    """Rows of these files; None: not known, as one of them is gone or damaged and has no statistics."""
+    rows = files.column("num_records")
+    return None if rows.null_count else int(pc.sum(rows).as_py() or 0)
+
+
+def history(
+    table: Annotated[str, typer.Argument(help="A table's name, as `game-events tables` lists it.")],
+    limit: Annotated[int, typer.Option(min=1, help="So many of the newest versions.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """A table's versions, newest first: when, what kind, rows, batch, offsets, run; restores and maintenance too."""
+    output = Output(as_json=as_json)
+    chosen, handle = existing_table(Lakehouse.of(load_settings()), table)
+    found = list(versions(chosen, handle.version(), limit))
+    output.say(chosen.uri)
+    for entry in found:
+        output.say(_line(entry))
+    if found and found[-1].version > 0 and len(found) == limit:
+        output.say(f"only {limit} versions are shown: --limit shows more")
+    elif found and found[-1].version > 0:
+        output.say(f"older versions' entries were cleaned up (before version {found[-1].version})")
+    output.result({"table": chosen.name, "location": chosen.uri, "versions": [asdict(entry) for entry in found]})
+
+
+def _line(entry: Version) -> str:
+    """`version time kind: rows, files, batch, run, offsets`: what there is of it."""
+    facts = []
+    if entry.files_added:
+        facts.append(f"{entry.added:,} rows in {entry.files_added:,} files added" if entry.added is not None else "files added")
+    if entry.files_removed:
+        rows = f" with {entry.removed:,} rows" if entry.removed is not None else ""
+        facts.append(f"{entry.files_removed:,} files{rows} removed")
+    facts += [f"batch {entry.batch}"] if entry.batch is not None else []
+    facts += [f"run {entry.run_id[:8]}"] if entry.run_id else []
+    facts += [entry.offsets] if entry.offsets else []
+    start = f"{entry.version:>6} {entry.time:%Y-%m-%d %H:%M:%S} {entry.kind}"
+    return f"{start}: {', '.join(facts)}" if facts else start
+
+
+#: Longer details are cut in the lines for people; `--json` has all of it.
+SHOWN_CHARS = 100
+
+_KINDS = (*KINDS, *COUNTER_KINDS)
+
+_CHOSEN = """
+SELECT * FROM events
+WHERE ($run IS NULL OR starts_with(run_id, $run)) AND ($kind IS NULL OR kind = $kind)
+  AND ($game IS NULL OR game = $game) AND ($table IS NULL OR "table" = $table)
+ORDER BY time DESC, run_id, part, kind, layer, "table", name LIMIT $limit
+"""
+
+
+def log(
+    run: Annotated[str | None, typer.Option("--run", help="Only this run: its id, or how it begins.")] = None,
+    kind: Annotated[str | None, typer.Option(help=f"Only events of this kind: {', '.join(_KINDS)}.")] = None,
+    game: Annotated[str | None, typer.Option(help="Only events of this game.")] = None,
+    table: Annotated[str | None, typer.Option(help="Only events of this table.")] = None,
+    since: Annotated[str | None, typer.Option(help="Only events since then: 30m, 12h, 1d, 2w, or a date.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="So many of the newest events.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """What the runs did, newest first: tables, offsets, rejections, checks, schema changes, who ran them."""
+    output = Output(as_json=as_json)
+    if kind is not None and kind not in _KINDS:
+        raise ConfigurationError(f"--kind: there is no {kind!r}; there are {', '.join(_KINDS)}")
+    lakehouse = Lakehouse.of(load_settings())
+    events = read_events(lakehouse, since_of(since))
+    found = query(events, _CHOSEN, run=run, kind=kind, game=game, table=table, limit=limit)
+    for event in found:
+        event["detail"] = json.loads(event["detail"]) if event["detail"] else None
+        output.say(_run_line(event))
+    if len(found) == limit:
+        output.say(f"only {limit} events are shown: --limit shows more")
+    elif not found:
+        output.say("no such events: every `game-events run` leaves some" if not events.num_rows else "no such events")
+    output.result({"table": lakehouse.table(EVENT_LOG).uri, "events": found})
+
+
+def _run_line(event: dict[str, Any]) -> str:
+    """`time run kind what: status, numbers; detail`."""
+    what = " ".join(str(event[c]) for c in ("table", "name") if event[c]) or event["layer"] or ""
+    facts = [event["status"]] if event["status"] else []
+    facts += [f"{name} {event[name]:,}" for name in ("rows", "table_rows", "lag", "delta_version") if event[name] is not None]
+    facts += [f"{event['seconds']:.1f} s"] if event["seconds"] is not None else []
+    # Errors of Spark are pages; py4j's begin with a line that says nothing.
+    detail = re.sub(r"^(\w+: )?An error occurred while calling \S+ : ", r"\1", " ".join(_words(event["detail"]).split()))
+    detail = detail if len(detail) <= SHOWN_CHARS else detail[:SHOWN_CHARS] + "..."
+    start = f"{event['time']:%Y-%m-%d %H:%M:%S} {event['run_id'][:8]} {event['kind']:<8} {what}: {', '.join(facts)}"
+    return harmless(f"{start}; {detail}" if detail else start)
+
+
+def _words(detail: dict[str, Any] | None) -> str:
+    """The part of a detail that a person looks for first."""
+    if not detail:
+        return ""
+    if "error" in detail:
+        error = detail["error"]
+        return f"{error['class']}: {error['text']}" if isinstance(error, dict) else str(error)
+    if "started_by" in detail:
+        by = detail["started_by"]
+        return f"{by['user']}@{by['host']}, version {by['version']}"
+    return str(detail.get("summary") or json.dumps(detail, ensure_ascii=False))
+
+
+#: Rows that are shown unless somebody wants more.
+ROWS = 100
+
+#: Longer values are cut in the table for people; `--csv` and `--json` have all of them.
+SQL_SHOWN_CHARS = 80
+
+
+def sql(
+    query: Annotated[str, typer.Argument(help="One SELECT; `-` reads it from stdin.")],
+    as_csv: Annotated[bool, typer.Option("--csv", help="All rows as CSV on stdout, as they come.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help=f"So many rows; default: {ROWS}, with --csv all.")] = None,
+    as_of: Annotated[
+        str | None, typer.Option("--as-of", help="The tables as they were then: 30m, 12h (ago), or a date or time.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Query the tables, each by its name: nothing is written, and no Spark is started."""
+    if as_csv and as_json:
+        raise typer.BadParameter("either --csv or --json", param_hint="--csv")
+    output = Output(as_json=as_json)
+    text = _text(query)
+    settings, then = load_settings(), time_of(as_of, option="--as-of")
+    with TablesSql(Lakehouse.of(settings), then, settings.sql_memory_bytes, settings.sql_disk_bytes) as tables:
+        columns, rows = tables.query(text)
+        if as_csv:
+            output.csv(columns, map(plain, islice(rows, limit)))
+            return
+        wanted = limit or ROWS
+        found = list(islice(rows, wanted + 1))
+        more = len(found) > wanted
+        found = found[:wanted]
+    output.table("", columns, [[_shown(value) for value in row] for row in found], wide=True)
+    if more:
+        output.say(f"only {wanted:,} rows are shown: --limit shows more, --csv all of them")
+    output.result({"columns": columns, "rows": [plain(row) for row in found], "more": more})
+
+
+def _text(query: str) -> str:
+    try:
+        return sys.stdin.read() if query == "-" else query
+    except UnicodeDecodeError:
+        raise ConfigurationError("the query is not UTF-8") from None
+
+
+def _shown(value: object) -> object:
+    if value is None or isinstance(value, bool | float):
+        return "" if value is None else str(value)
+    if isinstance(value, int):
+        return value
+    text = str(nested_as_json(*plain([value])))
+    return text if len(text) <= SQL_SHOWN_CHARS else text[:SQL_SHOWN_CHARS] + "..."

@@ -1,0 +1,188 @@
+"""`game-events quarantine`: what could not be decoded or is rejected by rules, why, and trying it again.
+
+`game-events redecode`: bronze's decoded columns, rebuilt from the raw values it keeps.
+
+`game-events maintain`: small files joined, old ones deleted, logs shortened.
+
+`game-events archive`: raw records of bronze and quarantine, to files that can be read back as the records they were.
+"""
+
+from typing import Annotated, Any
+
+import typer
+
+from game_events.cli.output import Json, Output, harmless, words
+from game_events.cli.summary import finish, run_job, show_run
+from game_events.config.settings import load_settings
+from game_events.decoding.frame import Reason
+from game_events.lakehouse.data.columns import SCHEMA_COLUMNS
+from game_events.lakehouse.data.reading import read_arrow
+from game_events.lakehouse.query import connect, records
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
+from game_events.pipeline.replay_selection import replay_selection
+
+app = typer.Typer(
+    help="Rows that are in no other table: list them, and replay them.", no_args_is_help=True, add_completion=False
+)
+
+Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Only this reason, or this rule; may be repeated.")]
+
+SchemaIds = Annotated[list[str] | None, typer.Option("--schema-id", help="Only rows of this schema id or GUID.")]
+
+Rows = Annotated[int, typer.Option("--rows", min=0, help="Show so many single rows, newest first, with their coordinates.")]
+
+#: Nothing that the registry or the rules say one day makes rows of these.
+FOR_EVER = frozenset({Reason.TOMBSTONE, Reason.TOO_SHORT})
+
+_COLUMNS = [
+    "_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp", *SCHEMA_COLUMNS,
+    "layer", "reason", "detail", "quarantined_at", "run_id", "replayed_table", "replayed_batch", "replayed_at", "game",
+]  # fmt: skip
+
+_GROUPS = """
+SELECT layer, reason, coalesce(schema_id, '-') AS schema_id, count(*) AS rows,
+  count(replayed_batch) AS replayed, any_value(detail) AS example, min(quarantined_at) AS first, max(quarantined_at) AS last
+FROM chosen GROUP BY ALL ORDER BY rows DESC, layer, reason, schema_id
+"""
+
+_SINGLE = """
+SELECT concat(_kafka_topic, '[', _kafka_partition, ']@', _kafka_offset) AS record, layer, reason, detail, game,
+  coalesce(schema_id, '-') AS schema_id, quarantined_at, run_id,
+  replayed_table, replayed_batch, replayed_at
+FROM chosen ORDER BY quarantined_at DESC, _kafka_partition, _kafka_offset DESC LIMIT $rows
+"""
+
+
+@app.command("list")
+def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 0, as_json: Json = False) -> None:
+    """Count the rows by reason (or rule) and schema id: how many, how many were replayed, since when. No value is shown."""
+    output = Output(as_json=as_json)
+    chosen = replay_selection(reason or [], schema_id or [])
+    table = Lakehouse.of(load_settings()).table(QUARANTINE)
+    handle = table.open_to_read()
+    groups: list[dict[str, Any]] = []
+    single: list[dict[str, Any]] = []
+    if handle is not None:
+        found = read_arrow(table, handle, _COLUMNS)
+        for name in set(_COLUMNS) - set(found.column_names):  # a table of an earlier version
+            found = found.append_column(name, [[None] * found.num_rows])
+        with connect(held=found) as connection:
+            connection.execute(
+                "CREATE TEMP TABLE chosen AS SELECT *, coalesce(_schema_id::VARCHAR, _schema_guid) AS schema_id FROM held "
+                "WHERE (len($reasons) = 0 OR list_contains($reasons, reason)) "
+                "AND (len($ids) = 0 OR list_contains($ids, schema_id))",
+                {"reasons": sorted(chosen.reasons), "ids": sorted(map(str, chosen.schema_ids))},
+            )
+            groups = records(connection.execute(_GROUPS))
+            single = records(connection.execute(_SINGLE, {"rows": rows}))
+    if groups:
+        columns = ("layer", "reason", "schema_id", "rows", "replayed")
+        output.table(f"{table.name}: rows by reason and schema id", columns, [[g[c] for c in columns] for g in groups])
+        for why, detail in {g["reason"]: g["example"] for g in groups}.items():
+            output.say(f"{why}, for example: {harmless(str(detail))}")
+        if any(g["reason"] not in FOR_EVER and g["rows"] > g["replayed"] for g in groups):
+            output.say("replay what passes by now: `game-events quarantine replay [--reason R] [--schema-id I]`")
+    else:
+        output.say("no such rows in quarantine")
+    for row in single:
+        what = "replayed as batch" if row["replayed_table"] is not None else "not in bronze any more as of batch"
+        after = f", {what} {row['replayed_batch']}" if row["replayed_batch"] is not None else ""
+        output.say(f"{row['record']} {row['reason']} (schema {row['schema_id']}){after}: {harmless(str(row['detail']))}")
+    waiting = sum(g["rows"] - g["replayed"] for g in groups)
+    output.result({"table": table.uri, "waiting": waiting, "groups": groups, "rows": single})
+
+
+@app.command("replay")
+def replay(reason: Reasons = None, schema_id: SchemaIds = None, as_json: Json = False) -> None:
+    """Try rows again with what the registry knows and the rules say now; what passes reaches silver and gold once."""
+    output = Output(as_json=as_json)
+    settings = load_settings()
+    replay_selection(reason or [], schema_id or [])  # what is wrong with it is said before Spark starts
+    with output.working("replaying"):
+        result = run_job(settings, "replay", {"reasons": reason or [], "schema_ids": schema_id or []})
+    if result.report:
+        left = result.report["left_by_reason"]
+        show_run(output, result.report, settings.names)
+        if not result.report["replayed_rows"] and not result.report["readmitted"]:
+            output.say("no row can be decoded, or satisfies the rules, that could or did not before")
+        if left:
+            output.say("still not decodable: " + ", ".join(f"{why} {n:,}" for why, n in sorted(left.items())))
+    finish(output, result, "the replay failed")
+
+
+Downstream = Annotated[
+    bool, typer.Option("--downstream", help="Afterwards replace silver by what bronze has now; gold and unified follow.")
+]
+
+
+def redecode(downstream: Downstream = False, as_json: Json = False) -> None:
+    """Decode every row of bronze again, without Kafka, in one atomic commit; rows, batches and progress stay."""
+    output, settings = Output(as_json=as_json), load_settings()
+    with output.working("redecoding"):
+        result = run_job(settings, "redecode", {"refresh_silver_and_gold": downstream})
+    if result.report:
+        show_run(output, result.report, settings.names)
+        new, kept = result.report["new_columns"], result.report["kept_by_reason"]
+        output.say(f"redecoded: {result.report['redecoded_rows']:,} rows; new columns: {', '.join(new) or 'none'}")
+        if kept:
+            output.say("rows that keep the columns they had: " + ", ".join(f"{why} {n:,}" for why, n in sorted(kept.items())))
+        others = result.report["undecoded_by_type"]
+        if others:
+            output.say("of types that are not selected: " + ", ".join(f"{name} {n:,}" for name, n in sorted(others.items())))
+        if not downstream:
+            output.say("silver and gold keep what they have; `--downstream` takes the new columns over")
+    finish(output, result, "redecode failed")
+
+
+Tables = Annotated[list[str] | None, typer.Option("--table", help="Only these tables (comma separated, or repeated).")]
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Count what would be done, and do nothing.")]
+
+COLUMNS = ("table", "joined", "into", "renewed", "replaced", "orphans", "waiting", "files")
+
+
+def maintain(table: Tables = None, dry_run: DryRun = False, as_json: Json = False) -> None:
+    """Join small files, renew outdated ones, delete unneeded ones, shorten logs; no row changes, whoever is at work."""
+    output = Output(as_json=as_json)
+    with output.working("maintenance"):
+        result = run_job(load_settings(), "maintain", {"tables": words(table), "dry_run": dry_run})
+    tables = result.report.get("upkeep", {})
+    busy = [e for e in tables.values() if e["joined"] or e["renewed"] or e["replaced"] or e["orphans"]]
+    if busy:
+        title = "files that would be joined, renewed or deleted" if dry_run else "files joined, renewed and deleted"
+        output.table(title, COLUMNS, [[e[c] for c in COLUMNS] for e in busy])
+    elif result.report:
+        output.say(f"nothing to do for {len(tables)} tables")
+    waiting = sum(e["waiting"] for e in tables.values())
+    if waiting:
+        output.say(
+            f"{waiting:,} replaced files stay for the time, for readers still at work (RETENTION_H, DERIVED_RETENTION_H)"
+        )
+    outdated = sum(e["outdated"] for e in tables.values())
+    if outdated:
+        output.say(f"{outdated:,} files of an earlier release are left for the next time (docs/maintenance.md)")
+    for entry in tables.values():
+        if entry["skipped"]:
+            output.say(f"{entry['table']}: left for the next time: {entry['skipped']}")
+    finish(output, result, "maintenance failed")
+
+
+To = Annotated[
+    str, typer.Option("--to", metavar="PLACE", help="Folder, or prefix of an object store; made if it is not there.")
+]
+
+
+def archive(to: To, as_json: Json = False) -> None:
+    """Add the raw records that came since the last time to an archive, with keys, headers, coordinates and schemas."""
+    output, settings = Output(as_json=as_json), load_settings()
+    with output.working("archive"):
+        result = run_job(settings, "archive", {"to": to}, place=to)
+    done = result.report.get("archive")
+    if done is not None:
+        output.say(
+            f"{done['rows']:,} records in {done['files']:,} files ({done['bytes']:,} bytes) added to {done['to']}: it has "
+            f"come to batch {done['batch']:,} of {settings.names.name_of(BRONZE)}"
+        )
+        for notice in result.report.get("notices", []):
+            output.say(notice)
+    finish(output, result, "archive failed")

@@ -1,1 +1,0 @@
-"""What commands share: arguments, output, a run of a Dagster job."""

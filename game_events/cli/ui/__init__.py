@@ -1,1 +1,0 @@
-"""The Dagster UI behind a guard."""

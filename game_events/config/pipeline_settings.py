@@ -1,0 +1,541 @@
+"""Types and checks of single values that several groups of settings use.
+
+Settings of the domain: columns, names, rules, user code.
+
+Settings of runs: Spark, continuous mode, retries, alerts, the UI, the export over HTTP.
+
+Settings of the tables: root, content, maintenance, storage, erasure, limits.
+
+The setting `producer`: description of sample data, read only by the commands `produce` and `demo`.
+"""
+
+import json
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Annotated, ClassVar, Literal, Self
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, NoDecode
+
+from game_events.config.names import Names, problem
+from game_events.rules import Rule, require_unique
+
+#: Prefix of all environment variables.
+ENV_PREFIX = "GAME_EVENTS_"
+
+
+def split_names(value: str) -> tuple[str, ...]:
+    """``a, b`` as names."""
+    return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+#: ``a, b`` in the environment, or a list in YAML.
+NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(lambda v: split_names(v) if isinstance(v, str) else v)]
+
+
+Choice = Literal["quarantine", "null"]
+
+
+def _choices(value: object) -> object:
+    """A choice, or choices by column; YAML's null is the word."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = json.loads(value)
+    if isinstance(value, Mapping):
+        return {name: "null" if choice is None else choice for name, choice in value.items()}
+    return "null" if value is None else value
+
+
+#: `null`, `quarantine`, or a mapping column -> one of them: JSON in the environment.
+OnBadValue = Annotated[Choice | dict[str, Choice], NoDecode, BeforeValidator(_choices)]
+
+
+def _refuse_credentials(address: str) -> str:
+    """An address, unchanged; raises ValueError if it holds a key or password, as reports, logs and metadata show it."""
+    parts = urlsplit(address)
+    # In Azure's `abfss://container@account` it is no login.
+    named = "@" in parts.netloc and not (parts.scheme.startswith("abfs") and parts.password is None)
+    if "://" in address and (named or parts.query):
+        raise ValueError("must hold no key or password: credentials come from the environment (docs/object-store.md)")
+    return address
+
+
+def _require_http(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value().startswith(("http://", "https://")):
+        raise ValueError("must start with http:// or https://")
+    try:
+        parts = urlsplit(value.get_secret_value())
+        is_complete = parts.port != 0 and len((parts.hostname or "").encode("idna")) > 0
+    except ValueError:
+        is_complete = False
+    if not is_complete:  # the address, which may hold a secret, is not repeated
+        raise ValueError("is no address that can be called, such as https://host:port/path")
+    return value
+
+
+#: The address of tables or files, without credentials.
+Address = Annotated[str, AfterValidator(_refuse_credentials)]
+
+#: A secret address of HTTP or HTTPS.
+SecretUrl = Annotated[SecretStr, AfterValidator(_require_http)]
+
+
+class SparkSettings(BaseSettings):
+    """Spark's session, cluster and code."""
+
+    group: ClassVar[str] = "spark"
+
+    # --- Spark (docs/cluster.md)
+    spark_master: str = "local[*]"
+    """Spark master, unless `SPARK_REMOTE` is set"""
+    spark_remote: str | None = None
+    """`sc://host:port` of a Spark Connect server, instead of a master"""
+    spark_conf: dict[str, str] = Field(default_factory=dict)
+    """further Spark settings"""
+    spark_driver_memory: str = Field("1g", pattern=r"^\d+[mg]$")
+    """heap of the Spark driver's JVM: a number with `m` or `g`"""
+    spark_ship_code: Literal["auto", "always", "never"] = "auto"
+    """send this project's code to Spark's workers: `auto` (to those of other machines), `always`, `never`"""
+    spark_py_files: NameList = ()
+    """`.py` and `.zip` files that extensions import, sent to the workers too, comma separated"""
+    warm_spark: bool = True
+    """`game-events up`: all runs share one Spark Connect server; `False`: each run starts a JVM"""
+
+
+class RunSettings(BaseSettings):
+    """Continuous mode, retries, alerts, the UI, this machine."""
+
+    group: ClassVar[str] = "runs"
+
+    # --- continuous mode (docs/continuous.md)
+    poll_interval_s: float = Field(1.0, ge=0.05, le=60)
+    """seconds between two polls of the topic; cycles start no more often"""
+    gold_interval_s: float = Field(10.0, ge=0)
+    """seconds between two refreshes of gold and the unified table; `0`: in each cycle. A triggered run always refreshes them"""
+
+    continuous_run_h: float = Field(24.0, gt=0)
+    """hours after which a continuous run ends and a new one takes over"""
+    run_history_h: float = Field(168.0, ge=0)
+    """hours that ended runs of this lakehouse stay in Dagster's storage (their results stay in `event_log`); `0`: for ever"""
+    automation: bool = True
+    """whether sensors and schedules run from the beginning; `off` for a code location that must not start anything by itself,
+    such as a branch deployment: each can be switched on in the UI"""
+
+    # --- retries and alerts (docs/alerts.md)
+    mode: Literal["production", "development"] = "production"
+    """`production` retries transient errors; `development` fails at the first error"""
+    max_retries: int = Field(3, ge=0, le=20)
+    """times a run's step is retried after a transient error"""
+    retry_delay_s: float = Field(2.0, gt=0)
+    """seconds before the first retry; doubled each time, at most 300"""
+    alert_webhook_url: SecretUrl | None = None
+    """where alerts are POSTed; may hold a token, never shown"""
+    alert_severity: dict[str, Literal["error", "warning", "none"]] = Field(default_factory=dict)
+    """name of a check -> severity of its alerts (`error`, `warning`; `none`: no alerts)"""
+    alert_lag_records: int = Field(0, ge=0)
+    """records of lag that raise an alert; 0: no such alert"""
+    dagster_url: str | None = None
+    """address of the Dagster UI, for links in alerts; also the one name besides this machine's own under which `game-events up`
+    answers"""
+
+    # --- TLS: certificates are always verified (docs/security.md)
+    tls_ca_file: Path | None = None
+    """PEM file of the authorities that certificates of the registry, the webhook and `REST_URL` are verified with"""
+
+    # --- access to the Dagster UI (docs/security.md)
+    job_places: NameList = ()
+    """folders and prefixes that jobs started in the UI may archive to or send files of, comma separated; commands may use
+    any"""
+    ui_users: NameList = ()
+    """further users of this machine (a proxy's) who may connect to the UI of `game-events up`, comma separated"""
+
+    # --- this machine
+    state_dir: Path = Path(".game_events")
+    """folder of the local stack's data and Dagster's storage"""
+
+    @field_validator("tls_ca_file")
+    @classmethod
+    def _authorities(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            if not value.is_file():
+                raise ValueError(f"{value} is not a file")
+            try:
+                ssl.create_default_context(cafile=value)
+            except OSError as error:
+                raise ValueError(f"{value} has no certificates that can be read ({type(error).__name__})") from None
+        return value
+
+
+class ExportSettings(BaseSettings):
+    """Target, size, rate, authentication and retries of calls."""
+
+    group: ClassVar[str] = "rest"
+
+    # --- export over HTTP (docs/rest-export.md)
+    rest_url: SecretUrl | None = None
+    """where rows are POSTed; without it nothing is exported; may hold a token, never shown"""
+    rest_source: Literal["silver", "gold"] = "silver"
+    """which rows are exported: of `silver` or of `gold`"""
+    rest_rows_per_call: int = Field(100, ge=1, le=100_000)
+    """rows of one call at most"""
+    rest_bytes_per_call: int = Field(1_000_000, ge=1_000)
+    """bytes of one call's body at most, unless a single row has more"""
+    rest_body: Literal["array", "object"] = "array"
+    """a JSON `array` of rows, or the row as an `object` (with one row per call)"""
+    rest_tasks: int = Field(4, ge=1, le=1_000)
+    """Spark tasks that send at the same time"""
+    rest_calls_per_task: int = Field(8, ge=1, le=1_000)
+    """concurrent calls of each task"""
+    rest_calls_per_s: int = Field(0, ge=0)
+    """calls in any second, all tasks together; 0: no limit"""
+    rest_calls_per_min: int = Field(0, ge=0)
+    """calls in any minute, all tasks together; 0: no limit"""
+    rest_permit_host: str | None = None
+    """name or address of this machine under which executors reach the rate limiter; only with a rate limit"""
+    rest_bearer_token: SecretStr | None = None
+    """authentication by `Authorization: Bearer ...`"""
+    rest_user: str | None = None
+    """user for basic authentication"""
+    rest_password: SecretStr | None = None
+    """password for basic authentication"""
+    rest_api_key: SecretStr | None = None
+    """authentication by the header `REST_API_KEY_HEADER`"""
+    rest_api_key_header: str = Field("X-API-Key", pattern=r"^[A-Za-z0-9-]{1,64}$")
+    """name of the header that holds `REST_API_KEY`"""
+    rest_timeout_s: float = Field(30.0, gt=0, le=3_600)
+    """seconds that one call may take"""
+    rest_max_attempts: int = Field(8, ge=1, le=100)
+    """attempts of a call before its chunk has failed"""
+    rest_retry_delay_s: float = Field(0.5, gt=0, le=60)
+    """seconds before the second attempt; doubled each time, at most 60"""
+    rest_preflight: str = Field("OPTIONS", pattern=r"^((OPTIONS|HEAD|GET)( /\S*)?)?$")
+    """method (and path, if another one) of a call before the first batch; empty: none"""
+    rest_on_replaced: Literal["hold", "resend", "go_on"] = "hold"
+    """tables with replaced rows: `hold` them, `resend` all rows, or `go_on` with new rows only"""
+
+
+#: Ids can be guessed one by one: only the key protects their hashes.
+MIN_ERASURE_KEY_CHARS = 16
+
+
+class TableSettings(BaseSettings):
+    """Root and content of the tables, and how long old versions are kept."""
+
+    group: ClassVar[str] = "tables"
+
+    # --- tables
+    lakehouse: Address = Field("lakehouse", min_length=1)
+    """root path or URI of the tables (`s3://bucket/prefix`)"""
+    games: NameList = ()
+    """allow list, comma separated; empty: every game"""
+    keep_raw: Literal["all", "failures"] = "all"
+    """raw values in bronze: `all`, or `failures`: only in quarantine and for types that `MESSAGE_TYPES` leaves out"""
+
+    silver_layout: Literal["tables", "partitioned"] = "tables"
+    """`tables`: a silver and a gold table for each game; `partitioned`: one of each for all games, partitioned by game
+    (docs/scale.md)"""
+
+    # --- maintenance (docs/maintenance.md)
+    retention_h: float = Field(2.0, gt=0)
+    """hours that replaced files and log entries of bronze, silver, quarantine and the logs are kept"""
+    derived_retention_h: float = Field(0.5, gt=0)
+    """the same for gold, the unified table and `progress`"""
+    orphan_retention_h: float = Field(168, ge=1)
+    """hours that files are kept which no commit names (left by crashes)"""
+
+    # --- full refresh (docs/refresh.md)
+    allow_bronze_full_refresh: bool = False
+    """whether a full refresh may replace bronze; records that Kafka has expired are lost by it"""
+
+    # --- erasure (docs/erasure.md)
+    erasure_key: SecretStr | None = None
+    """secret of 16 characters or more, with which ids of erased data subjects are hashed; keep it for ever; never shown"""
+    erasure_key_file: Path | None = None
+    """a file that holds the erasure key, instead of `ERASURE_KEY`"""
+
+    @field_validator("erasure_key")
+    @classmethod
+    def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value()) < MIN_ERASURE_KEY_CHARS:
+            raise ValueError(f"must have at least {MIN_ERASURE_KEY_CHARS} characters: `openssl rand -hex 32` makes a good one")
+        return value
+
+
+class StorageSettings(BaseSettings):
+    """Object store of the tables."""
+
+    group: ClassVar[str] = "storage"
+
+    # --- object store (docs/object-store.md)
+    # Credentials are read from the environment or the provider's own files, never from settings.
+    storage_endpoint: str | None = None
+    """address of an S3-compatible store; else `AWS_ENDPOINT_URL`, else AWS's own"""
+    storage_region: str | None = None
+    """region of the store; else `AWS_REGION`"""
+    storage_path_style: bool = True
+    """with an endpoint: the bucket is in the path, not in the host name"""
+    storage_allow_http: bool = False
+    """allow plain HTTP to a store on another machine"""
+
+
+class DiscoverySettings(BaseSettings):
+    """Owners, tags, catalog and lineage of the tables."""
+
+    group: ClassVar[str] = "discovery"
+
+    # --- owners, catalog, lineage (docs/discovery.md)
+    owners: NameList = ()
+    """owners of all tables: `team:name` or an e-mail address, comma separated"""
+    tags: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """layer (`bronze`, `silver`, `gold`, `own`; `all`) -> tags of its tables: `{"all": {"domain": "games"}, "gold": {"pii":
+    "no"}}`"""
+    catalog: str | None = None
+    """database (`name` or `catalog.name`) of Spark's catalog in which every table is registered"""
+    openlineage_url: str | None = None
+    """address of an OpenLineage receiver; without it no events are sent"""
+    openlineage_endpoint: str = "api/v1/lineage"
+    """path below that address that takes events"""
+    openlineage_api_key: SecretStr | None = None
+    """bearer token for the receiver; never shown"""
+    openlineage_namespace: str = Field("game_events", min_length=1)
+    """namespace of the jobs"""
+    openlineage_timeout_s: float = Field(10.0, gt=0, le=300)
+    """seconds that a run spends on sending its events at most"""
+
+    @field_validator("owners")
+    @classmethod
+    def _owners(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for owner in value:
+            # An address as Dagster takes it (`dagster._core.utils.is_valid_email`).
+            if not re.fullmatch(
+                r"team:[^\s\x00-\x1f]{1,100}|[A-Za-z0-9_][\w.%+-]{0,63}@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}", owner, re.ASCII
+            ):
+                raise ValueError("each must be team:name or an e-mail address (ASCII, with 2 to 7 letters at its end)")
+        return value
+
+    @field_validator("tags")
+    @classmethod
+    def _tags(cls, value: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        layers = ("all", "bronze", "silver", "gold", "own")
+        if not set(value) <= set(layers):
+            raise ValueError(f"must be by layer: {', '.join(layers)}")
+        for tags in value.values():
+            # Valid in Dagster and every catalog.
+            if not all(
+                re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", k) and re.fullmatch(r"[A-Za-z0-9_.-]{0,63}", v) for k, v in tags.items()
+            ):
+                raise ValueError("keys and values must be letters, digits, _ . -, at most 63 of them")
+        return value
+
+    @field_validator("catalog")
+    @classmethod
+    def _catalog(cls, value: str | None) -> str | None:
+        # It becomes part of SQL statements.
+        if value is not None and not re.fullmatch(r"[A-Za-z0-9_]{1,100}(\.[A-Za-z0-9_]{1,100})?", value):
+            raise ValueError("must be a database's name, or catalog.database: letters, digits, underscores")
+        return value
+
+    @field_validator("openlineage_url")
+    @classmethod
+    def _receiver(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("must start with http:// or https://")
+        if value is not None and ("@" in urlsplit(value).netloc or urlsplit(value).query):
+            raise ValueError("must hold no password or key: set GAME_EVENTS_OPENLINEAGE_API_KEY")
+        return value.rstrip("/") if value is not None else None
+
+
+class LimitSettings(BaseSettings):
+    """Limits of one record, one file, all games, and one query; docs/operations.md says what each does."""
+
+    group: ClassVar[str] = "limits"
+
+    # --- limits (docs/operations.md)
+    max_record_bytes: int = Field(64 * 1024 * 1024, ge=1024, le=512 * 1024 * 1024)
+    """bytes of one record; larger ones go to quarantine, truncated"""
+    files_max_rows: int = Field(100_000_000, ge=1, le=2**32 - 1)
+    """records (of JSON: lines) of one file; the rest of the file is one row of quarantine"""
+    files_max_unpacked_bytes: int = Field(16 * 1024**3, ge=1)
+    """bytes of a compressed file once decompressed; the rest of the file is one row of quarantine"""
+    max_games: int = Field(2_000, ge=1)
+    """above this number of games, a new name needs `NEW_GAME_MIN_ROWS` rows or the allow list"""
+    new_game_min_rows: int = Field(1_000, ge=1)
+    """rows in one pass that admit a new name above `MAX_GAMES`"""
+    max_games_ever: int = Field(10_000, ge=1)
+    """above this number of games (or `MAX_GAMES`, if larger), a new name needs the allow list, however many rows it has"""
+    max_columns: int = Field(10_000, ge=100)
+    """columns of bronze, nested ones counted: records of a type with more new columns are quarantined as `BAD_SCHEMA`"""
+    max_unknown_ids: int = Field(1_000, ge=1)
+    """schema ids unknown to the registry, after which no more are requested in one micro-batch: their records are quarantined
+    as `UNKNOWN_SCHEMA`, too"""
+    sql_memory_bytes: int = Field(4 * 1024**3, ge=64 * 1024**2)
+    """bytes of memory of `game-events sql`; the rest goes to temporary files if possible, else the query fails"""
+    sql_disk_bytes: int = Field(16 * 1024**3, ge=64 * 1024**2)
+    """bytes of temporary files of `game-events sql`, below `TMPDIR`; a query that needs more fails"""
+
+
+DEFAULT_GAMES = ("rummy", "spades", "euchre", "go_fish", "uno", "hearts", "poker")
+
+
+class Generator(BaseModel):
+    """Generator of one field's values.
+
+    Attributes:
+        kind: `choice` of `values`; `numbered`: `{prefix}0` to `{prefix}{count - 1}`; `integer`, `number` from `low` to `high`,
+            numbers with so many decimal `digits`; `boolean`; `text`: a random one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["choice", "numbered", "integer", "number", "boolean", "text"]
+    values: tuple[str | int | float, ...] = ()
+    prefix: str = ""
+    count: int = Field(10, ge=1)
+    low: float = 0
+    high: float = 100
+    digits: int = Field(2, ge=0, le=6)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.kind == "choice" and not self.values:
+            raise ValueError("a choice needs `values`")
+        if self.low > self.high:
+            raise ValueError("`low` is above `high`")
+        return self
+
+    @property
+    def numeric(self) -> bool:
+        """Whether its values are numbers, which have sums in the manifest."""
+        return self.kind in ("integer", "number")
+
+    def make(self, draw: Random) -> object:
+        """The next value: deterministic for the state of `draw`."""
+        match self.kind:
+            case "numbered":
+                return f"{self.prefix}{draw.randrange(self.count)}"
+            case "choice":
+                return draw.choice(self.values)
+            case "integer":
+                return draw.randint(int(self.low), int(self.high))
+            case "number":
+                return round(draw.uniform(self.low, self.high), self.digits)
+            case "boolean":
+                return draw.random() < 0.5
+            case "text":
+                return f"{self.prefix}{draw.getrandbits(48):012x}"
+
+
+#: (field, generator), in the order in which values are drawn.
+Fields = tuple[tuple[str, Generator], ...]
+
+#: For the built-in game event.
+GAME_FIELDS: Fields = (("device_id", Generator(kind="numbered", prefix="device_", count=10)),)
+
+
+class SampleData(BaseModel):
+    """The setting `producer`.
+
+    Attributes:
+        proto: a `.proto` file (its last message), relative to the settings file; None: the built-in game event.
+        entities: entities with events, unless `produce` names others.
+        new_entity: entity that is added in the demo's second wave.
+        keys_per_entity: different keys of each.
+        fields: field -> generator; other fields of simple types get values of their types.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    proto: Path | None = None
+    entities: Annotated[tuple[str, ...], Field(min_length=1)] = DEFAULT_GAMES
+    new_entity: str = Field("chess", min_length=1)
+    keys_per_entity: int = Field(20, ge=1)
+    fields: dict[str, Generator] = Field(default_factory=dict)
+
+
+class DomainSettings(BaseSettings):
+    """What the message's columns mean, names, rules and extensions."""
+
+    group: ClassVar[str] = "domain"
+
+    # --- the domain: what the message's columns mean (docs/domains.md)
+    entity_column: str = "game_name"
+    """column that names the game: one silver and gold table for each value; of bronze's own columns `_kafka_topic`, too, if the
+    topics' names are legal names of games"""
+    key_column: str = "gamer_id"
+    """column that gold aggregates by"""
+    time_column: str = "event_timestamp"
+    """column with the event time: gold keeps its minimum and maximum"""
+    gold_columns: dict[str, str] = Field(default_factory=dict)
+    """gold's columns beside the key: name -> SQL aggregate; empty: `session_count`, `min_timestamp`, `max_timestamp`"""
+    names: Names = Field(default_factory=Names)
+    """prefix and nouns in names of tables and assets, and in texts (docs/domains.md)"""
+    producer: SampleData = Field(default_factory=SampleData)
+    """the message and sample data of `produce` and `demo`; default: the game event"""
+
+    # --- single values (docs/decoding.md)
+    on_bad_value: OnBadValue = "quarantine"
+    """a value that its type does not take: `quarantine` of its record, `null`, or a mapping column -> choice (`*`: others)"""
+    naive_times_zone: str | None = None
+    """time zone (`Europe/Berlin`) of times in JSON that name none; unset: they are bad values"""
+
+    decimal_messages: Literal["struct", "decimal"] = "struct"
+    """`confluent.type.Decimal`, `google.type.Decimal` and `Money` of protobuf: structs of their fields, or decimals"""
+
+    # --- checks on tables (docs/observability.md)
+    freshness_s: int = Field(93_600, ge=0, le=315_360_000)
+    """maximum age of bronze's last commit of records, in seconds; `0`: not checked"""
+
+    # --- data quality (docs/quality.md)
+    rules: Annotated[tuple[Rule, ...], AfterValidator(require_unique)] = ()
+    """expectations of silver and gold rows: a list in YAML, JSON in the environment"""
+
+    # --- extensions (docs/extending.md)
+    extensions: NameList = ()
+    """modules or `.py` files with user-defined rules, silver transformations and gold aggregates, comma separated"""
+
+    @field_validator("entity_column")
+    @classmethod
+    def _entity_column(cls, value: str) -> str:
+        if "/" in value or "=" in value:
+            raise ValueError("must hold neither / nor =: the unified table has a folder of that name for each of its values")
+        return value
+
+    @field_validator("naive_times_zone")
+    @classmethod
+    def _naive_times_zone(cls, value: str | None) -> str | None:
+        try:
+            return value if value is None else ZoneInfo(value).key
+        except (ValueError, OSError, ZoneInfoNotFoundError):
+            raise ValueError("is no time zone of the IANA database, such as UTC or Europe/Berlin") from None
+
+    @field_validator("producer")
+    @classmethod
+    def _proto(cls, value: SampleData) -> SampleData:
+        if value.proto is None:
+            return value
+        # It need not exist: only `produce` and `demo` read it.
+        folder = Path(os.environ.get(ENV_PREFIX + "CONFIG") or "game_events.yaml").parent
+        return value.model_copy(update={"proto": (folder / value.proto).resolve()})
+
+    @field_validator("gold_columns")
+    @classmethod
+    def _gold_columns(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        wrong = problem(value, (info.data.get("key_column", ""), info.data.get("entity_column", "")))
+        if wrong is not None:
+            raise ValueError(wrong)
+        return value

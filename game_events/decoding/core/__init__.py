@@ -1,1 +1,0 @@
-"""What all formats share: wire format, column map, reasons for rejections."""

@@ -1,0 +1,415 @@
+"""Decoder of Arrow batches of framed values, each row by its own schema, into columns and rejected rows.
+
+Runs in Spark's workers with a plan of the driver, which alone uses the registry. Message types that are not in the plan are
+reported, and the driver plans again before anything is committed.
+
+Payload formats by the registry's ``schemaType`` of each schema id; one topic may hold all of them.
+
+What to drop so that a number of bytes is not exceeded: that which was not used for longest.
+
+Compiles schemas, and tries their decoders, in a child process, so that a bad schema affects only its own records.
+
+A schema is untrusted text: if it is invalid, crashes the compiler, takes too long or too much memory, it raises a DataError. A
+schema that the child has handled within its limits is then used in this process and in Spark's workers, which never compile.
+"""
+
+import base64
+import json
+import sys
+import tempfile
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from game_events.decoding import compiler_child
+from game_events.decoding import frame as frames
+from game_events.decoding.avro.decoder import AvroDecoder
+from game_events.decoding.avro.schema import AvroSchema
+from game_events.decoding.columns import ColumnMap, ColumnRules, ValueRules
+from game_events.decoding.frame import IndexPath, Reason, RegistrySchema, Rows, SchemaId, ordered
+from game_events.decoding.json.decoder import JsonDecoder
+from game_events.decoding.json.schema import UNNAMED, JsonSchema
+from game_events.decoding.projection import ColumnsDecoder, ColumnsSchema, CompiledSchema, PayloadDecoder, Shape, pieces
+from game_events.decoding.protobuf.decoder import ProtobufDecoder
+from game_events.decoding.protobuf.schema import ProtobufSchema, from_base64, top_messages
+from game_events.errors import DataError, TransientError
+
+#: Message type of a record: schema id and message index path.
+TypeKey = tuple[SchemaId, IndexPath]
+
+#: Index paths of one schema that are named from one batch, of types that are unknown or do not exist: records choose how many.
+MAX_UNKNOWN_PATHS = 16
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """Everything a worker needs to decode; picklable.
+
+    Attributes:
+        schemas: schema id -> compiled schema.
+        types: types that can be decoded; their fields are in `columns`.
+        rejected: types, or whole ids (path ``()``), that cannot be decoded, with reason and detail.
+        columns: the column map.
+        undecoded: types, or whole ids, that are not selected: kept as raw values.
+        rest: why other ids are UNKNOWN_SCHEMA; None: they are reported.
+        max_unknown_ids: unknown ids that are reported from one batch, plus one.
+        values: what becomes of single bad values.
+    """
+
+    schemas: Mapping[SchemaId, CompiledSchema] = field(default_factory=dict)
+    types: frozenset[TypeKey] = frozenset()
+    rejected: Mapping[TypeKey, tuple[Reason, str]] = field(default_factory=dict)
+    columns: ColumnMap = field(default_factory=ColumnMap)
+    undecoded: frozenset[TypeKey] = frozenset()
+    rest: str | None = None
+    max_unknown_ids: int = 10_000
+    values: ValueRules = field(default_factory=ValueRules)
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Rows of a batch that were not decoded, for one reason."""
+
+    reason: Reason
+    detail: str
+    rows: Rows
+    schema_id: SchemaId | None
+
+
+@dataclass
+class DecodedBatch:
+    """One batch, decoded.
+
+    Attributes:
+        good: (positions in the batch, schema id, decoded columns) for each group of rows of one type.
+        rejected: rows that could not be decoded.
+        undecoded: (positions, type) of rows of message types that are not selected.
+        types: decoded types.
+        unknown: types that are not in the plan; their rows are in no list.
+        nulled: column -> its bad values that became NULL.
+    """
+
+    good: list[tuple[Rows, SchemaId, pa.Table]] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+    undecoded: list[tuple[Rows, TypeKey]] = field(default_factory=list)
+    types: set[TypeKey] = field(default_factory=set)
+    unknown: set[TypeKey] = field(default_factory=set)
+    nulled: Counter[str] = field(default_factory=Counter)
+
+
+class BatchDecoder:
+    """Decodes batches with one plan; builds each message type's decoder once, unless others have taken its memory."""
+
+    def __init__(self, plan: DecodePlan) -> None:
+        self._plan = plan
+        self._decoders: dict[TypeKey, PayloadDecoder] = {}
+        self._used: RecentlyUsed[TypeKey] = RecentlyUsed()
+        self._rules = ColumnRules(plan.values, plan.columns) if plan.values else None
+        self._shape = Shape.of(plan.columns.columns.values())
+        self._indexless = frozenset(i for i, schema in plan.schemas.items() if not schema.indexed)
+
+    def parts(self, rows: pa.RecordBatch, values: str) -> Iterator[pa.RecordBatch]:
+        """Rows, cut where they could become too many cells (see `pieces`); `values`: name of the column with the values."""
+        held = rows.column(values)
+        lengths = pc.fill_null(pc.binary_length(held), 0).to_numpy(zero_copy_only=False) if len(held) else np.zeros(0, np.int64)
+        # An element of protobuf has a tag and a length; one of Avro may have the index of a branch only.
+        for begin, end in pieces(self._shape, lengths, octets=1 if self._indexless else 2):
+            # Copies: slices would count as the whole batch.
+            yield rows if end - begin == len(rows) else rows.take(pa.array(np.arange(begin, end)))
+
+    def decode(self, values: pa.BinaryArray, headers: pa.ListArray | None = None) -> DecodedBatch:
+        """Decode values, NULL for tombstones, and headers (list of struct<key, value>), both of shape (n,).
+
+        Each row is in `good`, `rejected`, `undecoded` or, by its type, in `unknown`.
+        """
+        result = DecodedBatch()
+        paths: Counter[SchemaId] = Counter()
+        nowhere: dict[SchemaId, list[frames.FrameGroup]] = {}
+        groups, bad_frames = frames.split(values, headers, self._indexless)
+        for bad in bad_frames:
+            self._add_bad(bad, result)
+        known: list[frames.FrameGroup] = []
+        for group in groups:
+            key = (group.schema_id, group.path)
+            # First, as types that are not selected need not be decodable.
+            other = next((k for k in (key, (group.schema_id, ())) if k in self._plan.undecoded), None)
+            if other is not None:
+                result.undecoded.append((group.rows, other))
+                continue
+            refusal = self._plan.rejected.get(key) or self._plan.rejected.get((group.schema_id, ()))
+            if refusal is not None:
+                result.rejected.append(Rejected(*refusal, group.rows, group.schema_id))
+            elif key in self._plan.types:
+                result.types.add(key)
+                known.append(group)
+            elif not self._knows(group.schema_id):
+                paths[group.schema_id] += 1
+                self._report((group.schema_id, ()) if paths[group.schema_id] > MAX_UNKNOWN_PATHS else key, group.rows, result)
+            elif self._plan.schemas[group.schema_id].has(group.path):
+                result.unknown.add(key)
+            else:
+                nowhere.setdefault(group.schema_id, []).append(group)
+        for schema_id, lost in nowhere.items():
+            result.rejected += _without_message(schema_id, lost)
+        for group, payloads in zip(known, frames.payloads(values, known), strict=True):
+            decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
+            result.nulled.update(decoded.nulled)
+            if len(decoded.good):
+                result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
+            result.rejected += [Rejected(r, detail, group.rows[at], group.schema_id) for r, detail, at in decoded.bad]
+        result.rejected = _merged(result.rejected)
+        result.unknown = _of_smallest_ids(result.unknown, self._plan.max_unknown_ids + 1)
+        return result
+
+    def _add_bad(self, bad: frames.BadFrames, result: DecodedBatch) -> None:
+        """Add rows without a readable frame."""
+        refusal = bad.reason, bad.detail or bad.reason.explanation
+        if bad.schema_id is not None:
+            whole = (bad.schema_id, ())
+            if not self._knows(bad.schema_id):
+                # Malformed only if the schema has indexes, which the driver finds out.
+                self._report(whole, bad.rows, result)
+                return
+            if whole in self._plan.undecoded:
+                result.undecoded.append((bad.rows, whole))
+                return
+            # A rejected schema may have no indexes: its own reason takes precedence.
+            refusal = self._plan.rejected.get(whole, refusal)
+        result.rejected.append(Rejected(*refusal, bad.rows, bad.schema_id))
+
+    def decode_columns(self, schema_id: SchemaId, rows: pa.StructArray) -> DecodedBatch:
+        """Decode rows of columns, all of one schema (see `stored_columns`); otherwise as `decode`."""
+        result, key, every = DecodedBatch(), (schema_id, ()), np.arange(len(rows), dtype=np.int64)
+        refusal = self._plan.rejected.get(key)
+        if refusal is not None:
+            result.rejected.append(Rejected(*refusal, every, schema_id))
+        elif key in self._plan.types:
+            result.types.add(key)
+            decoded = self._decoder(key).decode(rows, self._plan.columns)
+            result.good.append((decoded.good, schema_id, decoded.table))
+            result.rejected += [Rejected(reason, detail, at, schema_id) for reason, detail, at in decoded.bad]
+        else:
+            result.unknown.add(key)
+        return result
+
+    def _report(self, key: TypeKey, rows: Rows, result: DecodedBatch) -> None:
+        """Report rows of an unknown id."""
+        if self._plan.rest is None:
+            result.unknown.add(key)
+        else:
+            result.rejected.append(Rejected(Reason.UNKNOWN_SCHEMA, self._plan.rest, rows, key[0]))
+
+    def _knows(self, schema_id: SchemaId) -> bool:
+        return schema_id in self._plan.schemas or (schema_id, ()) in self._plan.rejected
+
+    def _decoder(self, key: TypeKey) -> PayloadDecoder:
+        decoder, schema = self._decoders.get(key), self._plan.schemas[key[0]]
+        if decoder is None:
+            allow_deep_calls()
+            decoder = self._decoders[key] = make_decoder(schema, key[1], self._rules)
+        for other in self._used.use(key, schema.size):
+            del self._decoders[other]
+            self._plan.schemas[other[0]].forget()
+        return decoder
+
+
+def _of_smallest_ids(keys: set[TypeKey], number: int) -> set[TypeKey]:
+    """The keys of so many ids: the smallest are most likely to exist, as registries count upwards."""
+    kept = set(sorted({schema_id for schema_id, _ in keys}, key=ordered)[:number])
+    return {key for key in keys if key[0] in kept}
+
+
+def _without_message(schema_id: SchemaId, groups: list[frames.FrameGroup]) -> Iterator[Rejected]:
+    """Rows whose index paths name no message of their schema; past `MAX_UNKNOWN_PATHS` the paths are not named."""
+    named, others = groups[:MAX_UNKNOWN_PATHS], groups[MAX_UNKNOWN_PATHS:]
+    for group in named:
+        detail = f"schema id {schema_id} has no message at index path {list(group.path)}"
+        yield Rejected(Reason.BAD_INDEX, detail, group.rows, schema_id)
+    if others:
+        detail = f"schema id {schema_id} has no message at the record's index path"
+        yield Rejected(Reason.BAD_INDEX, detail, np.concatenate([group.rows for group in others]), schema_id)
+
+
+def _merged(rejected: list[Rejected]) -> list[Rejected]:
+    """One entry for all rows with the same reason, detail and schema id."""
+    alike: dict[tuple[Reason, str, SchemaId | None], list[Rows]] = {}
+    for item in rejected:
+        alike.setdefault((item.reason, item.detail, item.schema_id), []).append(item.rows)
+    return [Rejected(why, detail, np.sort(np.concatenate(rows)), i) for (why, detail, i), rows in alike.items()]
+
+
+#: Depth of Python calls that a schema may need; the compiler's child allows no more.
+CALLS = 1_500
+
+
+def allow_deep_calls() -> None:
+    """Raise this process's recursion limit to that of the compiler's child; never lowers it."""
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), 2 * CALLS))
+
+
+#: Class of a compiled schema -> its decoder.
+_DECODERS: Mapping[type, Callable[[Any, IndexPath, ColumnRules | None], PayloadDecoder]] = {
+    ProtobufSchema: ProtobufDecoder,
+    AvroSchema: lambda schema, _, rules: AvroDecoder(schema, rules),
+    JsonSchema: lambda schema, _, rules: JsonDecoder(schema, rules),
+    ColumnsSchema: lambda schema, *_: ColumnsDecoder(schema),
+}
+
+_SCHEMAS: Mapping[str, Any] = {kind.__name__: kind for kind in _DECODERS}
+
+
+def make_decoder(schema: CompiledSchema, path: IndexPath, rules: ColumnRules | None = None) -> PayloadDecoder:
+    """The decoder of one message type; DataError if there is no such type, or it cannot be decoded.
+
+    `rules`: of single bad values; None: the default, by which the record is bad.
+    """
+    return _DECODERS[type(schema)](schema, path, rules)
+
+
+def as_json(schema: CompiledSchema) -> dict[str, Any]:
+    """A compiled schema as JSON for `from_json`."""
+    values = {f.name: getattr(schema, f.name) for f in fields(schema)}
+    if "files" in values:
+        values["files"] = base64.b64encode(values["files"]).decode()
+    return {"kind": type(schema).__name__} | values
+
+
+def from_json(found: Mapping[str, Any]) -> CompiledSchema:
+    """The compiled schema from `as_json`."""
+    kind = _SCHEMAS[found["kind"]]
+    values = {f.name: found[f.name] for f in fields(kind)}
+    if "files" in values:
+        values["files"] = base64.b64decode(values["files"])
+    else:
+        values["references"] = tuple((name, text) for name, text in values["references"])
+    compiled: CompiledSchema = kind(**values)
+    return compiled
+
+
+def declared_names(schema: RegistrySchema) -> Mapping[IndexPath, str]:
+    """Index path -> full name of the top-level message types in the text of a schema that may not compile; empty: unknown."""
+    match schema.format:
+        case "PROTOBUF":
+            return _of_protobuf(schema.text)
+        case "AVRO":
+            name = _of_avro(schema.text)
+        case "JSON":
+            name = _of_json(schema)
+        case _:
+            name = None
+    return {} if name is None else {(): name}
+
+
+def _of_protobuf(text: str) -> dict[IndexPath, str]:
+    described = from_base64(text)
+    if described is not None and described.message_type:
+        package, names = described.package, [item.name for item in described.message_type]
+    else:
+        package, names = top_messages(text)
+    return {(index,): f"{package}.{name}" if package else name for index, name in enumerate(names)}
+
+
+def _of_avro(text: str) -> str | None:
+    try:
+        node: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    while isinstance(node, dict) and isinstance(node.get("type"), dict):
+        node = node["type"]
+    name = node.get("name") if isinstance(node, dict) else None
+    if not isinstance(name, str) or not name:
+        return None
+    namespace = node.get("namespace")
+    return f"{namespace}.{name}" if "." not in name and isinstance(namespace, str) and namespace else name
+
+
+def _of_json(schema: RegistrySchema) -> str | None:
+    try:
+        name = JsonSchema(schema.schema_id, schema.text).message
+    except DataError:
+        return None
+    return None if name == UNNAMED else name
+
+
+Key = TypeVar("Key")
+
+#: Bytes of the schemas whose texts and compiled forms are kept, in the driver and in each worker: others are made again when
+#: they are needed. A compiled form takes up to some 15 times as much memory. Most schemas have a few thousand bytes.
+KEPT_SCHEMA_BYTES = 2**25
+
+
+class RecentlyUsed(Generic[Key]):
+    """Keys by their last use, with the bytes of what they stand for."""
+
+    def __init__(self, most: int = KEPT_SCHEMA_BYTES) -> None:
+        """`most`: bytes in all."""
+        self._most = most
+        self._sizes: OrderedDict[Key, int] = OrderedDict()
+        self._total = 0
+
+    def use(self, key: Key, size: int) -> list[Key]:
+        """Note a use; returns what is to be dropped, never `key` itself."""
+        self._total += size - self._sizes.pop(key, 0)
+        self._sizes[key] = size
+        dropped = []
+        while self._total > self._most and len(self._sizes) > 1:
+            oldest, bytes_ = self._sizes.popitem(last=False)
+            self._total -= bytes_
+            dropped.append(oldest)
+        return dropped
+
+
+#: CPU seconds for each reference, and for each message type after the first: up to `STEPS` of them.
+STEP_S, STEPS = 0.01, 1_000
+
+#: Of names of temporary folders.
+PREFIX = "game_events_compiler"
+
+
+def compile_schema(schema: RegistrySchema) -> CompiledSchema:
+    """Compile a registry's schema.
+
+    Raises:
+        DataError: the text does not compile within the limits, or its format is not supported; the message holds the
+            compiler's.
+        TransientError: the child cannot be started, was stopped, or the machine lacks resources (room for files).
+    """
+    allow_deep_calls()
+    return from_json(ask_about(schema, "compiled"))
+
+
+def ask_about(schema: RegistrySchema, wanted: str) -> dict[str, Any]:
+    """What the child makes of a schema (`answer_request`); raises as `compile_schema`."""
+    too_long = schema.too_long()
+    if too_long is not None:
+        raise DataError(f"schema id {schema.schema_id} does not compile: {too_long}")
+    request = {"wanted": wanted, "format": schema.format, "text": schema.text, "references": schema.references}
+    work_s = compiler_child.CHILD.limits.work_s + STEP_S * min(len(schema.references), STEPS)
+    try:
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
+            return compiler_child.CHILD.ask(schema.schema_id, request | {"folder": folder, "work_s": work_s})
+    except OSError as error:
+        raise TransientError(f"schema id {schema.schema_id}: no temporary folder can be made: {error}") from error
+
+
+def first_decoders(schema: CompiledSchema, paths: Sequence[IndexPath]) -> list[PayloadDecoder]:
+    """The decoders of new message types, tried in the child first (workers use `make_decoder`), `STEPS` in one request.
+
+    Raises:
+        DataError: there is no such type, or it cannot be decoded within the limits.
+        TransientError: as `compile_schema`.
+    """
+    for begin in range(0, len(paths), STEPS):
+        some = paths[begin : begin + STEPS]
+        work_s = compiler_child.CHILD.limits.work_s + STEP_S * (len(some) - 1)
+        compiler_child.CHILD.ask(schema.schema_id, {"schema": as_json(schema), "paths": some, "work_s": work_s})
+    allow_deep_calls()
+    try:
+        return [make_decoder(schema, path) for path in paths]
+    except (ValueError, TypeError, RecursionError, ArithmeticError, LookupError) as error:
+        raise DataError(f"schema id {schema.schema_id} cannot be decoded: {type(error).__name__}: {error}") from None

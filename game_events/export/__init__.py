@@ -1,0 +1,1 @@
+"""Rows of silver POSTed to an HTTP receiver."""

@@ -1,0 +1,426 @@
+"""Writes the log entry of a commit: the next version of a table, or an error because another commit has taken it.
+
+delta-rs reads the log before and after each entry that it writes, and lists its folder: 10 of the 12 ms of a small commit. So
+the entry of a plain commit to a local table is written here: the first one, or files added and removed, with columns and
+properties as before. Everything else, and every table with a property or feature that this module does not know, is delta-rs'
+(docs/decisions/0029).
+
+Source: Delta Lake protocol, "Delta Log Entries", "Change Metadata", "Add File and Remove File", "Transaction Identifiers",
+"Protocol Evolution", "Commit Provenance Information", "Requirements for Writers".
+
+Entries of a table's Delta log, read from its files: commits without opening the table, and times of removals.
+
+Opening 2,000 small tables took 11 s with any number of threads, as delta-rs replays each log; listing the logs and reading the
+newest commit of each took 1.2 s on the same machine. Delta-rs does not return when a file was removed.
+
+Source: Delta Lake protocol, "Delta Log Entries", "Commit Provenance Information", "Remove File", "Checkpoints".
+"""
+
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction, create_table_with_add_actions
+
+from game_events.lakehouse.data.staging import StagedFile, file_system, partition_of
+from game_events.lakehouse.handle import (
+    PLAIN_WRITER,
+    UNFINISHED,
+    Entry,
+    Handle,
+    KnownTable,
+    entry_of,
+    identity_of,
+    of_columns,
+    path_of,
+)
+from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
+from game_events.lakehouse.table_properties import KEEP_LOG, PROPERTIES
+from game_events.lakehouse.tables import BRONZE, Table
+
+#: Features that ask nothing of a writer, or nothing without a property or a column's metadata, which are looked at.
+_PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
+
+#: Version of the protocol for writers that lists features.
+_LISTED_VERSION = 7
+
+#: Types of columns, and of what is in them, that take no feature. Source: Delta Lake protocol, "Schema Serialization Format".
+_TYPE = re.compile(r'"(?:type|elementType|keyType|valueType)":"([^"]*)"')
+
+_PLAIN_TYPE = re.compile(
+    r"struct|array|map|string|long|integer|short|byte|float|double|boolean|binary|date|timestamp|decimal\(\d+,\s*\d+\)"
+)
+
+#: Beginning of the name of a file of the log that is of one version.
+_OF_VERSION = re.compile(r"\d{20}\.")
+
+#: What an entry says of its commit, as delta-rs names it.
+_WRITE = {"operation": "WRITE", "operationParameters": {"mode": "Append", "partitionBy": "[]"}}
+
+_CREATE = {"operation": "CREATE TABLE", "operationParameters": {"mode": "ErrorIfExists"}}
+
+#: The log's numbers have 64 bits.
+_BEYOND = 2**63
+
+#: A path that is the same encoded for URIs and not.
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_.=/-]+")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a commit changes.
+
+    Attributes:
+        files: files to add.
+        removed: path, below the table's folder, of each file to remove -> its bytes (None: not known).
+        same_rows: the added files have the rows of the removed ones, so streaming readers skip the commit.
+        advance: transaction id -> value.
+        info: the commit's information.
+        columns: the table's new columns: all files that it has are removed; None: columns and files stay.
+    """
+
+    files: Sequence[StagedFile] = ()
+    removed: Mapping[str, int | None] = field(default_factory=dict)
+    same_rows: bool = False
+    advance: Mapping[str, int] = field(default_factory=dict)
+    info: Mapping[str, str] = field(default_factory=dict)
+    columns: Schema | None = None
+
+    @property
+    def added(self) -> list[AddAction]:
+        """The added files as delta-rs takes them."""
+        return [file.add_action(same_rows=self.same_rows) for file in self.files]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of delta-rs' functions that commit: transaction ids, information, and what they do afterwards."""
+        properties = CommitProperties(
+            # 0 retries: the commit becomes the next version after the one that was compared, or fails. With retries, the second
+            # of two creators would become version 1; a commit that removes files would succeed after a compaction (of ours or
+            # of another engine) that has moved the same rows, as delta-rs 1.6.6 finds no conflict with commits of
+            # `dataChange=false`: the table would have these rows twice; and a reader of the version between would believe what
+            # is noted of a later one.
+            max_commit_retries=0,
+            custom_metadata=dict(self.info),
+            app_transactions=[Transaction(app, to) for app, to in self.advance.items()],
+        )
+        return {"commit_properties": properties, "post_commithook_properties": KEEP_LOG}
+
+
+def write_version(table: Table, handle: DeltaTable, changes: Changes) -> Entry | None:
+    """Make the changes the version after a handle's. The handle stays as it is.
+
+    Returns the identity of the log entry if it was written here; None: delta-rs has written it, and a checkpoint if one was
+    due.
+
+    Raises:
+        CommitFailedError: another commit has taken the version.
+        OSError, DeltaError: the storage failed; the commit may be visible all the same.
+    """
+    if table.is_local and isinstance(handle, Handle) and of_columns(handle, _is_plain) and _are_plain(changes):
+        return _append(table, handle, _actions(changes, _WRITE))
+    actions: list[AddAction | RemoveAction] = [*changes.added, *removals(changes.removed, same_rows=changes.same_rows)]
+    if changes.columns is None:
+        handle.create_write_transaction(actions, "append", handle.schema(), **changes.options)
+    else:
+        # delta-rs removes the old files itself, and writes the schema, in this mode.
+        handle.create_write_transaction(actions, "overwrite", changes.columns, **changes.options)
+    return None
+
+
+def make_table(
+    table: Table, columns: Schema, changes: Changes, *, description: str | None, partition_by: Sequence[str], replaces: bool
+) -> tuple[KnownTable, Entry] | None:
+    """Make a table with these columns and files.
+
+    `replaces`: in place of another table, as the next version of its log; else as version 0.
+
+    Returns the table and the identity of its log entry if it was made here; None: delta-rs has made it.
+
+    Raises:
+        CommitFailedError, DeltaError: there is a table already.
+        OSError, DeltaError: the storage failed; the table may be there all the same.
+    """
+    properties = {"delta.dataSkippingNumIndexedCols": "32", **table.retention.properties(table.key)}
+    if table.is_local and not replaces and _are_plain(changes) and _are_plain_columns(columns, partition_by):
+        metadata = str(uuid.uuid4()), table.name, description, list(partition_by), _now_ms(), properties
+        made = KnownTable(table.uri, columns, *metadata, dict(changes.advance))
+        commit, *others = _actions(changes, _CREATE)
+        return made, _begin(table, [commit, *made.actions(), *others], has_files=bool(changes.files))
+    create_table_with_add_actions(
+        table.uri,
+        columns,
+        changes.added,
+        mode="overwrite" if replaces else "error",
+        partition_by=list(partition_by),
+        name=table.name,
+        description=description,
+        configuration=properties,
+        storage_options=table.options,
+        **changes.options,
+    )
+    return None
+
+
+def removals(files: Mapping[str, int | None], *, same_rows: bool = False) -> list[RemoveAction]:
+    """delta-rs' actions that remove files: path below the table's folder -> bytes, which readers of a change feed need."""
+    now = _now_ms()
+    return [RemoveAction(path, not same_rows, now, size, dict(partition_of(path))) for path, size in files.items()]
+
+
+def _is_plain(table: DeltaTable) -> bool:
+    """Whether the protocol asks nothing of a writer but the actions of its commit."""
+    protocol = table.protocol()
+    if protocol.min_writer_version == _LISTED_VERSION:
+        known = _PLAIN_FEATURES.issuperset(protocol.writer_features or ())
+    else:
+        known = protocol.min_writer_version <= PLAIN_WRITER
+    # Invariants, generated columns, identities: in the metadata of columns, nested ones, too.
+    return known and table.metadata().configuration.keys() <= PROPERTIES and '"delta.' not in table.schema().to_json()
+
+
+def _are_plain_columns(columns: Schema, partition_by: Sequence[str]) -> bool:
+    """Whether the protocol has these columns without features."""
+    text = columns.to_json()
+    known = {field.name for field in columns.fields}.issuperset(partition_by)
+    return known and '"delta.' not in text and all(map(_PLAIN_TYPE.fullmatch, _TYPE.findall(text)))
+
+
+def _are_plain(changes: Changes) -> bool:
+    """Whether columns stay, and delta-rs would write paths and numbers as they are."""
+    paths = (*changes.removed, *(file.path for file in changes.files))
+    return (
+        changes.columns is None
+        and all(map(_PLAIN_PATH.fullmatch, paths))
+        and all(type(to) is int and abs(to) < _BEYOND for to in changes.advance.values())
+    )
+
+
+def _actions(changes: Changes, operation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The entry's actions; readers of a version look for its information in the first one."""
+    now, rows_change = _now_ms(), not changes.same_rows
+    info = {"timestamp": now, **operation, "engineInfo": "game_events"}
+    yield {"commitInfo": info | dict(changes.info)}
+    for file in changes.files:
+        yield {
+            "add": {
+                "path": file.path,
+                "partitionValues": partition_of(file.path),
+                "size": file.size,
+                "modificationTime": file.modified_ms,
+                "dataChange": rows_change,
+                "stats": file.stats,
+            }
+        }
+    for path, size in changes.removed.items():
+        removed = {"path": path, "deletionTimestamp": now, "dataChange": rows_change, "extendedFileMetadata": size is not None}
+        more = {} if size is None else {"partitionValues": partition_of(path), "size": size}
+        yield {"remove": removed | more}
+    for app, to in changes.advance.items():
+        yield {"txn": {"appId": app, "version": to}}
+
+
+def _begin(table: Table, actions: Iterable[dict[str, Any]], *, has_files: bool) -> Entry:
+    """Make the actions the first entry of a log; `has_files`: in the table's folder, unless somebody has deleted it since."""
+    content, log = _content(actions), Path(table.uri, path_of(0)).parent
+    log.mkdir(parents=not has_files, exist_ok=True)
+
+    def require_none() -> None:
+        # The first entries of a log may have expired. Names of other forms are no log: of other writers, or file systems.
+        if any(file.name == "_last_checkpoint" or _OF_VERSION.match(file.name) for file in log.iterdir()):
+            raise CommitFailedError(f"{table.uri} already exists")
+
+    return _linked(table, 0, content, require_none)
+
+
+def _append(table: Table, handle: Handle, actions: Iterable[dict[str, Any]]) -> Entry:
+    """Make the actions the entry after a handle's."""
+    version = handle.version()
+
+    def require_same() -> None:
+        # In a table that was made again the entry would leave a gap, and no reader could open it.
+        if handle.entry is not None and handle.entry != (version, entry_of(table.uri, None, version)):
+            raise CommitFailedError(f"version {version} of {table.uri} is gone: was the table deleted, or made again?")
+
+    return _linked(table, version + 1, _content(actions), require_same)
+
+
+def _content(actions: Iterable[dict[str, Any]]) -> bytes:
+    """An entry.
+
+    Unescaped: a text that is none in UTF-8 (a broken file name) is refused here. As an escape it would end in the log, which no
+    reader could read from then on.
+    """
+    return "".join(json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions).encode()
+
+
+def _linked(table: Table, version: int, content: bytes, require: Callable[[], None]) -> Entry:
+    """Make a text a version's entry, whole or not at all: a hard link fails if the name is there.
+
+    `require`: raises if the entry must not be made. Asked once the file to be linked is there: whoever deletes the table from
+    then on deletes it, too, and the link fails.
+
+    A crash may leave the file that is linked: readers skip its name, and `TableLog.delete_expired` deletes it.
+    """
+    entry = Path(table.uri, path_of(version))
+    written = entry.with_name(f"{UNFINISHED}{uuid.uuid4().hex}.json.tmp")
+    try:
+        with written.open("xb") as file:
+            file.write(content)
+            file.flush()
+            found = identity_of(os.fstat(file.fileno()))
+        require()
+        os.link(written, entry)
+    except FileExistsError as error:
+        raise CommitFailedError(f"version {version} of {table.uri} already exists") from error
+    finally:
+        written.unlink(missing_ok=True)
+    return found
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+FOLDER = "_delta_log"
+
+CHECKPOINT = ".checkpoint.parquet"
+
+#: Key in the information of bronze's commits: all topics of the source. By the newest one a deleted topic is found.
+SOURCES = "sources"
+
+_DIGITS = 20
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A file that a commit has removed.
+
+    `path`: below the table's folder. `at_ms`: when, in milliseconds since 1970.
+    """
+
+    path: str
+    at_ms: int
+
+
+class TableLog:
+    """The log of one existing table. Entries that were cleaned up are missing."""
+
+    def __init__(self, table: Table) -> None:
+        self._uri = table.uri
+        self._system, prefix = file_system(table)
+        self._prefix = f"{prefix}{FOLDER}/"
+        self._is_bronze = table.key == BRONZE
+
+    def versions(self) -> list[int]:
+        """Versions with an entry, sorted; one listing."""
+        return sorted(int(name[:_DIGITS]) for name in self._listed() if name[_DIGITS:] == ".json")
+
+    def has(self, version: int) -> bool:
+        """Whether a version has an entry; one small request."""
+        return bool(self._system.get_file_info(f"{self._prefix}{version:020}.json").type == pafs.FileType.File)
+
+    def actions(self, version: int) -> list[dict[str, Any]]:
+        """Actions of one version; none if its entry is missing."""
+        return [json.loads(line) for line in self._lines(version) or () if line.strip()]
+
+    def infos(self, newest: int, above: int) -> Iterator[dict[str, Any]]:
+        """Commit information of a version and those before it, down to another one (excluded) or the first missing entry."""
+        for version in range(newest, max(-1, above), -1):
+            lines = self._lines(version)
+            if lines is None:
+                return
+            # Spark and delta-rs write it first, the protocol leaves the order open.
+            found = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
+            yield next((dict(info) for info in found if info is not None), {})
+
+    def removed_by(self, version: int) -> list[Removed]:
+        """What one version removed; nothing if its entry is missing."""
+        return _below_the_table([action["remove"] for action in self.actions(version) if "remove" in action])
+
+    def removed_before_checkpoint(self) -> list[Removed]:
+        """Removals in the newest checkpoint (`delta.deletedFileRetentionDuration`); their entries may be missing."""
+        # By the listing: `_last_checkpoint` may name an older one. One in several parts is another writer's, and is left out.
+        newest = max((name for name in self._listed() if name[_DIGITS:] == CHECKPOINT), default=None)
+        if newest is None:
+            return []
+        try:
+            with self._system.open_input_file(self._prefix + newest) as source:
+                rows = pq.ParquetFile(source).read(columns=["remove"]).column("remove")
+        except FileNotFoundError:  # another run has deleted it, and made a newer one
+            return []
+        return _below_the_table([row for row in rows.to_pylist() if row is not None and row["path"] is not None])
+
+    def delete_expired(self, kept_s: float) -> int:
+        """Delete the entries before the newest checkpoint that is older than `kept_s` seconds; returns how many.
+
+        Versions that were the newest one at some time since then stay readable, also by whoever has opened them. So does
+        bronze's newest version that names the topics. The checkpoint is on the disk first.
+        """
+        before = time.time() - kept_s
+        files = self._files()
+        named = {info.base_name: info for info in files if info.base_name[:_DIGITS].isdigit()}
+        for info in files:
+            if info.base_name.startswith(UNFINISHED) and info.mtime is not None and info.mtime.timestamp() < before:
+                self._delete(info)  # a crash has left it
+        old = [
+            int(name[:_DIGITS])
+            for name, info in named.items()
+            if name[_DIGITS:] == CHECKPOINT and info.mtime is not None and info.mtime.timestamp() < before
+        ]
+        if old and self._is_bronze:
+            needed = self._newest_with_sources(max(int(name[:_DIGITS]) for name in named))
+            old = [version for version in old if version <= needed]
+        # The oldest first: if this process is killed, no gap is left.
+        expired = sorted(name for name in named if int(name[:_DIGITS]) < max(old, default=0))
+        if expired and kept_s < WRITTEN_OUT_S:
+            write_out(self._uri)
+        for name in expired:
+            self._delete(named[name])
+        return len(expired)
+
+    def _delete(self, file: pafs.FileInfo) -> None:
+        with suppress(FileNotFoundError):  # another run has deleted it
+            self._system.delete_file(file.path)
+
+    def _newest_with_sources(self, newest: int) -> int:
+        """The newest version that names the topics; `newest`: if no entry that is left does."""
+        infos = enumerate(self.infos(newest, -1))
+        return next((newest - number for number, info in infos if SOURCES in info), newest)
+
+    def _listed(self) -> dict[str, pafs.FileInfo]:
+        """Entries and checkpoints, by name."""
+        return {info.base_name: info for info in self._files() if info.base_name[:_DIGITS].isdigit()}
+
+    def _files(self) -> list[pafs.FileInfo]:
+        selector = pafs.FileSelector(self._prefix.rstrip("/"), recursive=False, allow_not_found=True)
+        return list(self._system.get_file_info(selector))
+
+    def _lines(self, version: int) -> list[bytes] | None:
+        content = self._read(f"{version:020}.json")
+        return None if content is None else content.splitlines()
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            with self._system.open_input_file(self._prefix + name) as source:
+                return bytes(source.read())
+        except FileNotFoundError:
+            return None
+
+
+def _below_the_table(removes: list[dict[str, Any]]) -> list[Removed]:
+    """Removals without files that are elsewhere, as those of a clone are."""
+    found = [Removed(unquote(str(r["path"])), int(r.get("deletionTimestamp") or 0)) for r in removes]
+    return [removed for removed in found if "://" not in removed.path and not removed.path.startswith("/")]

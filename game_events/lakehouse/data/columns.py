@@ -1,0 +1,322 @@
+"""Columns of event rows: those that bronze, quarantine and silver have besides the columns of messages.
+
+Column comments, owners and tags of a table, in the metadata of its columns, where Spark, Unity and other readers read them.
+
+A column's comment is the key `comment` of its metadata (Delta protocol, "Column Metadata"; shown by `DESCRIBE TABLE`). Owners
+and tags are in the metadata of the first column, as the table's format is: delta-rs takes no table properties but Delta's.
+
+Guarantee: rows do not depend on them. What cannot be written is logged, and the rows are committed.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from functools import cache
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, Field
+from deltalake.exceptions import DeltaError
+
+from game_events.decoding.columns import ColumnMap
+from game_events.decoding.frame import SchemaId, SchemaRef
+from game_events.lakehouse.table_properties import KEEP_LOG
+from game_events.lakehouse.tables import QUARANTINE, REST_DELIVERIES, REST_FAILED_CHUNKS, REST_OUTBOX, Table
+
+log = logging.getLogger(__name__)
+
+#: Columns of a source's records: what bronze keeps of a record besides its decoded fields. `topic_id`, `partition` and
+#: `offset` tell every record from every other.
+RAW_COLUMNS = ("topic", "topic_id", "partition", "offset", "timestamp", "key", "value", "headers")
+
+HEADERS = "_kafka_headers"
+
+_HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+TIME = pa.timestamp("us", tz="UTC")
+
+#: Columns of the pipeline itself; they begin with an underscore, which no decoded column does.
+OWN_COLUMNS = pa.schema(
+    [
+        pa.field("_kafka_topic", pa.string()),
+        pa.field("_kafka_topic_id", pa.string()),
+        pa.field("_kafka_partition", pa.int32()),
+        pa.field("_kafka_offset", pa.int64()),
+        pa.field("_kafka_timestamp", TIME),
+        pa.field("_kafka_key", pa.binary()),
+        pa.field(HEADERS, _HEADERS),
+        pa.field("_schema_id", pa.int64()),
+        pa.field("_schema_guid", pa.string()),
+        pa.field("_raw_value", pa.binary()),
+        pa.field("_batch", pa.int64()),
+        # of files as the source (docs/sources.md), else NULL: which file, and the record's place in it from 0
+        pa.field("_file_path", pa.string()),
+        pa.field("_file_position", pa.int64()),
+    ]
+)
+
+#: Column of a source -> column of bronze and quarantine.
+STORED_AS = {name: "_raw_value" if name == "value" else f"_kafka_{name}" for name in RAW_COLUMNS}
+
+#: The two columns of a `SchemaRef`.
+SCHEMA_COLUMNS = ("_schema_id", "_schema_guid")
+
+#: Columns that tell each record of the source from every other.
+COORDINATES = ("_kafka_topic_id", "_kafka_partition", "_kafka_offset")
+
+QUARANTINE_COLUMNS = pa.schema(
+    [
+        *OWN_COLUMNS,
+        pa.field("layer", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("detail", pa.string()),
+        pa.field("quarantined_at", TIME),
+        pa.field("run_id", pa.string()),
+        # NULL until the row has come to bronze after all (`reprocessing.py`): when, to which table, as which batch of it
+        pa.field("replayed_table", pa.string()),
+        pa.field("replayed_batch", pa.int64()),
+        pa.field("replayed_at", TIME),
+        # of rows that a rule of silver rejects (layer `silver`): they are in bronze, and here instead of in this game's table
+        pa.field("game", pa.string()),
+    ]
+)
+
+QUARANTINE_DESCRIPTION = (
+    "Every record that is not in bronze (layer bronze), and every row that a rule keeps out of silver (layer silver), with the "
+    "reason; an append-only log that can be replayed"
+)
+
+#: Columns that only files' records have -> columns of bronze.
+FILE_COLUMNS = {"file_path": "_file_path", "file_position": "_file_position"}
+
+#: Bronze's columns that silver leaves out: they are in bronze, under the same coordinates, and in quarantine.
+BRONZE_ONLY = ("_raw_value", "_kafka_key", HEADERS, "_kafka_topic_id")
+
+#: Key of a stored row.
+RECORD = ("_kafka_topic_id", "_kafka_partition", "_kafka_offset", "_batch")
+
+#: A frame's default path: planned for before any record is seen.
+FIRST_MESSAGE = (0,)
+
+
+def none_if_empty(headers: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """No headers are NULL; they travel as empty lists (`travelling`)."""
+    lengths = pc.list_value_length(headers)
+    if not pc.any(pc.greater(lengths, 0)).as_py():
+        return pa.nulls(len(headers), headers.type)
+    return pc.if_else(pc.greater(lengths, 0), headers, pa.scalar(None, headers.type))
+
+
+def bronze_schema(columns: ColumnMap) -> pa.Schema:
+    """Own columns, then every decoded column, each with its share of the column map."""
+    decoded = [pa.field(n, t, metadata=columns.metadata(n)) for n, t in columns.columns.items()]
+    return pa.schema([*OWN_COLUMNS, *decoded])
+
+
+def identity_columns(schema_id: SchemaId | None, count: int) -> dict[str, pa.Array]:
+    """`_schema_id` or `_schema_guid`, the other one NULL."""
+    return {
+        name: pa.repeat(pa.scalar(value, OWN_COLUMNS.field(name).type), count)
+        for name, value in zip(SCHEMA_COLUMNS, SchemaRef.of(schema_id), strict=True)
+    }
+
+
+def column_map(handle: DeltaTable) -> ColumnMap:
+    """Where fields land, from the metadata of the table's columns."""
+    schema = pa.schema(handle.schema())
+    return ColumnMap.from_metadata((f.name, schema.field(f.name).type, f.metadata) for f in handle.schema().fields)
+
+
+def has_decoded_columns(handle: DeltaTable) -> bool:
+    """Whether bronze has a column of any message: none yet if all that came so far is of types that are not selected."""
+    return any(f.name not in OWN_COLUMNS.names for f in handle.schema().fields)
+
+
+#: Key of a column's metadata with its comment; Spark's name for it.
+COMMENT = "comment"
+
+#: The schema id that a comment is of: an older schema's comment never takes the place of a newer one's.
+COMMENT_OF = "game_events.comment_of"
+
+OWNERS, TAGS = "game_events.owners", "game_events.tags"
+
+#: Keys that only describe.
+DESCRIBING = frozenset({COMMENT, COMMENT_OF, OWNERS, TAGS})
+
+#: Characters of all comments of one table: each commit that changes its columns repeats them.
+MAX_TABLE_CHARS = 200_000
+
+#: Columns that begin with an underscore mean the same in every table.
+_EVERYWHERE = {
+    "_kafka_topic": "Kafka topic that the record was read from",
+    "_kafka_topic_id": "Kafka's id of that topic: a topic that was deleted and made again has another one",
+    "_kafka_partition": "Partition of the record",
+    "_kafka_offset": "Offset of the record in its partition",
+    "_kafka_timestamp": "Kafka's timestamp of the record (UTC)",
+    "_kafka_key": "Key of the record, as it was sent",
+    "_kafka_headers": "Headers of the record, in their order; NULL: it had none",
+    "_schema_id": "Id of the schema in the registry that the record was written with",
+    "_schema_guid": "GUID of that schema, where the record names it by one",
+    "_raw_value": "Value of the record as it was sent, frame included",
+    "_batch": "Number of the commit of bronze_events that brought the row",
+    "_file_path": "File that the record was read from; NULL: from Kafka",
+    "_file_position": "Place of the record in its file, from 0",
+}
+
+#: Columns of a chunk in `REST_TABLES`.
+_CHUNK = {
+    "slice": "Number of the commit to rest_outbox that fixed the chunk",
+    "chunk": "Number of the chunk in its slice",
+    "key": "Idempotency key that the chunk is sent with",
+    "source": "Table, or file, that the rows come from",
+    "game": "Game that they are of",
+    "batch_from": "The rows are of batches of bronze_events above this one",
+    "batch_to": "Last batch of bronze_events that the rows are of",
+    "first": "Place of the first row in its source",
+    "last": "Place of the last row in its source",
+    "rows": "Rows of the chunk",
+    "bytes": "Bytes of their JSON",
+}
+
+_CHUNK_ROW = {"number": "Place of the row in its chunk", "json": "The row as it is sent"}
+
+_CALL = {
+    "status": "HTTP status of the last answer; NULL: there was none",
+    "attempts": "Calls that were made",
+    "at": "When it was decided (UTC)",
+    "run_id": "Run that sent it",
+}
+
+_BY_TABLE = {
+    QUARANTINE: {
+        "layer": "Where the row was kept out: bronze (undecodable) or silver (rejected by a rule)",
+        "reason": "Why, in one word",
+        "detail": "Why, in words",
+        "quarantined_at": "When (UTC)",
+        "run_id": "Run that kept it out",
+        "replayed_table": "Table that took the row after all; NULL: none has",
+        "replayed_batch": "Batch of bronze_events in which it did; with no table: as of which bronze lacks that row",
+        "replayed_at": "When that was noted (UTC)",
+        "game": "Game of the silver table that the row was kept out of",
+    },
+    REST_OUTBOX: _CHUNK | _CHUNK_ROW,
+    REST_DELIVERIES: _CHUNK | _CALL | {"outcome": "delivered or dead"},
+    REST_FAILED_CHUNKS: _CHUNK | _CHUNK_ROW | _CALL | {"reason": "Why the chunk failed", "answer": "What the receiver said"},
+}
+
+#: Of the shipped aggregate. Its tables' keys do not tell whether they have these columns, or others of the same names by
+#: settings: only who makes them knows (`pipeline/gold/plan.py`).
+AGGREGATE = {
+    "session_count": "Number of events",
+    "min_timestamp": "Time of the first event (UTC)",
+    "max_timestamp": "Time of the last event (UTC)",
+}
+
+
+@cache
+def own_comments(table: str, person: str | None = None) -> dict[str, str]:
+    """Comments of a table's own columns, by its key; `person`: the column that gold aggregates by."""
+    found = _EVERYWHERE | _BY_TABLE.get(table, {})
+    if table.startswith("gold_") and person is not None:
+        found |= {person: "Whom the row is about"}
+    return found
+
+
+def metadata_of(item: pa.Field) -> dict[str, str]:
+    """Metadata of a column as text."""
+    return {key.decode(): value.decode() for key, value in (item.metadata or {}).items()}
+
+
+def with_comments(schema: pa.Schema, comments: Mapping[str, tuple[str, int]]) -> pa.Schema:
+    """A schema with comments: column -> (comment, schema id that it is of)."""
+    fields, room = [], MAX_TABLE_CHARS
+    for item in schema:
+        text, of = comments.get(item.name, ("", 0))
+        room -= len(text)
+        new = {COMMENT: text, COMMENT_OF: str(of)} if text and room >= 0 else {}
+        fields.append(item.with_metadata(metadata_of(item) | new) if new else item)
+    return pa.schema(fields, metadata=schema.metadata)
+
+
+def described(table: Table, schema: pa.Schema) -> pa.Schema:
+    """A table's schema with comments (its own, else those of this project), owners and tags."""
+    own = own_comments(table.key, table.person)
+    fields = []
+    for index, item in enumerate(schema):
+        # Owners and tags of the table that the columns come from are not this one's.
+        metadata = {key: value for key, value in metadata_of(item).items() if key not in (OWNERS, TAGS)}
+        if item.name in own:
+            metadata.setdefault(COMMENT, own[item.name])
+        fields.append(item.with_metadata(metadata | (_labels(table) if index == 0 else {})))
+    return pa.schema(fields, metadata=schema.metadata)
+
+
+def comments_of(schema: pa.Schema) -> dict[str, str]:
+    """Column -> comment, of those that have one."""
+    return {f.name: metadata[COMMENT] for f in schema if COMMENT in (metadata := metadata_of(f))}
+
+
+def owners_of(handle: DeltaTable) -> list[str]:
+    """A table's owners."""
+    fields = handle.schema().fields
+    return list(json.loads(str(fields[0].metadata.get(OWNERS, "[]")))) if fields else []
+
+
+def tags_of(handle: DeltaTable) -> dict[str, str]:
+    """A table's tags."""
+    fields = handle.schema().fields
+    return dict(json.loads(str(fields[0].metadata.get(TAGS, "{}")))) if fields else {}
+
+
+def describe(table: Table, handle: DeltaTable, wanted: pa.Schema, description: str | None = None) -> DeltaTable:
+    """Update a table's descriptions: one commit for all new ones, and one for each changed comment.
+
+    Delta-rs merges new keys of metadata, and refuses other values of old ones.
+
+    `wanted`: its columns, from `described`; `description`: None: it stays. Returns a handle on the newest version.
+    """
+    held = {f.name: f for f in handle.schema().fields}
+    new, changed = _differences(held, wanted)
+    about = description if description is not None and description != handle.metadata().description else None
+    if not new and not changed and about is None:
+        return handle
+    table.require_writable()
+    try:
+        if new:
+            handle.alter.add_columns(new, post_commithook_properties=KEEP_LOG)
+        for column, values in changed.items():
+            handle.alter.set_column_metadata(column, values, post_commithook_properties=KEEP_LOG)
+        if about is not None:
+            handle.alter.set_table_description(about, post_commithook_properties=KEEP_LOG)
+    except (DeltaError, OSError) as error:  # e.g. a concurrent commit: the next commit of rows tries again
+        log.info("table=%s comments_not_written=true cause=%s", table.name, type(error).__name__)
+    return table.open() or handle
+
+
+def _differences(held: Mapping[str, Field], wanted: pa.Schema) -> tuple[list[Field], dict[str, dict[str, str]]]:
+    """Columns with keys that they lack, and keys with other values."""
+    new: list[Field] = []
+    changed: dict[str, dict[str, str]] = {}
+    for item in wanted:
+        have = held.get(item.name)
+        if have is None:
+            continue
+        wants = {key: value for key, value in metadata_of(item).items() if key in DESCRIBING}
+        known = {key: str(value) for key, value in have.metadata.items()}
+        if COMMENT in wants and COMMENT in known:
+            newer = COMMENT_OF in wants and int(wants[COMMENT_OF]) > int(known.get(COMMENT_OF, -1))
+            if not newer or wants[COMMENT] == known[COMMENT]:
+                wants = {k: v for k, v in wants.items() if k not in (COMMENT, COMMENT_OF)}
+        lacking = {k: v for k, v in wants.items() if k not in known}
+        if lacking:
+            new.append(Field(item.name, have.type, nullable=have.nullable, metadata=lacking))
+        other = {k: v for k, v in wants.items() if k in known and known[k] != v}
+        if other:
+            changed[item.name] = other
+    return new, changed
+
+
+def _labels(table: Table) -> dict[str, str]:
+    """Owners and tags in the settings; what they lack stays as the table has it."""
+    labels = {OWNERS: list(table.owners), TAGS: dict(sorted(table.tags))}
+    return {key: json.dumps(value) for key, value in labels.items() if value}

@@ -1,0 +1,470 @@
+"""Compaction of an append-only table: same rows, fewer files, in compare-and-set commits beside which appends go on.
+
+Files are merged by size class, as in a log-structured merge tree: however long a loop runs, a row is rewritten once per class.
+`_batch` is unchanged, and with it all progress. Why not delta-rs': docs/decisions/0021-own-compaction-and-deletion.md.
+
+Renewal of files by whose statistics readers miss rows (`file_statistics`): files of earlier releases, and of other engines.
+
+The name of a file says whether it is current, so each is renewed once, after whatever crash, restore, or late commit of an
+earlier release. Same rows, in compare-and-set commits beside which appends go on, as in a compaction.
+
+Deletion of files that no version of a table needs: removed ones, by their time in the log, and orphans of killed runs.
+
+A removed file is deleted when its removal is old enough, so staged files are never touched. Why not delta-rs':
+docs/decisions/0021-own-compaction-and-deletion.md.
+
+Probe of the object store's conditional put, on which every commit relies: of two writers of one object, one fails.
+
+Older S3-compatible stores ignore the condition: the last writer silently wins, and rows are lost.
+"""
+
+import re
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import CommitProperties, create_table_with_add_actions
+
+from game_events.errors import ConfigurationError, LostFileError
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import Commit, Landed, commit
+from game_events.lakehouse.commits.log import TableLog
+from game_events.lakehouse.commits.transactions import MAINTENANCE_INFO
+from game_events.lakehouse.data.reading import read_parts
+from game_events.lakehouse.data.staging import (
+    StagedFile,
+    StagedWriter,
+    copy_file,
+    discard,
+    file_system,
+    floating_columns,
+    is_current,
+    new_name,
+)
+from game_events.lakehouse.handle import of_columns
+from game_events.lakehouse.storage import WRITTEN_OUT_S, explain, is_remote, store_errors_named, write_out
+from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Lakehouse, Table, add_actions, files_of, paths
+
+#: Rows in memory at a time, besides the writer's row group.
+BATCH_ROWS = 16_384
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When files are worth merging.
+
+    `files`: minimum number of files of one size class. `bytes`: maximum size of a merged file; files larger than half of it are
+    left alone. `smallest`: upper bound of the smallest size class in bytes; each next one is `factor` times larger.
+    """
+
+    files: int
+    bytes: int
+    smallest: int = 64 * 1024
+    factor: int = 8
+
+
+#: In a loop: a few times a minute and table, each a fraction of a second.
+LOOP_GOAL = Goal(files=16, bytes=32 * 1024 * 1024)
+
+#: In maintenance: as few files as possible.
+FULL_GOAL = Goal(files=2, bytes=256 * 1024 * 1024)
+
+#: Table -> columns with bounds by which readers skip files: files with other bounds are not merged.
+KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
+
+
+def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
+    """Groups of paths that are worth merging, each into about one file, oldest batches first."""
+    actions = add_actions(handle)
+    bounds = [f"partition.{column}" for column in handle.metadata().partition_columns]
+    order = [("min._batch", "ascending")] if "min._batch" in actions.column_names else [("modification_time", "ascending")]
+    bounds += [f"{end}.{column}" for column in KEPT_APART.get(table.key, ()) for end in ("min", "max")]
+    bounds = [name for name in bounds if name in actions.column_names]
+    classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
+    for file in actions.sort_by(order).select(["path", "size_bytes", *bounds]).to_pylist():
+        if file["size_bytes"] * 2 <= goal.bytes:
+            key = (_size_class(file["size_bytes"], goal), *(file[name] for name in bounds))
+            classes[key].append((file["path"], file["size_bytes"]))
+    return [group for members in classes.values() for group in _groups(members, goal)]
+
+
+def _groups(files: list[tuple[str, int]], goal: Goal) -> Iterator[list[str]]:
+    """Consecutive files (path, bytes) of at most `goal.bytes` together, where they are enough."""
+    group: list[str] = []
+    size = 0
+    for path, length in [*files, ("", goal.bytes)]:
+        if size + length > goal.bytes:
+            if len(group) >= goal.files:
+                yield group
+            group, size = [], 0
+        group.append(path)
+        size += length
+
+
+def _size_class(size: int, goal: Goal) -> int:
+    if goal.files <= goal.factor:
+        return 0  # once: all sizes together
+    number = 0
+    while size >= goal.smallest * goal.factor**number:
+        number += 1
+    return number
+
+
+def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
+    """Write a group of files, of one partition, as one, and replace them by it.
+
+    Raises:
+        ConflictError: a concurrent writer replaced one of them; nothing is changed.
+        TransientError: the outcome of the commit is unknown; the table is right either way.
+    """
+    partition = handle.metadata().partition_columns
+    schema = pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
+    writer = StagedWriter(table, schema, folder=group[0][: group[0].rfind("/") + 1])
+    try:
+        for rows in read_parts(table, schema, group, BATCH_ROWS):
+            writer.write(rows)
+        files = writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+    failpoints.reach("joined_staged", table.name)
+    landed = commit(
+        Commit(
+            table,
+            # No column is added, and the columns' metadata (bronze's column map) is not touched.
+            pa.schema([]),
+            files,
+            expected={},
+            advance={},
+            table_id=str(handle.metadata().id),
+            rewritten=frozenset(group),
+            same_rows=True,
+            info={MAINTENANCE_INFO: "compaction"},
+        )
+    )
+    failpoints.reach("joined_committed", table.name)
+    return landed
+
+
+#: Bytes of files that one maintenance renews in a table, but for a single larger one: the rest is left for the next one.
+MOST_BYTES = 1024 * 1024 * 1024
+
+#: Files, and their bytes, of one commit at most.
+GROUP_FILES, GROUP_BYTES = 500, 256 * 1024 * 1024
+
+#: Characters that delta-rs reads wrongly where they are escaped, or reads in their place.
+_BEYOND_16_BITS = r"[\x{10000}-\x{10FFFF}]"
+
+_CODEC = re.compile(r"\.(\w+)\.parquet$")
+
+
+@dataclass(frozen=True)
+class OutdatedFile:
+    """A file to renew: its path below the table's folder, and its bytes."""
+
+    path: str
+    size: int
+
+
+def outdated_files(handle: DeltaTable) -> list[OutdatedFile]:
+    """Files of a version by whose statistics readers may miss rows, the oldest first.
+
+    All of earlier releases in a table with floating-point columns; in another one those with bounds that have a character which
+    such a release may have escaped.
+    """
+    if all(is_current(unquote(file.path)) for file in files_of(handle)):
+        return []
+    actions = add_actions(handle).sort_by("modification_time")
+    names = [unquote(path) for path in actions.column("path").to_pylist()]
+    old = [not is_current(name) for name in names]
+    if not of_columns(handle, _floating).names:
+        old = [is_old and is_wrong for is_old, is_wrong in zip(old, _escaped(actions), strict=True)]
+    sizes = actions.column("size_bytes").to_pylist()
+    return [OutdatedFile(name, size) for name, size, is_old in zip(names, sizes, old, strict=True) if is_old]
+
+
+def _floating(handle: DeltaTable) -> pa.Schema:
+    """The columns with floating-point numbers, nested ones, too."""
+    return pa.schema([field for field in pa.schema(handle.schema()) if floating_columns(pa.schema([field]))])
+
+
+def _escaped(actions: pa.Table) -> list[bool]:
+    """Whether a bound of each file has a character beyond 16 bits."""
+    found = pa.repeat(False, actions.num_rows)
+    for name in actions.column_names:
+        column = actions.column(name)
+        if name.startswith(("min.", "max.")) and _is_text(column.type):
+            texts = column.cast(pa.string())
+            found = pc.or_(found, pc.fill_null(pc.match_substring_regex(texts, _BEYOND_16_BITS), False))
+    flags: list[bool] = found.to_pylist()
+    return flags
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(is_kind(kind) for is_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+
+
+def first_groups(files: Sequence[OutdatedFile], most_bytes: int = MOST_BYTES) -> Iterator[list[OutdatedFile]]:
+    """Files for one commit each, the first ones of at most so many bytes together, but at least one."""
+    group: list[OutdatedFile] = []
+    size = total = 0
+    for file in files:
+        if total and total + file.size > most_bytes:
+            break
+        if group and (size + file.size > GROUP_BYTES or len(group) == GROUP_FILES):
+            yield group
+            group, size = [], 0
+        group.append(file)
+        size, total = size + file.size, total + file.size
+    if group:
+        yield group
+
+
+def renew(lakehouse: Lakehouse, table: Table, handle: DeltaTable, group: Iterable[OutdatedFile]) -> Landed:
+    """Replace files by files with the same rows and current statistics, one by one.
+
+    A file without NaN and -0.0 is copied under another name (on a local disk: linked), others are written again.
+
+    Raises:
+        ConflictError: a concurrent writer replaced one of them; nothing is changed.
+        LostFileError: one cannot be read; nothing is changed.
+        TransientError: the outcome of the commit is unknown; the table is right either way.
+    """
+    paths, files = [file.path for file in group], list[StagedFile]()
+    columns = of_columns(handle, _floating)
+    try:
+        for path in paths:
+            if _is_misleading(table, columns, path):
+                files += _rewritten(table, handle, path)
+            else:
+                files.append(_renamed(lakehouse, table, path))
+    except BaseException:
+        discard(table, files)
+        raise
+    failpoints.reach("renewed_staged", table.name)
+    landed = commit(
+        Commit(
+            table,
+            pa.schema([]),
+            files,
+            expected={},
+            advance={},
+            table_id=str(handle.metadata().id),
+            rewritten=frozenset(paths),
+            same_rows=True,
+            info={MAINTENANCE_INFO: "renewal"},
+        )
+    )
+    failpoints.reach("renewed_committed", table.name)
+    return landed
+
+
+def _is_misleading(table: Table, columns: pa.Schema, path: str) -> bool:
+    """Whether a file holds a NaN or a -0.0 in one of these columns; no others are read."""
+    for rows in read_parts(table, columns, [path], BATCH_ROWS) if columns.names else ():
+        arrays = (chunk for column in rows.columns for chunk in column.chunks)
+        if any(_holds(numbers) for array in arrays for numbers in _numbers(array)):
+            return True
+    return False
+
+
+def _numbers(array: pa.Array) -> Iterator[pa.Array]:
+    """The floating-point arrays in an array."""
+    if pa.types.is_struct(array.type):
+        for index in range(array.type.num_fields):
+            yield from _numbers(array.field(index))
+    elif pa.types.is_map(array.type):
+        yield from _numbers(array.keys)
+        yield from _numbers(array.items)
+    elif pa.types.is_nested(array.type):
+        yield from _numbers(array.flatten())
+    elif pa.types.is_floating(array.type):
+        yield array
+
+
+def _holds(numbers: pa.Array) -> bool:
+    values = numbers.drop_null().to_numpy(zero_copy_only=False)
+    return bool((np.isnan(values) | ((values == 0) & np.signbit(values))).any())
+
+
+def _rewritten(table: Table, handle: DeltaTable, path: str) -> list[StagedFile]:
+    """A file's rows in a new file of the same partition."""
+    partition = handle.metadata().partition_columns
+    schema = pa.schema([field for field in pa.schema(handle.schema()) if field.name not in partition])
+    writer = StagedWriter(table, schema, folder=path[: path.rfind("/") + 1])
+    try:
+        for rows in read_parts(table, schema, [path], BATCH_ROWS):
+            writer.write(rows)
+        return writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def _renamed(lakehouse: Lakehouse, table: Table, path: str) -> StagedFile:
+    """A copy of a file in the same partition, with a current name."""
+    codec = _CODEC.search(path)
+    name = str(PurePosixPath(path).with_name(new_name(codec[1] if codec else "copied")))
+    try:
+        return copy_file(lakehouse, table, path, table, name)
+    except FileNotFoundError:
+        raise LostFileError(f"{table.uri}/{path} is gone, though the table's log lists it") from None
+    except pa.ArrowInvalid as error:
+        raise LostFileError(f"{table.uri}/{path} cannot be read: {error}") from error
+
+
+@dataclass
+class ReplacedFiles:
+    """Removals in one table's log; each log entry is read once.
+
+    `waiting`: path of a removed file that is not deleted yet -> time of its last removal, in milliseconds since 1970: a restore
+    may have brought it back before that. `entries`: number of log entries that were read.
+    """
+
+    table: Table
+    waiting: dict[str, int] = field(default_factory=dict)
+    entries: int = 0
+    _read_until: int | None = None
+
+    def read_log(self, handle: DeltaTable) -> None:
+        """Read the log entries since the last call; the first call reads all that are left, and the checkpoint."""
+        log = TableLog(self.table)
+        newest = handle.version()
+        if self._read_until is None:
+            versions = [v for v in log.versions() if v <= newest]
+            found = log.removed_before_checkpoint()
+        else:
+            versions = list(range(self._read_until + 1, newest + 1))
+            found = []
+        for version in versions:
+            found += log.removed_by(version)
+        for removed in found:
+            self.waiting[removed.path] = max(removed.at_ms, self.waiting.get(removed.path, 0))
+        self.entries += len(versions)
+        self._read_until = newest
+
+    def due(self, older_than_s: float) -> list[str]:
+        """Paths of the waiting files that were removed so long ago."""
+        before = time.time() * 1000 - older_than_s * 1000
+        return [path for path, at_ms in self.waiting.items() if at_ms <= before]
+
+    def delete(self, older_than_s: float) -> int:
+        """Delete files that were removed so long ago, but for those that a restore brought back; returns their number."""
+        due = self.due(older_than_s)
+        newest = self.table.open() if due else None
+        if newest is None:
+            return 0
+        deleted = delete_files(self.table, sorted(set(due) - set(paths(newest))), older_than_s)
+        # Not before: what could not be deleted is tried again.
+        for path in due:
+            del self.waiting[path]
+        return deleted
+
+
+def delete_files(table: Table, names: list[str], removed_s: float) -> int:
+    """Delete files of a table; returns how many existed.
+
+    `removed_s`: for so many seconds at least no version has named them. Those versions are on the disk first.
+    """
+    table.require_writable()
+    if names and removed_s < WRITTEN_OUT_S:
+        write_out(table.uri)
+    system, prefix = file_system(table)
+    deleted = 0
+    for name in names:
+        try:
+            system.delete_file(prefix + name)
+        except FileNotFoundError:
+            continue
+        deleted += 1
+        failpoints.reach("file_deleted", table.name)
+    return deleted
+
+
+def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Collection[str] = ()) -> dict[str, int]:
+    """Parquet files that neither the newest version nor a known removal names: path -> bytes.
+
+    `known`: removals in its log: those files have a retention of their own. `keep`: names that stay: listed for a commit to
+    come.
+    """
+    system, prefix = file_system(table)
+    # First the listing, then the version: what is committed in between is in the version.
+    partitioned = table.key == UNIFIED or table.by is not None
+    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=partitioned, allow_not_found=True))
+    handle = table.open()
+    if handle is None:
+        return {}
+    known.read_log(handle)
+    live = {*paths(handle), *known.waiting, *keep}
+    before = time.time() - older_than_s
+    return {
+        path: info.size
+        for info in found
+        if info.type == pafs.FileType.File
+        and (path := info.path.removeprefix(prefix)).endswith(".parquet")
+        and path not in live
+        and not path.startswith("_delta_log/")
+        and info.mtime is not None
+        and info.mtime.timestamp() < before
+    }
+
+
+#: Each checks for the table before it creates it, so all have to check before the first has created it.
+WRITERS = 8
+
+_SCHEMA = Schema.from_arrow(pa.schema([("probe", pa.int64())]))
+
+
+def refuse_unsafe_store(lakehouse: Lakehouse) -> str:
+    """Let several writers create one table, by the code that creates every table; the result in words. Folders are not probed.
+
+    Raises:
+        ConfigurationError: more than one of them succeeded, or the store refuses access.
+        TransientError: the store does not answer.
+    """
+    if not is_remote(lakehouse.root):
+        return "a folder"
+    lakehouse.table("_probe").require_writable()
+    name = f"_probe-{uuid.uuid4()}"
+    together = threading.Barrier(WRITERS)
+    try:
+        with ThreadPoolExecutor(WRITERS) as pool:
+            won = sum(pool.map(lambda _: _makes(lakehouse, name, together), range(WRITERS)))
+    finally:
+        with store_errors_named(lakehouse.root):
+            pafs.PyFileSystem(DeltaStorageHandler(lakehouse.root, lakehouse.options)).delete_dir(name)
+    if won != 1:
+        raise ConfigurationError(
+            f"object store {lakehouse.root}: {won} of {WRITERS} writers created the same table: it ignores the condition of a "
+            "conditional put (If-None-Match), so two runs would overwrite each other's commits. Update the store, or use "
+            "another"
+        )
+    return "conditional puts hold"
+
+
+def _makes(lakehouse: Lakehouse, name: str, together: threading.Barrier) -> bool:
+    together.wait()
+    # With retries a writer that lost would commit the table's version 1.
+    once = CommitProperties(max_commit_retries=0)
+    uri, options = lakehouse.table(name).uri, lakehouse.options
+    try:
+        create_table_with_add_actions(uri, _SCHEMA, [], mode="error", storage_options=options, commit_properties=once)
+    except (DeltaError, OSError) as error:
+        known = explain(error, lakehouse.root)
+        if known is not None:
+            raise known from error
+        return False
+    return True

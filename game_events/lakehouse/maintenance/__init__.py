@@ -1,1 +1,0 @@
-"""Compaction, and removal of files that no version needs."""

@@ -1,1 +1,0 @@
-"""Object stores: options and errors."""

@@ -1,1 +1,0 @@
-"""The project's own small tables: progress, event log, schema archive, suppressed data subjects."""

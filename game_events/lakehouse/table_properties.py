@@ -1,0 +1,332 @@
+"""What a table asks for that this project does not keep: features that it cannot read or write, and constraints of rows.
+
+Somebody else's ALTER TABLE adds them. A commit takes finished files: neither this project nor delta-rs checks rows against
+NOT NULL, a CHECK constraint or an invariant. Readers rely on these: they would lose rows, or fail. So such a table is refused
+before anything is written for it.
+
+Source: Delta Lake protocol, "Table Features", "Requirements for Writers", "Column Invariants", "CHECK Constraints", "Generated
+Columns", "Identity Columns", "Append-only Tables", "Schema Serialization Format".
+
+Retention of removed files and log entries, for running readers and time travel.
+
+Two classes. *Kept* tables (bronze, silver, quarantine, logs) hold rows that are nowhere else: only compaction removes files.
+*Derived* tables (gold, the unified table, `progress`) are replaced by every refresh, so their old files are deleted soon.
+
+The version of the tables' own format, kept in each table: newer code reads older tables, older code refuses newer ones.
+
+It is in the metadata of a table's first column, as delta-rs takes no table properties but Delta's own.
+
+How many rows and bytes of a table are read, sorted, written and sent at a time: parameters that travel with each table.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from deltalake import DeltaTable, PostCommitHookProperties
+
+from game_events.config.names import PROGRESS
+from game_events.errors import ConfigurationError, DataError
+from game_events.lakehouse.handle import of_columns
+
+#: Command that reads everything that the source still has.
+REBUILD = "`game-events run --full-refresh bronze` with GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH=true"
+
+#: Features that readers of single files would get wrong.
+_UNREADABLE = frozenset({"deletionVectors", "columnMapping"})
+
+#: Features that this project and delta-rs can write. Those with rows to check ask nothing without a constraint, an invariant or
+#: a generated column, which are looked for.
+WRITABLE_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "generatedColumns",
+        "invariants",
+        "timestampNanos",
+        "timestampNtz",
+        "v2Checkpoint",
+        "variantType",
+        "variantType-preview",
+    }
+)
+
+#: Versions of the protocol for writers: the last one that asks for these features alone, and the one that lists features.
+_LAST_PLAIN, _LISTED = 5, 7
+
+#: Name of what an unlisted version asks for.
+_IDENTITY = "identityColumns"
+
+_MAPPING = "delta.columnMapping.mode"
+
+_CONSTRAINT = "delta.constraints."
+
+_APPEND_ONLY = "delta.appendOnly"
+
+#: Beginning of a key in a column's metadata -> what it makes of the column.
+_MARKS = {
+    "delta.invariants": "has an invariant",
+    "delta.generationExpression": "is a generated column",
+    "delta.identity.": "is an identity column",
+}
+
+_NOT_NULL = ('"nullable":false', '"containsNull":false', '"valueContainsNull":false')
+
+
+class Unsupported(NamedTuple):
+    """One thing that a table asks for.
+
+    `what`: in words. `undo`: what follows `ALTER TABLE ...` to take it back; empty: no such statement does.
+    """
+
+    what: str
+    undo: str = ""
+
+
+def refuse_unreadable(handle: DeltaTable, uri: str, key: str) -> None:
+    """Raise DataError for a table with a feature without which its files cannot be read rightly."""
+    found = of_columns(handle, _unreadable)
+    if found:
+        raise DataError(f"table {uri} uses {_named(found)}, which this version does not read. {_way_out(found, uri, key)}")
+
+
+def refuse_unwritable(handle: DeltaTable, uri: str, key: str, *, partitioned: bool, replaced: bool) -> None:
+    """Raise DataError for a table to which rows of this project cannot be committed.
+
+    `partitioned`: the table may have any partition columns: it is replaced if it has others than it should. `replaced`: files
+    of the table are replaced by others with other rows.
+    """
+    found = [*of_columns(handle, _unwritable)]
+    if not partitioned:
+        found += of_columns(handle, _partitions)
+    if replaced:
+        found += of_columns(handle, _append_only)
+    if found:
+        raise DataError(
+            f"table {uri} was altered: {_named(found)}. Commits of game_events would break that, so nothing is written to the "
+            f"table. {_way_out(found, uri, key)}"
+        )
+
+
+def is_made_again(key: str) -> bool:
+    """Whether the next run makes a table again, by its key, from other tables if it is deleted."""
+    return is_derived(key) or key.startswith("silver_")
+
+
+def _named(found: Sequence[Unsupported]) -> str:
+    return ", ".join(item.what for item in found)
+
+
+def _way_out(found: Sequence[Unsupported], uri: str, key: str) -> str:
+    undo = "; ".join(f"ALTER TABLE delta.`{uri}` {item.undo}" for item in found if item.undo)
+    ways = [f"take it back by {undo}"] if undo else []
+    if is_made_again(key):
+        ways.append("delete the table: the next run makes it again")
+    elif key.startswith(("bronze_", "quarantine_")):
+        ways.append(f"delete the table and run {REBUILD}")
+    return f"To go on, {', or '.join(ways or ['write the table again without it'])} (docs/maintenance.md)"
+
+
+def _unreadable(handle: DeltaTable) -> tuple[Unsupported, ...]:
+    protocol = handle.protocol()
+    found = _UNREADABLE & set(protocol.reader_features or [])
+    # Before features had names, readers of version 2 were those that know this one.
+    if protocol.min_reader_version == 2 and handle.metadata().configuration.get(_MAPPING, "none") != "none":
+        found |= {"columnMapping"}
+    return tuple(Unsupported(name, f"DROP FEATURE {name}") for name in sorted(found))
+
+
+def _unwritable(handle: DeltaTable) -> tuple[Unsupported, ...]:
+    return (*_features(handle), *_constraints(handle.metadata().configuration), *_columns(handle.schema().to_json()))
+
+
+def _features(handle: DeltaTable) -> Iterator[Unsupported]:
+    """Features that only others can write."""
+    protocol = handle.protocol()
+    listed = protocol.writer_features or ([] if protocol.min_writer_version <= _LAST_PLAIN else [_IDENTITY])
+    if protocol.min_writer_version > _LISTED:
+        yield Unsupported(f"version {protocol.min_writer_version} of Delta's protocol for writers")
+    # Others depend on this one: it can only be dropped after them.
+    for name in sorted(listed, key=lambda name: name == "domainMetadata"):
+        if name not in WRITABLE_FEATURES:
+            first = f"CLUSTER BY NONE, then DROP FEATURE {name}" if name == "clustering" else f"DROP FEATURE {name}"
+            yield Unsupported(f"the table feature {name}", first)
+
+
+def _constraints(configuration: Mapping[str, str | None]) -> Iterator[Unsupported]:
+    for key in sorted(configuration):
+        if key.startswith(_CONSTRAINT):
+            name = key.removeprefix(_CONSTRAINT)
+            yield Unsupported(f"the CHECK constraint {name}", f"DROP CONSTRAINT {name}")
+
+
+def _columns(schema: str) -> Iterator[Unsupported]:
+    """Columns, nested ones too, with values that a writer would have to check or to make."""
+    if any(text in schema for text in (*_NOT_NULL, *(f'"{mark}' for mark in _MARKS))):
+        yield from _of_type(json.loads(schema), "")
+
+
+def _of_type(kind: Mapping[str, Any] | str, path: str) -> Iterator[Unsupported]:
+    """Of a type, and what is in it; `path`: of the column that has it."""
+    if isinstance(kind, str):
+        return
+    for name, child, nullable, metadata in _children(kind):
+        inner = f"{path}.{name}" if path else name
+        if not nullable:
+            yield Unsupported(f"column {inner} is NOT NULL", f"ALTER COLUMN {inner} DROP NOT NULL")
+        for mark, what in _MARKS.items():
+            if any(key.startswith(mark) for key in metadata):
+                yield Unsupported(f"column {inner} {what}")
+        yield from _of_type(child, inner)
+
+
+def _children(kind: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool, Mapping[str, Any]]]:
+    """Name, type, whether it may be NULL, and metadata of what a nested type has."""
+    match kind["type"]:
+        case "struct":
+            for field in kind["fields"]:
+                yield field["name"], field["type"], field["nullable"], field["metadata"]
+        case "array":
+            yield "element", kind["elementType"], kind["containsNull"], {}
+        case "map":
+            yield "key", kind["keyType"], True, {}
+            yield "value", kind["valueType"], kind["valueContainsNull"], {}
+
+
+def _partitions(handle: DeltaTable) -> tuple[Unsupported, ...]:
+    columns = handle.metadata().partition_columns
+    return (Unsupported(f"it is partitioned by {', '.join(columns)}"),) if columns else ()
+
+
+def _append_only(handle: DeltaTable) -> tuple[Unsupported, ...]:
+    """The property by which no row may be removed; compaction removes none."""
+    if str(handle.metadata().configuration.get(_APPEND_ONLY, "")).lower() != "true":
+        return ()
+    return (Unsupported(f"{_APPEND_ONLY} forbids to replace rows", f"UNSET TBLPROPERTIES ('{_APPEND_ONLY}')"),)
+
+
+#: Checkpoints keep removals so much longer: the latest time for maintenance to delete the file. After that it is an orphan.
+REMEMBERED_S = 2 * 3600
+
+#: Commits between two checkpoints. Each commit since the last one costs whoever opens the table 0.3 ms (in an object store a
+#: request), a checkpoint of a small table costs its writer 25 ms; a run opens each table with news several times.
+CHECKPOINT_COMMITS = 10
+
+#: The same for commits by a handle that is kept from commit to commit: they do not open the table.
+KEPT_CHECKPOINT_COMMITS = 30
+
+#: Of every commit: delta-rs would delete expired entries of the log by itself, and with them the checkpoint that versions
+#: within the retention need; a handle reads its checkpoint only when it is asked for progress, and would fail then.
+KEEP_LOG = PostCommitHookProperties(cleanup_expired_logs=False)
+
+#: Properties of the tables that this project makes.
+PROPERTIES = frozenset(
+    {
+        "delta.checkpointInterval",
+        "delta.dataSkippingNumIndexedCols",
+        "delta.deletedFileRetentionDuration",
+        "delta.enableExpiredLogCleanup",
+        "delta.logRetentionDuration",
+    }
+)
+
+
+def is_derived(key: str) -> bool:
+    """Whether a table, by its key, is derived from others and replaced as a whole."""
+    return key.startswith("gold_") or key == PROGRESS
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Hours that removed files and log entries stay, by class.
+
+    A log entry costs each opening of the table 2 microseconds: 2 hours of a commit a second are 15 ms.
+    """
+
+    kept_h: float = 2.0
+    derived_h: float = 0.5
+
+    def seconds(self, table: str) -> float:
+        """Retention of a table, by its key."""
+        return 3600 * (self.derived_h if is_derived(table) else self.kept_h)
+
+    def properties(self, table: str) -> Mapping[str, str]:
+        """Delta's table properties with these times, which other writers of checkpoints, and VACUUM, follow."""
+        seconds = max(1, round(self.seconds(table)))
+        return {
+            "delta.checkpointInterval": str(CHECKPOINT_COMMITS),
+            # As `KEEP_LOG`, for other writers: a restore by delta-rs would delete what its undo needs.
+            "delta.enableExpiredLogCleanup": "false",
+            "delta.logRetentionDuration": f"interval {seconds} seconds",
+            # Longer in checkpoints, so that maintenance still finds the removals.
+            "delta.deletedFileRetentionDuration": f"interval {seconds + REMEMBERED_S} seconds",
+        }
+
+    def apply(self, table: str, handle: DeltaTable) -> bool:
+        """Set these properties in a separate commit, if the table has others; whether it had."""
+        wanted = dict(self.properties(table))
+        held = handle.metadata().configuration
+        if all(held.get(key) == value for key, value in wanted.items()):
+            return False
+        handle.alter.set_table_properties(wanted, post_commithook_properties=KEEP_LOG)
+        return True
+
+
+#: Increased when tables are written in a way that earlier code would misread. 2: partitioned tables; earlier code
+#: would add their files without the partition.
+FORMAT, PARTITIONED = 1, 2
+
+KEY = "game_events.format"
+
+
+def marked(schema: pa.Schema, *, partitioned: bool = False) -> pa.Schema:
+    """A schema with the format in its metadata."""
+    first = schema.field(0)
+    return schema.set(0, first.with_metadata((first.metadata or {}) | {KEY: str(PARTITIONED if partitioned else FORMAT)}))
+
+
+def unmarked(schema: pa.Schema) -> pa.Schema:
+    """A schema without the format: columns of another table, which may have another one."""
+    fields = [f.with_metadata({k: v for k, v in (f.metadata or {}).items() if k != KEY.encode()}) for f in schema]
+    return pa.schema(fields, schema.metadata)
+
+
+def format_of(handle: DeltaTable) -> int:
+    """A table's format; tables without the key have the first one."""
+    fields = handle.schema().fields
+    return int(fields[0].metadata.get(KEY, 1)) if fields else 1
+
+
+def refuse_newer(handle: DeltaTable) -> None:
+    """Raise ConfigurationError for a table whose format is newer than this code, which would misread it."""
+    found = format_of(handle)
+    if found > PARTITIONED:
+        raise ConfigurationError(
+            f"table {handle.table_uri} has format {found}, this version of game_events reads formats up to {PARTITIONED}: "
+            "update game_events, or use the lakehouse of this version"
+        )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of one lakehouse's tables, in the driver and in Spark's workers. No settings: the defaults were measured.
+
+    With tiny ones a few rows go the ways of millions (`game_events_tests/scenarios/fuzz`).
+
+    Attributes:
+        read_rows: rows that are read at a time, and rows of bronze that the driver counts by itself.
+        read_whole_bytes: size of a file up to which it is read as a whole.
+        row_group_rows: rows of a row group: columnar enough for readers, small enough that some hundred open writers fit in
+            memory.
+        sent_rows: rows that a worker sends to Spark together: each batch costs Spark more than some hundred rows.
+        sorted_rows: rows that a worker sorts by game at a time: so many that a game's part is more than a handful of rows.
+    """
+
+    read_rows: int = 1_048_576
+    read_whole_bytes: int = 1024 * 1024
+    row_group_rows: int = 131_072
+    sent_rows: int = 10_000
+    sorted_rows: int = 262_144

@@ -1,1 +1,0 @@
-"""The assets of the graph."""

@@ -1,0 +1,334 @@
+"""Checks on the whole as Dagster asset checks.
+
+Run by themselves from the UI and by the job `checks`; the cheap ones by every run that changed something. Dagster makes an
+asset's checks in each run that materializes it by hand, too: these are the cheap ones there, and others that fail.
+
+One asset check for each rule: reported by every run that evaluated rows, or counted again by itself.
+
+The settings are read again by each run, and the definitions that the UI shows only when they are loaded. So a run may be asked
+for the check of a rule that is gone by then: it has every check that these definitions have.
+
+The last known results of checks that a run does not make, each with its own date.
+
+Dagster shows a check as "not evaluated" from the next materialization of its asset on, also if it had failed and blocks. An
+asset here is the tables of all games, and a refresh of one game materializes it: so each run that does logs again what is known
+of the checks that it does not make itself. Checks are not partitioned by game: Dagster 1.13 shows of a check its newest result
+alone, of whatever partition, and an event for each game and check would be as many as there are games.
+
+The events of a whole run: what changed, which rules and checks failed, and its report.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+
+import dagster as dg
+from dagster import DagsterInstance
+
+from game_events.orchestration.alerts import Evaluation, history
+from game_events.orchestration.events import PlannedLayers, as_text, report_events
+from game_events.orchestration.keys import COVERS, DEFAULT, FAILED_GAMES, REPORT, Keys, OpEvent, as_when_loaded
+from game_events.orchestration.resources import Graph
+from game_events.pipeline.checks.audits import VOLUME, audit_rules
+from game_events.pipeline.checks.registry import CHECKS, FRESH, TableCheck
+from game_events.pipeline.context import Pipeline, no_spark
+from game_events.pipeline.reporting.counts import WHOLE, CheckResult
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import RuleReport, RunResult
+from game_events.rules import Rule
+
+#: Metadata of a result that was logged again: when it was made, and by which run.
+AS_OF, BY_RUN = "as_of", "made_by_run"
+
+#: Checks that the sensor `data_alarms` makes.
+HOURLY = (FRESH, VOLUME)
+
+#: Newest evaluations that are read for the last one: a record keeps the place of its run's plan.
+NEWEST = 5
+
+
+def build_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:
+    """One asset check for each of `CHECKS`."""
+    return [_asset_check(check, graph) for check in CHECKS]
+
+
+def build_check_schedule(graph: Graph, checks: Sequence[dg.AssetChecksDefinition]) -> dg.ScheduleDefinition:
+    """The job `checks`, which makes every check in full, by its schedule: once a day, at night."""
+    job = dg.define_asset_job(
+        graph.keys.named("checks"),
+        selection=dg.AssetSelection.checks(*checks),
+        description="Every check on the whole, in full: it reads all of bronze's coordinates, and gold of a sample of games.",
+        executor_def=dg.in_process_executor,
+        tags=graph.tags,
+    )
+    return dg.ScheduleDefinition(
+        name=graph.keys.named("daily_checks"),
+        job=job,
+        cron_schedule="17 3 * * *",
+        execution_timezone="UTC",
+        description="Makes every check on the whole once a day; what only shows from afar (volume, doubled rows) shows here.",
+        default_status=graph.schedule_status,
+    )
+
+
+def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
+    keys = graph.keys
+
+    asset = keys.by_layer[check.layer]
+    description = f"{check.description} {_when(check, keys)}"
+    spec = dg.AssetCheckSpec(check.name, asset=asset, description=description, blocking=check.blocking)
+
+    # A subset: its result may be left out.
+    @dg.multi_asset_check(
+        name=f"{asset.path[-1]}_{check.name}", specs=[spec], can_subset=True, required_resource_keys={graph.resource}
+    )
+    def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        by_hand = is_materialized(context.run, asset)
+        if by_hand and (check.in_run is None or (check.all_games and has_partitions(context.run))):
+            # One that fails is made: else Dagster would take it for one that does not, and this run may have mended it.
+            if not fails(context.instance, spec.key):
+                yield from map(check_result, again(context.instance, context.run.run_id, [spec.key]))
+                return
+            by_hand = False
+        # Which games' tables the run has written is not known here.
+        cheap = check.in_run if by_hand and not check.all_games else None
+        try:
+            with graph.lakehouse(context).recorded(context, f"check {check.name}", lineage=False) as (pipeline, report):
+                found = cheap(pipeline, report) if cheap is not None else check.run(pipeline)
+                report.add_checks(found)
+        except dg.Failure as failure:
+            # Else the result of before would stay the last known one.
+            why = f"could not be made: {failure.description}"
+            yield check_result(check_evaluation(CheckResult(check.name, check.layer, False, why), keys))
+            raise
+        yield check_result(check_evaluation(found, keys))
+
+    return evaluate
+
+
+def _when(check: TableCheck, keys: Keys) -> str:
+    in_run = "in a cheap form at the end of each run that changes a table, " if check.in_run is not None else ""
+    hourly = f"each hour by the sensor `{keys.named('data_alarms')}`, " if check.name in HOURLY else ""
+    return f"Made {in_run}{hourly}once a day by the job `{keys.named('checks')}`, and by hand; other runs show its last result."
+
+
+def again(instance: DagsterInstance, run_id: str, checks: Iterable[dg.AssetCheckKey]) -> Iterator[dg.AssetCheckEvaluation]:
+    """The last result of each check, if it is of another run."""
+    for key in checks:
+        made = history(instance, key, NEWEST)[-1:]
+        yield from (_with_date(found) for found in made if found.run_id != run_id)
+
+
+def _with_date(found: Evaluation) -> dg.AssetCheckEvaluation:
+    result, metadata, said = found.result, dict(found.result.metadata), found.result.description
+    if AS_OF not in metadata:
+        metadata[AS_OF] = dg.MetadataValue.timestamp(found.at)
+        if found.run_id:
+            metadata[BY_RUN] = dg.MetadataValue.dagster_run(found.run_id)
+        said = f"as of {datetime.fromtimestamp(found.at, UTC):%Y-%m-%d %H:%M} UTC: {said or 'passed'}"
+    return dg.AssetCheckEvaluation(
+        asset_key=result.asset_key,
+        check_name=result.check_name,
+        passed=result.passed,
+        metadata=metadata,
+        severity=result.severity,
+        description=said,
+    )
+
+
+def fails(instance: DagsterInstance, key: dg.AssetCheckKey) -> bool:
+    """Whether the newest result of a check is a failure."""
+    return any(not found.result.passed for found in history(instance, key, NEWEST)[-1:])
+
+
+def is_materialized(run: dg.DagsterRun, asset: dg.AssetKey) -> bool:
+    """Whether a run materializes an asset, by hand."""
+    return asset in (run.asset_selection or ())
+
+
+def has_partitions(run: dg.DagsterRun) -> bool:
+    """Whether a run is of some partitions."""
+    return any(tag.startswith(("dagster/partition", "dagster/asset_partition_range")) for tag in run.tags)
+
+
+def check_evaluation(found: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckEvaluation:
+    """A result as an event of a run that is not the check's own."""
+    return dg.AssetCheckEvaluation(
+        asset_key=keys.by_layer[found.layer],
+        check_name=found.name,
+        passed=found.passed,
+        metadata=dict(found.counts) | {COVERS: found.covers} | ({FAILED_GAMES: list(found.games)} if found.games else {}),
+        severity=dg.AssetCheckSeverity.ERROR if found.wrong_rows else dg.AssetCheckSeverity.WARN,
+        description=as_text(found.summary),
+    )
+
+
+def check_result(found: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
+    """An evaluation as the result of the check's own run."""
+    return dg.AssetCheckResult(
+        passed=found.passed,
+        asset_key=found.asset_key,
+        check_name=found.check_name,
+        metadata=found.metadata,
+        severity=found.severity,
+        description=found.description,
+    )
+
+
+#: What the checks of rules begin with, apart from those of checks that are no rules.
+CHECK = "rule_"
+
+#: Of a rule that is not in the settings any more, until the definitions are loaded again.
+REMOVED = "The rule is not in the settings any more: this check goes when the definitions are reloaded."
+
+#: What the evaluation of a run covers.
+THIS_RUN = "rows of this run"
+
+#: Games that a check's metadata names, those with most violations first.
+GAMES_SHOWN = 50
+
+
+def build_rule_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:
+    """The checks of the settings' rules, to be run by themselves: any of them, in one Spark job for each layer."""
+    keys, by_key = graph.keys, rule_checks(Pipeline(graph.settings, no_spark))
+    removed = _checks_when_loaded(graph, by_key) - by_key.keys()
+    if not by_key and not removed:
+        return []
+    specs = [
+        dg.AssetCheckSpec(
+            key.name,
+            asset=key.asset_key,
+            description=as_text(rule.description or f"{rule.sql} ({rule.action})"),
+            blocking=rule.action == "fail",
+            metadata={"sql": rule.sql, "action": rule.action, "games": ", ".join(rule.games) or "all"},
+        )
+        for key, rule in by_key.items()
+    ]
+    specs += [dg.AssetCheckSpec(key.name, asset=key.asset_key, description=REMOVED) for key in sorted(removed)]
+
+    @dg.multi_asset_check(name=keys.named("rules"), specs=specs, can_subset=True, required_resource_keys={graph.resource})
+    def rules_hold(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:
+        asked = set(context.selected_asset_check_keys)
+        for key in sorted(asked & removed):
+            yield dg.AssetCheckResult(passed=True, asset_key=key.asset_key, check_name=key.name, description=REMOVED)
+        asked -= removed
+        # A run that materializes the asset has counted the rows that it wrote, and said so; what fails is counted as a whole.
+        counted = {k for k in asked if is_materialized(context.run, k.asset_key) and not fails(context.instance, k)}
+        yield from map(check_result, again(context.instance, context.run.run_id, sorted(counted)))
+        chosen = [by_key[key] for key in sorted(asked - counted)]
+        if not chosen:
+            return
+        report = RunResult(rules=audit_rules(graph.lakehouse(context).pipeline(context.run.run_id), chosen))
+        yield from map(check_result, rule_evaluations(report, keys, WHOLE))
+
+    return [rules_hold]
+
+
+def rule_checks(pipeline: Pipeline) -> dict[dg.AssetCheckKey, Rule]:
+    """The checks of a pipeline's rules."""
+    assets = Keys.of(pipeline.settings).by_layer
+    return {dg.AssetCheckKey(assets[rule.layer], f"{CHECK}{rule.name}"): rule for rule in pipeline.rules}
+
+
+def _checks_when_loaded(graph: Graph, now: Iterable[dg.AssetCheckKey]) -> set[dg.AssetCheckKey]:
+    names = json.dumps([[*key.asset_key.path, key.name] for key in sorted(now)])
+    found = json.loads(as_when_loaded(f"game_events/{graph.keys.named('rules')}", names))
+    return {dg.AssetCheckKey(dg.AssetKey(path), name) for *path, name in found}
+
+
+def rule_evaluations(report: RunResult, keys: Keys = DEFAULT, covers: str = THIS_RUN) -> Iterator[dg.AssetCheckEvaluation]:
+    """A check result for each rule in the report, over all games.
+
+    `covers`: which rows were counted. A run counts those that it wrote: "passed" does not mean that earlier rows satisfy the
+    rule.
+    """
+    by_rule: dict[tuple[str, str], list[RuleReport]] = {}
+    for entry in report.rules.values():
+        by_rule.setdefault((entry.layer, entry.rule), []).append(entry)
+    for found in by_rule.values():
+        yield _evaluation(found[0], found, keys, covers)
+
+
+def _evaluation(rule: RuleReport, found: list[RuleReport], keys: Keys, covers: str) -> dg.AssetCheckEvaluation:
+    rows, violated = sum(r.rows for r in found), sum(r.violated for r in found)
+    worst = sorted((r for r in found if r.violated), key=lambda r: (-r.violated, r.game))
+    return dg.AssetCheckEvaluation(
+        asset_key=keys.by_layer[rule.layer],
+        check_name=f"{CHECK}{rule.rule}",
+        passed=not violated,
+        metadata={
+            COVERS: covers,
+            "rows": rows,
+            "violated": violated,
+            "violated_by_game": {r.game: r.violated for r in worst[:GAMES_SHOWN]},
+            "games": len(found),
+            "sql": rule.sql,
+            "action": rule.action,
+        },
+        severity=dg.AssetCheckSeverity.ERROR if rule.action == "fail" else dg.AssetCheckSeverity.WARN,
+        description=as_text(f"{violated:,} of {rows:,} rows violate: {rule.sql} ({rule.action}); counted: {covers}"),
+        blocking=rule.action == "fail",
+    )
+
+
+def last_known(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, pipeline: Pipeline
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """The last results of checks of the layers that this run has materialized and not checked; to be called at its end."""
+    keys, run_id = Keys.of(pipeline.settings), context.run.run_id
+    checks = [*(dg.AssetCheckKey(keys.by_layer[check.layer], check.name) for check in CHECKS), *rule_checks(pipeline)]
+    written = _materialized_by(context.instance, run_id, {key.asset_key for key in checks})
+    yield from again(context.instance, run_id, (key for key in checks if key.asset_key in written))
+
+
+def _materialized_by(instance: DagsterInstance, run_id: str, assets: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
+    found = set()
+    for record in instance.get_asset_records(list(assets)):
+        newest = record.asset_entry.last_materialization_record
+        if newest is not None and newest.run_id == run_id:
+            found.add(record.asset_entry.asset_key)
+    return found
+
+
+def changes(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, report: RunResult, keys: Keys, *, every: bool = False
+) -> Iterator[dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation]:
+    """The tables that changed (`every`: as of `report_events`), and the rules that were evaluated."""
+    yield from report_events(context, report, keys, every=every)
+    yield from rule_evaluations(report, keys)
+
+
+def whole_run(
+    context: dg.OpExecutionContext, report: RunReport, planned: PlannedLayers, more: Mapping[str, object] | None = None
+) -> Iterator[OpEvent]:
+    """All events of a run that came to its end, and its output; `more`: further parts of the report.
+
+    `planned`: what it had planned at its beginning.
+
+    Raises:
+        Failure: tables failed, each alone.
+    """
+    keys, pipeline = planned.keys, planned.pipeline
+    yield from planned.recovered(context.instance, report)
+    # The unified table's event is after those of the layers above: until it is there automation takes the run to be at work.
+    yield from changes(context, report, keys)
+    if report.errors:
+        yield from planned.unchanged(report, planned.layers)
+    yield from outcome(context, report, {REPORT: dg.MetadataValue.json(report.to_dict() | dict(more or {}))}, pipeline)
+
+
+def outcome(
+    context: dg.OpExecutionContext, report: RunReport, metadata: Mapping[str, dg.MetadataValue | float], pipeline: Pipeline
+) -> Iterator[OpEvent]:
+    """The checks of a run that came to its end, those that it did not make included, and its output with its metadata.
+
+    Raises:
+        Failure: tables failed, each alone.
+    """
+    yield from (check_evaluation(found, Keys.of(pipeline.settings)) for found in report.checks)
+    yield from last_known(context, pipeline)
+    if report.errors:
+        # Not retried here: one game's failure would hold up everybody's next run. The sensor `kafka_lag` tries it again.
+        failed = "; ".join(f"{t.table}: {t.error}" for t in report.errors[:10])
+        raise dg.Failure(f"{len(report.errors)} tables failed: {failed}", metadata=metadata, allow_retries=False)
+    yield dg.Output(None, metadata=metadata)

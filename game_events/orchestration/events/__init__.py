@@ -1,1 +1,0 @@
-"""Dagster events: materializations, partitions, metadata."""

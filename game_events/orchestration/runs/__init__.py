@@ -1,1 +1,0 @@
-"""Runs: tags, retention, alerts, runs without a process."""

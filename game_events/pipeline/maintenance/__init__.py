@@ -1,1 +1,0 @@
-"""When tables are compacted and cleaned."""

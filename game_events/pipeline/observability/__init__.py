@@ -1,1 +1,0 @@
-"""Event log, lag, alerts."""

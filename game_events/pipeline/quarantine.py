@@ -1,0 +1,408 @@
+"""Quarantine's part of a full refresh of bronze: its undecodable records are replaced by those of the new bronze.
+
+Two tables have two commits, and bronze's decides. Before it the new files of quarantine are only listed, in a small file beside
+the table that is named by the refresh's ticket; no reader sees them. Bronze's commit has the ticket (`txn` `reset`). A run that
+finds a ticket in bronze that quarantine does not have finishes the refresh from the list, before anything else.
+
+Marks of replayed rows in `quarantine_events`: when they were added to bronze, and as which batch.
+
+Check that neither bronze nor quarantine lacks rows, as after a manual restore or delete: no run would read these again.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow.fs as pafs
+from deltalake import DeltaTable, Schema
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from game_events.config.settings import SETTING
+from game_events.errors import ConflictError, DataError
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import Commit, Landed, commit, retry_on_conflict, without_rows
+from game_events.lakehouse.commits.evolution import evolve
+from game_events.lakehouse.commits.history import refuse_restored
+from game_events.lakehouse.commits.transactions import Txn, counter, incarnation, txn, txns
+from game_events.lakehouse.data.columns import COORDINATES, HEADERS, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
+from game_events.lakehouse.data.reading import files_with, may_hold
+from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema, travelling
+from game_events.lakehouse.data.staging import StagedFile, discard, file_system, writable_file_system
+from game_events.lakehouse.data.worker_job import FileStage
+from game_events.lakehouse.table_properties import REBUILD
+from game_events.lakehouse.tables import Layer, Table, add_actions, paths, table_id, version_of
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.offsets import not_read, since
+from game_events.pipeline.reporting.report import RunReport
+from game_events.sources.source import KAFKA, Split
+
+ATTEMPTS = 20
+
+_LIST = re.compile(r"_reset-(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class ResetList:
+    """New content of quarantine when bronze is replaced.
+
+    Attributes:
+        batch: batch of bronze's commit.
+        ends: split -> offset after its last decided record.
+        files: the new rows, not committed.
+        origins: splits of the records of files, an archive's too; None: the list is of a version that did not have them.
+    """
+
+    batch: int
+    ends: Mapping[Split, int]
+    files: list[StagedFile]
+    origins: frozenset[Split] | None = frozenset()
+
+
+def is_finished(bronze: DeltaTable, quarantine: DeltaTable | None) -> bool:
+    """Whether quarantine has the last full refresh of bronze, by these versions."""
+    ticket = txn(bronze, Txn.FULL_REFRESH)
+    return ticket is None or ticket == txn(quarantine, _app(bronze))
+
+
+@retry_on_conflict(ATTEMPTS)
+def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
+    """Commit the rows of a full refresh of bronze that quarantine does not have yet; otherwise two logs are opened.
+
+    Raises:
+        ConflictError: concurrent runs won every attempt; the next run continues.
+        DataError: quarantine was restored: this commit would hide that.
+    """
+    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
+    if bronze is None or is_finished(bronze, quarantine):
+        return
+    ticket = counter(bronze, Txn.FULL_REFRESH)
+    listed = read_list(pipeline.quarantine, ticket)
+    if quarantine is None and (listed is None or not listed.files):
+        return  # nothing was undecodable, or the table was deleted: there is no row to add
+    quarantine = refuse_restored(pipeline.quarantine, quarantine) if quarantine is not None else None
+    try:
+        landed = _finish(pipeline, bronze, quarantine, ticket, listed)
+    except (PySparkException, Py4JJavaError) as error:
+        if listed is not None and read_list(pipeline.quarantine, ticket) is None:
+            raise ConflictError(f"{pipeline.quarantine.name}: a concurrent run deleted the files of this job") from error
+        raise
+    failpoints.reach("reset_finished")
+    report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, incarnation(bronze))
+    if listed is not None:
+        forget(pipeline.quarantine, ticket, listed.files)
+
+
+def sweep(pipeline: Pipeline) -> None:
+    """Delete the lists and files of full refreshes that were killed before their commit: bronze has a later ticket.
+
+    Lists with later tickets than bronze's may belong to a refresh under way.
+    """
+    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
+    if bronze is None or quarantine is None or not is_finished(bronze, quarantine):
+        return
+    held = set(paths(quarantine))
+    for ticket, listed in lists(pipeline.quarantine, counter(bronze, Txn.FULL_REFRESH)):
+        forget(pipeline.quarantine, ticket, [f for f in listed.files if f.path not in held])
+
+
+def listed_files(pipeline: Pipeline, older_than_s: float, *, dry_run: bool = False) -> list[str]:
+    """Names of the files in lists of full refreshes; abandoned lists are deleted with their files.
+
+    A list is abandoned if bronze does not have its ticket and it is older than `older_than_s` seconds.
+    """
+    wanted = txn(pipeline.open_bronze(), Txn.FULL_REFRESH)
+    names: list[str] = []
+    for ticket, listed in lists(pipeline.quarantine):
+        # A ticket is the time it was made, in microseconds since 1970.
+        if ticket != wanted and ticket / 1e6 < time.time() - older_than_s:
+            if not dry_run:
+                forget(pipeline.quarantine, ticket, listed.files)
+        else:
+            names += [f.path for f in listed.files]
+    return names
+
+
+def _finish(
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, ticket: int, listed: ResetList | None
+) -> Landed:
+    """One commit: rows of records that the refresh has read are replaced by its rows, all others stay."""
+    seen = version_of(quarantine)
+    # A micro-batch that is about to commit rows was planned from the old bronze: `MICRO_BATCHES` makes its commit fail.
+    expected = txns(quarantine, (_app(bronze), Txn.MICRO_BATCHES))
+    advance = {_app(bronze): ticket, Txn.MICRO_BATCHES: counter(quarantine, Txn.MICRO_BATCHES) + 1}
+    rewritten: frozenset[str] = frozenset()
+    files: list[StagedFile] = []
+    if listed is not None:
+        if quarantine is not None:
+            quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
+            actions = add_actions(quarantine)
+            held = actions.filter(may_hold(actions, "layer", Layer.BRONZE, Layer.BRONZE))
+            rewritten = frozenset(map(str, held.column("path").to_pylist()))
+        files = _stage(pipeline, listed, rewritten) if listed.files or rewritten else []
+        expected |= txns(quarantine, (split.app for split in listed.ends))
+        # Rows after the end stay: a concurrent run may have decided on them already.
+        advance |= {split.app: max(end, counter(quarantine, split.app)) for split, end in listed.ends.items()}
+    return commit(
+        Commit(
+            pipeline.quarantine,
+            QUARANTINE_COLUMNS,
+            files,
+            expected=expected,
+            advance=advance,
+            table_id=table_id(quarantine),
+            seen=seen,
+            rewritten=rewritten,
+            info={"full_refresh_of": pipeline.bronze.name, "run_id": pipeline.run_id},
+            description=QUARANTINE_DESCRIPTION,
+        )
+    )
+
+
+def _stage(pipeline: Pipeline, listed: ResetList, rewritten: frozenset[str]) -> list[StagedFile]:
+    """Write the refresh's rows, and those of the rewritten files that stay, to new files.
+
+    The listed files are copied: a commit that loses to a concurrent one deletes its files, and the listed ones must remain.
+    """
+    columns = spark_schema(Schema.from_arrow(QUARANTINE_COLUMNS))
+    root = pipeline.quarantine.uri.rstrip("/")
+    rows = read_files(pipeline.spark, [f"{root}/{f.path}" for f in listed.files], columns)
+    if rewritten:
+        old = read_files(pipeline.spark, [f"{root}/{path}" for path in sorted(rewritten)], columns)
+        rows = old.where(~F.col("layer").eqNullSafe(Layer.BRONZE) | _later(listed)).unionByName(rows)
+    moved = rows.select(travelling(QUARANTINE_COLUMNS.names)).coalesce(2)
+    return FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS).write(moved)
+
+
+def _app(bronze: DeltaTable) -> str:
+    return Txn.FULL_REFRESH.of(bronze.metadata().id)
+
+
+def _later(listed: ResetList) -> Column:
+    """Condition on rows of quarantine that stay: after the end of the full refresh, or of what it has not read."""
+    if any(split.kind != KAFKA for split in listed.ends):
+        # Offsets of other kinds of splits are no records' offsets; bronze's batch decides as well.
+        others = F.lit(False) if listed.origins is None else not_read({*listed.ends, *listed.origins})
+        return (F.col("_batch") > listed.batch) | others
+    return since(listed.ends) | not_read(listed.ends)
+
+
+def lists(table: Table, last: int | None = None) -> Iterator[tuple[int, ResetList]]:
+    """(Ticket, list) of each list that there is, up to a last ticket: later ones may be half written."""
+    system, prefix = file_system(table)
+    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=False, allow_not_found=True))
+    for ticket in [int(match[1]) for info in found if (match := _LIST.fullmatch(info.base_name))]:
+        listed = read_list(table, ticket) if last is None or ticket <= last else None
+        if listed is not None:
+            yield ticket, listed
+
+
+def keep(table: Table, ticket: int, listed: ResetList) -> None:
+    """Write a list."""
+    system, prefix = writable_file_system(table)
+    body = {
+        "batch": listed.batch,
+        "ends": [[*split, end] for split, end in sorted(listed.ends.items())],
+        "files": [f.to_json() for f in listed.files],
+        "origins": sorted(listed.origins or ()),
+    }
+    written = json.dumps(body).encode()
+    # With a buffer for all of it: delta-rs's streams to object stores refuse what Arrow passes on without copying it.
+    with system.open_output_stream(prefix + _name(ticket), buffer_size=len(written) + 1) as sink:
+        sink.write(written)
+
+
+def forget(table: Table, ticket: int, files: list[StagedFile]) -> None:
+    """Delete the list of a finished or abandoned full refresh and its files; a committed refresh has copied them."""
+    table.require_writable()
+    system, prefix = file_system(table)
+    discard(table, files)
+    try:
+        system.delete_file(prefix + _name(ticket))
+    except FileNotFoundError:
+        return
+
+
+def read_list(table: Table, ticket: int) -> ResetList | None:
+    """The list of a ticket; None if there is none."""
+    system, prefix = file_system(table)
+    try:
+        with system.open_input_file(prefix + _name(ticket)) as source:
+            body = json.loads(source.read())
+    except FileNotFoundError:
+        return None
+    if "apps" in body:  # of a version with one topic only
+        topics = {p: app.split(":")[1:3] for p, app in body["apps"].items()}
+        body |= {"batch": 0, "ends": [[*topics[p], int(p), end] for p, end in body["ends"].items()]}
+    ends = {Split(*split): int(end) for *split, end in body["ends"]}
+    origins = frozenset(Split(*split) for split in body["origins"]) if "origins" in body else None
+    return ResetList(int(body["batch"]), ends, [StagedFile.from_json(text) for text in body["files"]], origins)
+
+
+def _name(ticket: int) -> str:
+    # Readers and vacuum skip files with a leading underscore.
+    return f"_reset-{ticket}.json"
+
+
+def is_noted(bronze: DeltaTable, quarantine: DeltaTable) -> bool:
+    """Whether quarantine has the mark of bronze's last replay, by these versions."""
+    batch = bronze.transaction_version(Txn.REPLAY)
+    return batch is None or batch == quarantine.transaction_version(_noted_app(bronze))
+
+
+@retry_on_conflict()
+def note_replay(pipeline: Pipeline) -> None:
+    """Mark the rows of a replay that crashed between its commits to bronze and to quarantine, if there is one.
+
+    Raises:
+        ConflictError: concurrent runs won every attempt.
+        DataError: quarantine was restored: this commit would hide that.
+    """
+    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
+    if bronze is None or quarantine is None or is_noted(bronze, quarantine):
+        return
+    quarantine = refuse_restored(pipeline.quarantine, quarantine)
+    app, batch, seen = _noted_app(bronze), counter(bronze, Txn.REPLAY), quarantine.version()
+    expected = txns(quarantine, [app])
+    quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
+    files, rewritten = _stage_marks(pipeline, bronze, quarantine, batch)
+    commit(
+        Commit(
+            pipeline.quarantine,
+            QUARANTINE_COLUMNS,
+            files,
+            expected,
+            advance={app: batch},
+            table_id=str(quarantine.metadata().id),
+            seen=seen,
+            rewritten=rewritten,
+            info={"replayed_batch": str(batch)},
+        )
+    )
+
+
+def _noted_app(bronze: DeltaTable) -> str:
+    return Txn.REPLAY.of(bronze.metadata().id)
+
+
+def _stage_marks(
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, batch: int
+) -> tuple[list[StagedFile], frozenset[str]]:
+    """Files with the rows of that batch marked, and the paths of the files that they replace."""
+    came = read_files(pipeline.spark, files_with(bronze, batch - 1), spark_schema(bronze.schema()))
+    came = came.where(F.col("_batch") == batch).select(*COORDINATES, F.lit(True).alias("_came"))
+    held = read_table(pipeline.spark, quarantine).where("layer = 'bronze'")
+    touched = held.select(*COORDINATES, file_name()).join(came, list(COORDINATES), "left_semi").select("_file")
+    replayed = F.col("_came").isNotNull() & (F.col("layer") == Layer.BRONZE)
+    table = F.lit(table_id(bronze))
+    return marked_files(
+        pipeline, quarantine, touched, came, keys=list(COORDINATES), replayed=replayed, table=table, batch=batch
+    )
+
+
+def file_name() -> Column:
+    """Name of the file of each row, as the column `_file`."""
+    return F.col("_metadata.file_name").alias("_file")
+
+
+def marked_files(  # noqa: PLR0913
+    pipeline: Pipeline,
+    quarantine: DeltaTable,
+    touched: DataFrame,
+    marks: DataFrame,
+    *,
+    keys: list[str],
+    replayed: Column,
+    table: Column,
+    batch: int,
+) -> tuple[list[StagedFile], frozenset[str]]:
+    """Files with rows of quarantine marked as replayed, and the paths of the files that they replace.
+
+    `touched`: names (`_file`) of the files with such rows. `marks` are joined by the columns `keys`; then `replayed` is the
+    condition on rows to mark, and `table` the value of `replayed_table`.
+    """
+    names = {r["_file"] for r in touched.distinct().collect()}
+    rewritten = frozenset(path for path in paths(quarantine) if path.rpartition("/")[2] in names)
+    uris = [f"{quarantine.table_uri.rstrip('/')}/{path}" for path in rewritten]
+    rows = read_files(pipeline.spark, uris, spark_schema(quarantine.schema())).join(marks, keys, "left")
+    values = {"replayed_table": table, "replayed_batch": F.lit(batch), "replayed_at": F.current_timestamp()}
+    rows = rows.withColumns({n: F.when(replayed, value).otherwise(F.col(n)) for n, value in values.items()})
+    rows = rows.select(travelling(QUARANTINE_COLUMNS.names))
+    return FileStage(pipeline.quarantine, QUARANTINE_COLUMNS, HEADERS).write(rows), rewritten
+
+
+def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, DeltaTable | None] | None:
+    """Open bronze and quarantine and check that no row of them is missing.
+
+    A quarantine of None: there is no such table; None instead of both: there is no bronze. Commits that are planned from them
+    compare their versions. If the run continues without a deleted quarantine, `report` gets a notice, once.
+
+    Raises:
+        DataError: one of them was restored, or is an older copy; or quarantine was deleted, and the setting does not allow to
+            go on.
+    """
+    bronze = pipeline.open_bronze()
+    if bronze is None:
+        return None
+    bronze, quarantine = _refuse_older_bronze(pipeline, refuse_restored(pipeline.bronze, bronze)), pipeline.open_quarantine()
+    if quarantine is not None:
+        quarantine = refuse_restored(pipeline.quarantine, quarantine)
+        _refuse_older_quarantine(pipeline, bronze, quarantine)
+        return bronze, quarantine
+    rows = counter(bronze, Txn.RECORDS_QUARANTINED)
+    if not rows:
+        return bronze, None
+    if pipeline.settings.on_data_loss != "record_gap":
+        raise DataError(
+            f"{pipeline.quarantine.name} is gone, and with it {rows:,} records with committed offsets: no run reads them "
+            f"again. Nothing was done. Put the table back; or rebuild it with bronze: run {REBUILD}; "
+            f"or set {SETTING}=record_gap to go on without these records"
+        )
+    report.warn(f"{pipeline.quarantine.name} is gone, and with it the {rows:,} records that it was given")
+    # Recorded in bronze, so that the loss is reported once.
+    with suppress(ConflictError):  # another process recorded it, or the next check does
+        info, app = {"quarantine_gone": f"{rows} records"}, Txn.RECORDS_QUARANTINED
+        advance: dict[str, int] = {app: 0, Txn.QUARANTINE_COMMITS: 0}
+        commit(without_rows(pipeline.bronze, bronze, info, expected={app: rows}, advance=advance))
+    return pipeline.open_bronze() or bronze, None
+
+
+def _refuse_older_bronze(pipeline: Pipeline, bronze: DeltaTable) -> DeltaTable:
+    """Return a version of bronze that has all batches that silver has.
+
+    An older copy of the table's folder lacks some: new rows would get their numbers, and silver would take them for known ones.
+
+    Raises:
+        DataError: bronze is an older copy.
+    """
+    taken = pipeline.progress.silver_batch(bronze)
+    if counter(bronze, Txn.BATCH) < taken:
+        # A concurrent run may have committed to both since it was opened.
+        bronze = pipeline.bronze.open() or bronze
+    if (last := counter(bronze, Txn.BATCH)) < taken:
+        raise DataError(
+            f"{pipeline.bronze.name} is an older copy: it ends at batch {last}, and silver has rows up to batch {taken}, so it "
+            "would leave out new rows of the same numbers. Nothing was done. To go on, put back its newest copy, or the copies "
+            f"of all tables of that time; or run {REBUILD}"
+        )
+    return bronze
+
+
+def _refuse_older_quarantine(pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable) -> None:
+    """Refuse a quarantine without records that bronze counts, whose offsets are committed; it was opened after bronze.
+
+    Raises:
+        DataError: quarantine is an older copy.
+    """
+    made, known = counter(quarantine, Txn.MICRO_BATCHES), counter(bronze, Txn.QUARANTINE_COMMITS)
+    if made < known:
+        raise DataError(
+            f"{pipeline.quarantine.name} is an older copy: {pipeline.bronze.name} counts {known:,} commits to it, it has "
+            f"{made:,}. Records with committed offsets are missing: no run reads them again. Nothing was done. To go on, put "
+            f"back its newest copy, or the copies of all tables of that time; or delete the table and run {REBUILD}"
+        )

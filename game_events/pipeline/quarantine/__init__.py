@@ -1,1 +1,0 @@
-"""Rows that are kept out of bronze and silver."""

@@ -1,0 +1,347 @@
+"""Replay: rows of `quarantine_events` that can be decoded now are appended to `bronze_events`, as a new batch.
+
+Guarantee: a replayed row is in bronze once, through any crash and beside concurrent runs; its row of quarantine stays, with the
+time and the batch of the replay. Bronze's commit is the decision: it has the rows and the number of the replay (`txn`
+``replay``). A second commit marks the rows of quarantine; a replay first completes the marks of the last one, so at most one
+replay is without its marks.
+
+Redecode: bronze's decoded columns are rebuilt from its raw values, without Kafka, in one atomic commit.
+
+Guarantee: rows, coordinates, batches and progress stay; readers see the old columns or the new. A row that does not decode any
+more, or has no raw value, keeps its columns and is counted; a row of a message type that is not selected has none.
+
+Automatic replay in each run: rows with a schema that became known, and rows replayed to a bronze that is gone.
+"""
+
+import json
+import logging
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from game_events.decoding.decoder import DecodePlan, TypeKey
+from game_events.decoding.frame import NO_RECORD, Reason, SchemaId
+from game_events.errors import ConflictError, DataError, TransientError
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import Landed, commit, retry_on_conflict, without_rows
+from game_events.lakehouse.commits.evolution import evolve
+from game_events.lakehouse.commits.history import refuse_restored
+from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
+from game_events.lakehouse.data.columns import (
+    COORDINATES,
+    FIRST_MESSAGE,
+    OWN_COLUMNS,
+    QUARANTINE_COLUMNS,
+    SCHEMA_COLUMNS,
+    column_map,
+)
+from game_events.lakehouse.data.reading import may_hold, read_arrow, row_count
+from game_events.lakehouse.data.spark_files import of_schemas, read_files, read_table, schema_ids, spark_schema, travelling
+from game_events.lakehouse.data.staging import discard
+from game_events.lakehouse.tables import Layer, add_actions, names_of
+from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch
+from game_events.pipeline.bronze.staging import run_decode_job
+from game_events.pipeline.bronze.worker import StageResult, StoredTask
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.erasure.commits import erase_from_quarantine
+from game_events.pipeline.offsets import ERASED_BY_BATCH, batch_info
+from game_events.pipeline.quarantine import finish_reset, intact_tables, is_finished, is_noted, note_replay
+from game_events.pipeline.replay_selection import ReplaySelection
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import BronzeResult
+from game_events.pipeline.suppression.driver import erasure_fence, suppression
+from game_events.spark.failures import WORKER_CRASHED, crashes_explained
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Replayed:
+    """Result of a replay: rows added to bronze, and rows that still cannot be decoded, by reason."""
+
+    rows: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+
+
+def replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
+    """Decode the selected rows with the schemas known now, and append those that decode to bronze.
+
+    Raises:
+        ConflictError: every attempt lost to concurrent runs.
+        DataError: quarantine was altered so that its rows cannot be replaced (`Table.writable`): nothing was done.
+        TransientError: a schema is not archived, and the registry does not answer.
+    """
+    began = time.monotonic()
+    result = _replay(pipeline, report, selection)
+    report.add(BronzeResult(replayed=result.rows))
+    report.add_seconds("replay", time.monotonic() - began)
+    return result
+
+
+@retry_on_conflict()
+def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -> Replayed:
+    tables = _settled_tables(pipeline, report)
+    if tables is None:
+        return Replayed()
+    bronze, quarantine = tables
+    quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
+    batch = counter(bronze, Txn.BATCH) + 1
+    pipeline.on_progress("replay: rows of quarantine are tried again")
+    staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
+    failpoints.reach("replay_staged")
+    # Rows of erased data subjects that are recognized only now that they decode.
+    report.add(BronzeResult(suppressed=erase_from_quarantine(pipeline, staged.suppressed_records)))
+    if not staged.bronze:
+        return Replayed(0, staged.reasons)
+    rows = _commit(pipeline, report, bronze, staged, batch)
+    note_replay(pipeline)
+    failpoints.reach("replay_noted")
+    log.info("replayed_rows=%d batch=%d left=%s", rows, batch, dict(staged.reasons))
+    return Replayed(rows, staged.reasons)
+
+
+def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: StageResult, batch: int) -> int:
+    """Append the staged rows to bronze, and report them; returns their number."""
+    archive_schemas(pipeline, report, staged)
+    expected = txns(bronze, [Txn.REPLAY]) | {Txn.BATCH: batch - 1} | erasure_fence(bronze)
+    info = batch_info(batch, sum(f.rows for f in staged.bronze)) | {"replay_of": pipeline.quarantine.name}
+    plan = commit_of(pipeline, bronze, staged, expected, {Txn.BATCH: batch, Txn.REPLAY: batch}, info)
+    landed = commit(plan)
+    failpoints.reach("replay_committed")
+    report.add(BronzeResult(nulled=staged.nulled))
+    report_batch(pipeline, report, names_of(bronze), plan, landed, staged)
+    return landed.rows
+
+
+def _stage(
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: ReplaySelection, batch: int, report: RunReport
+) -> StageResult:
+    """Decode the selected rows that bronze lacks; commits nothing."""
+    held = read_table(pipeline.spark, quarantine)
+    waiting = held.where(_condition(selection, str(bronze.metadata().id)))
+    rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(OWN_COLUMNS.names))
+    keep_raw, subjects = pipeline.settings.keep_raw == "all", suppression(pipeline, bronze)
+    job = StoredTask(pipeline.bronze, None, DecodePlan(), batch, keep_raw, keep_undecodable=False, suppression=subjects)
+    wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
+    with crashes_explained(f" over rows of {pipeline.quarantine.name}"):
+        return run_decode_job(pipeline, job, rows, column_map(bronze), wanted)[1]
+
+
+def _condition(selection: ReplaySelection, bronze_id: str) -> Column:
+    """The condition for undecodable rows of quarantine."""
+    waiting = F.col("replayed_table").isNull() | (F.col("replayed_table") != bronze_id)
+    found = (F.col("layer") == Layer.BRONZE) & F.col("_raw_value").isNotNull() & waiting
+    found &= ~F.col("reason").isin(*map(str, NO_RECORD))
+    if selection.reasons:
+        found &= F.col("reason").isin(*sorted(selection.reasons))
+    else:
+        # They would crash the job.
+        found &= ~F.coalesce(F.col("detail").startswith(WORKER_CRASHED), F.lit(False))
+    if selection.schema_ids:
+        found &= of_schemas(selection.schema_ids)
+    return found
+
+
+def _not_in_bronze(pipeline: Pipeline, bronze: DeltaTable, waiting: DataFrame, report: RunReport) -> DataFrame:
+    """Rows of quarantine that bronze lacks; only an early version of this project has left rows that are in both."""
+    offset = F.col("_kafka_offset")
+    ranges = waiting.groupBy("_kafka_partition").agg(F.min(offset).alias("first"), F.max(offset).alias("last")).collect()
+    actions = add_actions(bronze)
+    chosen = pa.repeat(False, actions.num_rows)
+    for partition, first, last in ranges:
+        of_partition = may_hold(actions, "_kafka_partition", partition, partition)
+        chosen = pc.or_(chosen, pc.and_(of_partition, may_hold(actions, "_kafka_offset", first, last)))
+    files = [f"{bronze.table_uri.rstrip('/')}/{path}" for path in actions.filter(chosen)["path"].to_pylist()]
+    there = read_files(pipeline.spark, files, spark_schema(bronze.schema())).select(*COORDINATES)
+    twice = waiting.join(there, list(COORDINATES), "left_semi").count() if files else 0
+    if not twice:
+        return waiting
+    here, there_too = pipeline.quarantine.name, pipeline.bronze.name
+    report.warn(f"{twice:,} rows of {here} are in {there_too} already: they are not added again")
+    return waiting.join(there, list(COORDINATES), "left_anti")
+
+
+def _settled_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, DeltaTable] | None:
+    """Bronze and quarantine, interrupted work on both completed; None without one; ConflictError if a run has begun more."""
+    finish_reset(pipeline, report)
+    note_replay(pipeline)
+    bronze, quarantine = intact_tables(pipeline, report) or (None, None)
+    if bronze is None or quarantine is None:
+        return None
+    if not is_finished(bronze, quarantine):
+        # Bronze may have the rows that quarantine still has.
+        raise ConflictError(f"{pipeline.quarantine.name}: a concurrent full refresh of bronze is not finished yet")
+    if not is_noted(bronze, quarantine):
+        # The replayed rows are not marked yet: they would be in bronze twice.
+        raise ConflictError(f"{pipeline.quarantine.name}: a concurrent replay is not noted yet")
+    # Its rows are marked after bronze's commit.
+    return bronze, pipeline.quarantine.writable(quarantine, replaced=True)
+
+
+#: Reason of rows that keep their columns because bronze was written with `keep_raw: failures`.
+NO_RAW_VALUE = "NO_RAW_VALUE"
+
+
+@dataclass
+class Redecoded:
+    """Result: rows, those that keep their columns by reason, new columns, and rows of types that are not selected."""
+
+    rows: int = 0
+    kept: Counter[str] = field(default_factory=Counter)
+    new_columns: list[str] = field(default_factory=list)
+    other_types: Counter[str] = field(default_factory=Counter)
+
+
+def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
+    """Decode every row of bronze again with the schemas known now, by one Spark job; silver and gold stay as they are.
+
+    Raises:
+        ConflictError: a concurrent run committed to bronze: nothing has changed, run it again.
+        DataError: bronze or quarantine was restored, quarantine was deleted, bronze was altered so that its rows cannot be
+            replaced (`Table.writable`), or rows are missing: nothing has changed.
+        TransientError: a schema is not archived, and the registry does not answer.
+    """
+    began = time.monotonic()
+    handle, _ = intact_tables(pipeline, report) or (None, None)
+    if handle is None or not row_count(handle):
+        return Redecoded()
+    pipeline.bronze.writable(handle, replaced=True)
+    before = {f.name for f in handle.schema().fields}
+    handle = evolve(pipeline.bronze, handle, OWN_COLUMNS)
+    staged = _stage_redecoded(pipeline, handle)
+    failpoints.reach("redecode_staged")
+    info = {"redecode": "all decoded columns rebuilt from raw values"}
+    if staged.suppressed:
+        info[ERASED_BY_BATCH] = _erase(pipeline, report, staged)
+    landed, schema = _commit_redecoded(pipeline, handle, staged, info)
+    failpoints.reach("redecode_committed")
+    report.add(BronzeResult(nulled=staged.nulled))
+    report.add_landed(Layer.BRONZE, pipeline.bronze, landed, schema, counter(handle, Txn.BATCH), known_columns=before)
+    report.add_seconds(Layer.BRONZE, time.monotonic() - began)
+    kept = Counter({NO_RAW_VALUE if why == Reason.TOMBSTONE else why: n for why, n in staged.reasons.items()})
+    new_columns = [name for name in schema.names if name not in before]
+    return Redecoded(landed.rows, kept, new_columns, pipeline.catalog.other_types(staged.undecoded))
+
+
+def _stage_redecoded(pipeline: Pipeline, handle: DeltaTable) -> StageResult:
+    """Write all rows with new decoded columns to files; DataError if rows are missing in them."""
+    total = row_count(handle)
+    rows = read_table(pipeline.spark, handle)
+    pipeline.on_progress(f"redecode: {total:,} rows of bronze")
+    subjects, types = suppression(pipeline, handle), [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows)]
+    job = StoredTask(pipeline.bronze, None, DecodePlan(), None, keep_raw=True, keep_undecodable=True, suppression=subjects)
+    with crashes_explained(f" during the redecode of {pipeline.bronze.name}"):
+        _, staged = run_decode_job(pipeline, job, rows.select(travelling(rows.columns)), column_map(handle), types)
+    written = sum(f.rows for f in staged.bronze)
+    if written + staged.suppressed != total:
+        discard(pipeline.bronze, staged.bronze)
+        raise DataError(f"redecode wrote {written} rows of {total}: nothing was committed; please report this")
+    return staged
+
+
+def _commit_redecoded(
+    pipeline: Pipeline, handle: DeltaTable, staged: StageResult, info: dict[str, str]
+) -> tuple[Landed, pa.Schema]:
+    """Replace bronze's files by the staged ones."""
+    batch, count = counter(handle, Txn.BATCH), handle.transaction_version(Txn.REDECODE)
+    expected = erasure_fence(handle) | {Txn.BATCH: batch, Txn.REDECODE: count}
+    # The unchanged batch, too: of two concurrent commits with the same `txn`, Delta lets only one succeed.
+    advance: dict[str, int] = {Txn.REDECODE: (count or 0) + 1, Txn.BATCH: batch}
+    plan = replace(commit_of(pipeline, handle, staged, expected, advance, info), replace=True, seen=None)
+    try:
+        return commit(plan), plan.schema
+    except ConflictError as error:
+        raise ConflictError(
+            f"{error}. Nothing was changed: run `game-events redecode` again while no run is under way"
+        ) from None
+
+
+def _erase(pipeline: Pipeline, report: RunReport, staged: StageResult) -> str:
+    """Erase rows of data subjects that were not recognized before from quarantine, too; returns their rows by batch, as JSON.
+
+    Before bronze's commit: the rows that rules have rejected are found by bronze's rows. A full refresh of silver removes the
+    rows there.
+    """
+    erase_from_quarantine(pipeline, staged.suppressed_records)
+    report.add(BronzeResult(suppressed=staged.suppressed))
+    report.warn(
+        f"{staged.suppressed:,} rows of erased data subjects, not recognised before, were erased from bronze and quarantine: "
+        "erase them from silver and gold with `game-events redecode --downstream`"
+    )
+    return json.dumps(Counter(batch for _, _, _, batch in staged.suppressed_records))
+
+
+#: Unknown ids that a run asks the registry about, those with most rows first: there may be any number of invalid ids.
+IDS_ASKED = 200
+
+
+def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
+    """Complete an interrupted replay, then replay what is due; reads two table logs if quarantine has no such rows."""
+    note_replay(pipeline)
+    quarantine, bronze = pipeline.open_quarantine(), pipeline.open_bronze()
+    if quarantine is None or bronze is None:
+        return
+    ids, elsewhere = _due(pipeline, quarantine, str(bronze.metadata().id))
+    try:
+        untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != txn(quarantine, Txn.REPLAY_LEFT.of(i)))
+        known = frozenset(i for i in untried if pipeline.catalog.knows(i))
+    except TransientError:
+        log.info("registry_down=true unknown_ids=%d asked_again=next_run", len(ids))
+        return
+    if known:
+        done = replay(pipeline, report, ReplaySelection(frozenset({Reason.UNKNOWN_SCHEMA}), known))
+        _note_left(pipeline, known, sum(ids[i] for i in known) - done.rows)
+    if elsewhere:
+        replay(pipeline, report, ReplaySelection())
+
+
+def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) -> None:
+    """Note how many rows of these ids still do not decode: no run tries them again before there are others."""
+    quarantine, bronze = pipeline.open_quarantine(), pipeline.open_bronze()
+    if not expected or quarantine is None or bronze is None:
+        return
+    quarantine = refuse_restored(pipeline.quarantine, quarantine)
+    ids, _ = _due(pipeline, quarantine, str(bronze.metadata().id))
+    left = {i: ids[i] for i in known if ids[i]}
+    if sum(left.values()) != expected:
+        return  # a concurrent run has added rows that were not tried
+    advance = {Txn.REPLAY_LEFT.of(i): rows for i, rows in left.items()}
+    with suppress(ConflictError):  # a concurrent run noted it, or the next run will
+        commit(without_rows(pipeline.quarantine, quarantine, {}, txns(quarantine, advance), advance))
+
+
+def _due(pipeline: Pipeline, quarantine: DeltaTable, bronze_id: str) -> tuple[Counter[SchemaId], bool]:
+    """Rows of each unknown id, and whether rows were replayed to another bronze; reads only files that may have such rows."""
+    actions = add_actions(quarantine)
+    if "max.reason" not in actions.column_names:
+        return Counter(), False
+    waits = may_hold(actions, "reason", Reason.UNKNOWN_SCHEMA, Reason.UNKNOWN_SCHEMA)
+    elsewhere = False
+    if "null_count.replayed_batch" in actions.column_names:
+        waits = pc.and_(waits, pc.not_equal(pc.fill_null(actions["null_count.replayed_batch"], -1), 0))
+    if "max.replayed_table" in actions.column_names:
+        other = [pc.not_equal(actions[f"{end}.replayed_table"], bronze_id) for end in ("min", "max")]
+        decodable = pc.fill_null(pc.equal(actions["min.layer"], Layer.SILVER), False)
+        may = pc.and_(pc.fill_null(pc.or_kleene(*other), False), pc.invert(decodable))
+        # Among released rows of silver.
+        candidates = actions.filter(may).column("path").to_pylist()
+        rows = read_arrow(pipeline.quarantine, quarantine, ["layer", "replayed_table"], candidates)
+        of_bronze = pc.and_(pc.equal(rows["layer"], Layer.BRONZE), pc.not_equal(rows["replayed_table"], bronze_id))
+        elsewhere = bool(pc.any(of_bronze).as_py())
+    chosen = actions.filter(waits).column("path").to_pylist()
+    found = read_arrow(pipeline.quarantine, quarantine, ["reason", *SCHEMA_COLUMNS, "replayed_batch"], chosen)
+    unknown = found.filter(pc.equal(found["reason"], Reason.UNKNOWN_SCHEMA))
+    if "replayed_batch" in unknown.column_names:
+        unknown = unknown.filter(pc.is_null(unknown["replayed_batch"]))
+    ids: Counter[SchemaId] = Counter()
+    for name in set(SCHEMA_COLUMNS) & set(unknown.column_names):
+        counted = pc.value_counts(unknown[name].drop_null())
+        ids.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
+    return ids, elsewhere

@@ -1,1 +1,0 @@
-"""Replay and decoding once more."""

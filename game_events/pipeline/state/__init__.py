@@ -1,1 +1,0 @@
-"""Offsets and row counts in bronze's commits."""

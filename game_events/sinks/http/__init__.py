@@ -1,1 +1,0 @@
-"""Export of rows over HTTP."""

@@ -1,1 +1,0 @@
-"""What a source of records is."""

@@ -1,0 +1,340 @@
+"""Arrow batches of records from files: a topic's columns, with file and position.
+
+Limits of one file: records, decompressed bytes, bytes of a record, memory of decoding.
+
+A few bytes can announce any amount of each. At a limit the records so far are kept, one quarantine row describes the rest, and
+other files are not affected.
+
+Offsets of records in files: partition 0, ``number of the file in the log << 32 | position in the file``.
+
+Micro-batches begin and end between files, so everything that depends on offsets (commits, restores, the checks) holds for files
+as for a topic.
+"""
+
+import resource
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from game_events.decoding.frame import ID_HEADER, KEPT_BYTES, Reason, too_large
+from game_events.sources.source import FILES, Gap
+
+#: Bytes of a batch: large files are divided.
+BATCH_BYTES = 32 * 1024 * 1024
+
+#: Bytes that decoding a batch may allocate.
+MEMORY = 1024 * 1024 * 1024
+
+
+class LimitExceededError(Exception):
+    """A file exceeds a limit; the message names the limit and its setting."""
+
+
+@dataclass(frozen=True)
+class FileLimits:
+    """The limits of reading a file; picklable.
+
+    Attributes:
+        rows, unpacked, record: of the settings: records of a file (by position), its decompressed bytes, bytes of a record.
+        batch: bytes of a batch of records.
+        memory: bytes that decoding a batch of Parquet may allocate, besides the compressed row group.
+    """
+
+    rows: int
+    unpacked: int
+    record: int
+    batch: int = BATCH_BYTES
+    memory: int = MEMORY
+
+    def too_many(self) -> LimitExceededError:
+        """Error for a file with too many records."""
+        return LimitExceededError(f"it has more than {self.rows:,} records (GAME_EVENTS_FILES_MAX_ROWS)")
+
+    def too_much(self) -> LimitExceededError:
+        """Error for a file with too many bytes."""
+        return LimitExceededError(
+            f"it is more than {self.unpacked:,} bytes once unpacked (GAME_EVENTS_FILES_MAX_UNPACKED_BYTES)"
+        )
+
+    def too_large(self, size: int) -> str:
+        """Quarantine detail of a record of so many bytes."""
+        return too_large(f"{size:,}", self.record)
+
+
+class DecompressedFile:
+    """A compressed file, decompressed up to the limit: a megabyte may hold a terabyte."""
+
+    def __init__(self, source: pa.NativeFile, bounds: FileLimits) -> None:
+        self._source, self._bounds, self._size = source, bounds, 0
+
+    def read(self, size: int) -> bytes:
+        """The next bytes; raises LimitExceededError if there are too many in all."""
+        found: bytes = self._source.read(size)
+        self._size += len(found)
+        if self._size > self._bounds.unpacked:
+            raise self._bounds.too_much()
+        return found
+
+
+@contextmanager
+def memory_limit(more: int) -> Iterator[None]:
+    """Limit this process to so many more bytes in the block; beyond them it gets a MemoryError (`pa.ArrowMemoryError`).
+
+    It holds for all threads, so keep the block short. Without effect except on Linux.
+    """
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    held = _held()
+    most = min((n for n in (before, hard) if n != resource.RLIM_INFINITY), default=None)
+    if held is None or (most is not None and most <= held + more):
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_DATA, (held + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+def _held() -> int | None:
+    """Bytes of data of this process, as Linux counts them; None: unknown."""
+    try:
+        with open("/proc/self/statm") as file:  # noqa: PTH123 - not by its length: it has none
+            return int(file.read().split()[5]) * resource.getpagesize()
+    except OSError:
+        return None
+
+
+RowNumbers = npt.NDArray[np.int64]
+
+TIME = pa.timestamp("us", tz="UTC")
+
+HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+#: Records of a batch: small files share one, large ones are divided, also by `BATCH_BYTES`.
+BATCH_ROWS = 20_000
+
+#: Columns of a Kafka record.
+KAFKA_COLUMNS = (
+    pa.field("topic", pa.string()),
+    pa.field("topic_id", pa.string()),
+    pa.field("partition", pa.int32()),
+    pa.field("offset", pa.int64()),
+    pa.field("timestamp", TIME),
+    pa.field("key", pa.binary()),
+    pa.field("value", pa.binary()),
+    pa.field("headers", HEADERS_TYPE),
+)
+
+#: Columns of every batch. `at`: offset in the source; `partition` and `offset`: coordinates in bronze (for an archive:
+#: Kafka's); `reason`: of unreadable parts, else NULL.
+COMMON = (
+    *KAFKA_COLUMNS,
+    pa.field("at", pa.int64()),
+    pa.field("file_path", pa.string()),
+    pa.field("file_position", pa.int64()),
+    pa.field("reason", pa.string()),
+    pa.field("detail", pa.string()),
+)
+
+RECORDS = pa.schema(COMMON)
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """A file, or a part of a large one, that a worker reads.
+
+    Attributes:
+        number, path, size, modified_us: as in the file log.
+        log_id: the log's id, used as topic id.
+        part, parts: number of the part of a Parquet file, and of parts in all.
+    """
+
+    number: int
+    path: str
+    size: int
+    modified_us: int
+    log_id: str
+    part: int = 0
+    parts: int = 1
+
+
+def records(
+    file: FilePart, positions: RowNumbers, buffer: bytes, starts: RowNumbers, ends: RowNumbers, identity: bytes | None
+) -> Iterator[pa.RecordBatch]:
+    """Records with the values between these offsets of a buffer, in batches of `BATCH_ROWS`.
+
+    `identity` names their schema; None: the values begin with a registry frame.
+    """
+    for begin in range(0, len(positions), BATCH_ROWS):
+        part = slice(begin, begin + BATCH_ROWS)
+        count = len(positions[part])
+        columns = _place(file, positions[part]) | {
+            "value": _binary_slices(buffer, starts[part], ends[part]),
+            "headers": _headers(identity, count),
+        }
+        yield _arranged(columns, RECORDS, count)
+
+
+def decoded(file: FilePart, positions: RowNumbers, guid: str, rows: pa.StructArray) -> pa.RecordBatch:
+    """Rows of columns, all of one schema."""
+    count = len(positions)
+    columns = _place(file, positions) | {"schema_guid": pa.repeat(pa.scalar(guid), count), "columns": rows}
+    schema = pa.schema([*COMMON, pa.field("schema_guid", pa.string()), pa.field("columns", rows.type)])
+    return _arranged(columns, schema, count)
+
+
+def archived(file: FilePart, positions: RowNumbers, rows: pa.Table) -> pa.RecordBatch:
+    """Records of an archive, with their Kafka coordinates, keys, headers and timestamps."""
+    count = len(positions)
+    own = _place(file, positions)
+    columns = own | {name: rows.column(name).combine_chunks() for name in rows.column_names}
+    lengths = pc.fill_null(pc.list_value_length(columns["headers"]), 0)
+    columns["headers"] = pc.if_else(pc.greater(lengths, 0), columns["headers"].cast(HEADERS_TYPE), own["headers"])
+    return _arranged(columns, RECORDS, count)
+
+
+def unreadable(
+    file: FilePart, position: int, detail: str, rest: bytes | None = None, reason: Reason = Reason.UNREADABLE_FILE
+) -> pa.RecordBatch:
+    """One row for an unreadable file, or the unreadable rest of one from a position on."""
+    columns = _place(file, np.array([position], dtype=np.int64)) | {
+        "value": pa.array([rest], pa.binary()),
+        "reason": pa.array([str(reason)]),
+        "detail": pa.array([detail]),
+    }
+    return _arranged(columns, RECORDS, 1)
+
+
+def split_by_size(batch: pa.RecordBatch, bounds: FileLimits) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of bounded size; rows that are too large are truncated and get a reason."""
+    if "columns" in batch.schema.names:
+        for piece in pieces(batch, min(bounds.batch, bounds.record)):
+            large = piece.nbytes > bounds.record
+            yield _cut(piece.select(RECORDS.names), [piece.nbytes], bounds) if large else piece
+        return
+    sizes = pc.add(*(pc.fill_null(pc.binary_length(batch.column(name)), 0).cast(pa.int64()) for name in ("value", "key")))
+    large = pc.and_(pc.greater(sizes, bounds.record), pc.is_null(batch.column("reason")))
+    if not pc.any(large).as_py():
+        yield batch
+        return
+    yield batch.filter(pc.invert(large))
+    yield _cut(batch.filter(large), sizes.filter(large).to_pylist(), bounds)
+
+
+def pieces(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of so many bytes at most, except for larger single rows."""
+    if len(batch) < 2 or batch.nbytes <= most:
+        yield batch
+        return
+    half = len(batch) // 2
+    yield from pieces(batch.slice(0, half), most)
+    yield from pieces(batch.slice(half), most)
+
+
+def _cut(batch: pa.RecordBatch, sizes: list[int], bounds: FileLimits) -> pa.RecordBatch:
+    """Rows that are too large, truncated for quarantine."""
+    columns = {name: batch.column(name) for name in batch.schema.names} | {
+        "key": pc.binary_slice(batch.column("key"), 0, KEPT_BYTES),
+        "value": pc.binary_slice(batch.column("value"), 0, KEPT_BYTES),
+        "reason": pa.repeat(pa.scalar(str(Reason.TOO_LARGE)), len(batch)),
+        "detail": pa.array([bounds.too_large(size) for size in sizes], pa.string()),
+    }
+    return _arranged(columns, RECORDS, len(batch))
+
+
+def _binary_slices(data: bytes, starts: RowNumbers, ends: RowNumbers) -> pa.BinaryArray:
+    """The values between these offsets of a buffer of less than 2 GiB."""
+    count = len(starts)
+    # An array of values and the bytes between them, of which every second one is taken: one copy, no loop.
+    bounds = np.empty(2 * count + 1, dtype=np.int32)
+    bounds[0:-1:2], bounds[1::2] = starts, ends
+    bounds[-1] = ends[-1] if count else 0
+    whole = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    return whole.take(pa.array(np.arange(0, 2 * count, 2)))
+
+
+def _headers(identity: bytes | None, count: int) -> pa.ListArray:
+    """In each record one header, the schema's identity; None: an empty list."""
+    each = 0 if identity is None else 1
+    columns = pa.repeat(pa.scalar(ID_HEADER), count * each), pa.repeat(pa.scalar(identity, pa.binary()), count * each)
+    pairs = pa.StructArray.from_arrays(columns, fields=list(HEADERS_TYPE.value_type))
+    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * each), pairs).cast(HEADERS_TYPE)
+
+
+def coalesced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of up to `BATCH_ROWS`, so that thousands of small files become few batches."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if not len(batch):
+            continue
+        if held and (held[0].schema != batch.schema or rows + len(batch) > BATCH_ROWS or size > BATCH_BYTES):
+            yield _concatenated(held)
+            held, rows, size = [], 0, 0
+        held.append(batch)
+        rows, size = rows + len(batch), size + batch.nbytes
+    if held:
+        yield _concatenated(held)
+
+
+def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)  # which copies
+
+
+def _place(file: FilePart, positions: RowNumbers) -> dict[str, pa.Array]:
+    count = len(positions)
+    at = pa.array(first_offset(file.number) + positions, pa.int64())
+    return {
+        "topic": pa.repeat(pa.scalar(FILES), count),
+        "topic_id": pa.repeat(pa.scalar(file.log_id), count),
+        "partition": pa.repeat(pa.scalar(PARTITION, pa.int32()), count),
+        "offset": at,
+        "timestamp": pa.repeat(pa.scalar(file.modified_us, pa.int64()), count).cast(TIME),
+        "at": at,
+        "file_path": pa.repeat(pa.scalar(file.path), count),
+        "file_position": pa.array(positions, pa.int64()),
+        "headers": _headers(None, count),
+    }
+
+
+def _arranged(columns: dict[str, pa.Array], schema: pa.Schema, count: int) -> pa.RecordBatch:
+    arrays = [columns[f.name] if f.name in columns else pa.nulls(count, f.type) for f in schema]
+    return pa.RecordBatch.from_arrays(
+        [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema
+    )
+
+
+PARTITION = 0
+
+#: Offsets of one file.
+FILE_ROWS = 2**32
+
+
+def first_offset(number: int) -> int:
+    """Offset of the first record of a file; also the end of the files before it."""
+    return number * FILE_ROWS
+
+
+def number_of(offset: int) -> int:
+    """Number of the file that contains an offset."""
+    return offset // FILE_ROWS
+
+
+@dataclass(frozen=True)
+class FileGap(Gap):
+    """A file that was deleted before it was read; a gap from a commit's info has its number, not its path."""
+
+    path: str = ""
+
+    @property
+    def offsets(self) -> int | None:
+        """None: the number of records is unknown."""
+        return None
+
+    def __str__(self) -> str:
+        return f"file {self.path}" if self.path else f"file number {number_of(self.start)} of source_files"
