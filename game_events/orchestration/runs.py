@@ -11,7 +11,7 @@ Retention of runs: those of the own lakehouse that ended long ago are deleted fr
 What they did stays in the table `event_log`. A run stays as long as it has the newest event of an asset or of one of its
 partitions: without it Dagster would take them for never materialized, and automation would make them again.
 
-Tags of runs: what a run does by itself, why it was started, what sends its alerts (its process: `dead_runs.py`).
+Tags of runs: what a run does by itself, why it was started, what sends its alerts; its process is one, too.
 
 Error classes -> retry, or failure with the error's own text instead of a traceback.
 """

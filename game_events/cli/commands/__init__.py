@@ -1,1 +1,1 @@
-"""Commands for the lakehouse: one file each."""
+"""Commands for the lakehouse."""

@@ -43,10 +43,10 @@ def test_the_help_in_the_table_is_that_of_each_command():
 
 
 def test_every_command_of_the_package_is_in_the_table():
-    # A module of a command begins with the command's name; further modules of a command have options or values after it.
+    # In the docstring of a module, a paragraph of a command begins with the command's name.
     modules = Path(package.__file__).parent.rglob("*.py")
     texts = [ast.get_docstring(ast.parse(path.read_text())) or "" for path in modules]
-    named = {match[1] for match in (re.match(r"`game-events ([\w-]+)", text) for text in texts) if match}
+    named = {name for text in texts for name in re.findall(r"^`game-events ([\w-]+)", text, re.MULTILINE)}
     assert named == set(COMMANDS)
 
 

@@ -13,6 +13,11 @@ from game_events.lakehouse.tables import SCHEMAS, Lakehouse
 from game_events.pipeline.schemas.store import SchemaArchive
 
 
+@pytest.fixture
+def lakehouse(tmp_path):
+    return Lakehouse(str(tmp_path))
+
+
 def schema(number, text="message M {}"):
     return RegistrySchema(number, "PROTOBUF", text, (("other.proto", "message O {}"),))
 
