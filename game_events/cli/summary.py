@@ -1,4 +1,6 @@
-"""How a run that a command made has ended: its result, and the tables and lines that people see.
+"""A job that a command runs: its result, and the tables and lines that people see of it.
+
+How a run that a command made has ended: its result, and the tables and lines that people see.
 
 A job run by a command. Dagster itself is imported when it runs.
 """

@@ -1,4 +1,6 @@
-"""Names and levels of loggers. Only entry points (the command line, `build_defs`) configure logging.
+"""Loggers, and masking of secrets in errors, logs and tracebacks.
+
+Names and levels of loggers. Only entry points (the command line, `build_defs`) configure logging.
 
 Detection of credentials, and masking of secrets in errors, logs and tracebacks, in every encoding: they become `***`.
 """

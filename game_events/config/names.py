@@ -1,4 +1,6 @@
-"""Names of tables and assets: a prefix and nouns, and conversion from a table's key to its name and back.
+"""Names: of tables and assets, of gold columns, and what SQL texts of settings may not do.
+
+Names of tables and assets: a prefix and nouns, and conversion from a table's key to its name and back.
 
 Code uses a table's *key*, its name with the default nouns (`silver_rummy_events`); users and folders have its *name*. They
 differ only where prefix or nouns were changed.

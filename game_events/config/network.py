@@ -1,4 +1,6 @@
-"""Recognises addresses of this machine, for every listener and client.
+"""What all connections need: addresses of this machine, TLS, calls that may be given up.
+
+Recognises addresses of this machine, for every listener and client.
 
 TLS: connections that the settings leave unencrypted, and how OpenSSL reports an untrusted certificate.
 

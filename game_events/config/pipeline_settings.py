@@ -1,4 +1,6 @@
-"""Types and checks of single values that several groups of settings use.
+"""Settings of the pipeline by group: columns and names, runs, tables, sample data; and checks of single values.
+
+Types and checks of single values that several groups of settings use.
 
 Settings of the domain: columns, names, rules, user code.
 

@@ -1,4 +1,6 @@
-"""Permanent mapping of message fields to columns.
+"""Columns of decoded records: the column map, Arrow types, reserved columns, bad values.
+
+Permanent mapping of message fields to columns.
 
 A field's identity is (message full name, path of field NUMBERS, kind), in Avro and JSON the path of names: a renamed protobuf
 field keeps its column, and a number reused with another kind gets a new one. The first name wins; a taken name becomes

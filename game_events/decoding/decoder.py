@@ -1,4 +1,6 @@
-"""Decoder of Arrow batches of framed values, each row by its own schema, into columns and rejected rows.
+"""Decoders of all payload formats: compilation of schemas, and batches of framed values into columns.
+
+Decoder of Arrow batches of framed values, each row by its own schema, into columns and rejected rows.
 
 Runs in Spark's workers with a plan of the driver, which alone uses the registry. Message types that are not in the plan are
 reported, and the driver plans again before anything is committed.

@@ -1,4 +1,6 @@
-"""Reader of the Confluent wire format for whole Arrow batches.
+"""The frame of a record: wire format, reasons of records that do not decode, a schema as text.
+
+Reader of the Confluent wire format for whole Arrow batches.
 
 Frame: a schema's identity, for protobuf message indexes (zig-zag varints: how many, then each; the one byte ``00`` means
 ``[0]``), payload. The identity is magic byte ``00`` and an id of 4 bytes (big endian), or magic byte ``01`` and a GUID of 16

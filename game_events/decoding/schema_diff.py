@@ -1,4 +1,6 @@
-"""Differences of two schema versions by field, and their effects on columns.
+"""Two texts of schemas compared: what changed between versions, and whether one id kept its meaning.
+
+Differences of two schema versions by field, and their effects on columns.
 
 Whether two texts of one schema id mean the same: whether every record is decoded by both to the same values.
 

@@ -1,4 +1,6 @@
-"""Finds the Java executable for broker, registry, Spark and Ivy, and checks its version.
+"""The Java executable, and private folders for what it writes.
+
+Finds the Java executable for broker, registry, Spark and Ivy, and checks its version.
 
 Folders with the mode 0700: those of the state folder, and of Spark's temporary files.
 

@@ -1,4 +1,6 @@
-"""Compaction of an append-only table: same rows, fewer files, in compare-and-set commits beside which appends go on.
+"""Maintenance of tables: compaction, renewal of statistics, unreferenced files; and a probe of the store.
+
+Compaction of an append-only table: same rows, fewer files, in compare-and-set commits beside which appends go on.
 
 Files are merged by size class, as in a log-structured merge tree: however long a loop runs, a row is rewritten once per class.
 `_batch` is unchanged, and with it all progress. Why not delta-rs': docs/decisions/0021-own-compaction-and-deletion.md.

@@ -1,4 +1,6 @@
-"""An object store as the lakehouse: options of delta-rs and Spark.
+"""An object store, or a disk, as the lakehouse: options, errors, durability.
+
+An object store as the lakehouse: options of delta-rs and Spark.
 
 Credentials are not among them. delta-rs and Spark's S3A each read them where the provider's own tools do (environment,
 profile, the machine's role), in the driver and in every worker, so they are in no plan, setting of Spark or table of ours.

@@ -1,4 +1,6 @@
-"""The table `progress`: the low watermark of each layer, which saves work.
+"""The project's own small tables: progress, event log, and what they share.
+
+The table `progress`: the low watermark of each layer, which saves work.
 
 Each table's own `txn` decides. A low watermark (`floor`) means: everything up to this bronze batch is in the layer, but for the
 games listed as failed. A lost or old one costs reads, never a row. Layers: silver, gold, unified, and `gold:{name}` for each

@@ -1,4 +1,6 @@
-"""What a table asks for that this project does not keep: features that it cannot read or write, and constraints of rows.
+"""What a table says of itself: features, constraints, retention, the version of its format, sizes.
+
+What a table asks for that this project does not keep: features that it cannot read or write, and constraints of rows.
 
 Somebody else's ALTER TABLE adds them. A commit takes finished files: neither this project nor delta-rs checks rows against
 NOT NULL, a CHECK constraint or an invariant. Readers rely on these: they would lose rows, or fail. So such a table is refused

@@ -1,4 +1,6 @@
-"""The sensor that sends a webhook alerts of failed runs and of checks that turned.
+"""The sensors that watch: alerts, silent producers, the status, runs without a process.
+
+The sensor that sends a webhook alerts of failed runs and of checks that turned.
 
 Not Dagster's `run_failure_sensor` (1.13): it moves its cursor past a run also when its function fails, so an alert is lost
 while the webhook is away; it skips runs without a remote origin, as those of the command line are; and it knows no checks.

@@ -1,4 +1,6 @@
-"""Checks on the whole as Dagster asset checks.
+"""Dagster asset checks: of tables, of rules, at the end of a run, and their last known results.
+
+Checks on the whole as Dagster asset checks.
 
 Run by themselves from the UI and by the job `checks`; the cheap ones by every run that changed something. Dagster makes an
 asset's checks in each run that materializes it by hand, too: these are the cheap ones there, and others that fail.

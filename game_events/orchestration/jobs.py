@@ -1,4 +1,6 @@
-"""The job `refresh`: the whole pipeline, a step for each layer; and its dry run, the job `validate`.
+"""The jobs: refresh and its dry run, maintenance, repair, archive.
+
+The job `refresh`: the whole pipeline, a step for each layer; and its dry run, the job `validate`.
 
 Not a job of the assets themselves: a job with partitioned assets cannot be started in Dagster's UI without a choice of
 partitions, and its options could be no one form (decision 25).

@@ -1,4 +1,6 @@
-"""Dagster's resources: the Spark session, and the pipeline that uses it.
+"""Dagster's resources: the Spark session, the pipeline that uses it, and tables as parameters of assets.
+
+Dagster's resources: the Spark session, and the pipeline that uses it.
 
 One pipeline in Dagster: its settings, and the names of its parts.
 

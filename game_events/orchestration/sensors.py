@@ -1,4 +1,6 @@
-"""The sensor that reads the topic when there is something to read; its decision (`decide`) takes plain values only.
+"""The sensors that start work: new records, schema versions and games; and what all sensors share.
+
+The sensor that reads the topic when there is something to read; its decision (`decide`) takes plain values only.
 
 The sensor that reports new schema versions, and starts a run for them.
 

@@ -1,4 +1,6 @@
-"""Registration of the tables in Spark's catalog (a metastore, Unity, or another) that the settings name.
+"""What other tools see of the tables: registration in Spark's catalog, comments of columns.
+
+Registration of the tables in Spark's catalog (a metastore, Unity, or another) that the settings name.
 
 A table is registered once, by `CREATE TABLE IF NOT EXISTS ... USING delta LOCATION`. Guarantee: a catalog that does not answer
 costs no row and fails no run; the run reports it, and the next one registers the missing tables.

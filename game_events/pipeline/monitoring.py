@@ -1,4 +1,6 @@
-"""Alerts to a webhook (docs/alerts.md describes the fields).
+"""What watches a pipeline: alerts to a webhook (docs/alerts.md describes the fields), and the lag.
+
+Alerts to a webhook (docs/alerts.md describes the fields).
 
 Guarantee: sending never raises. An alert keeps its `id` when it is sent again, and holds no values of events: only names of
 tables, games and checks, counts, and texts of this project's own errors.

@@ -1,4 +1,6 @@
-"""Quarantine's part of a full refresh of bronze: its undecodable records are replaced by those of the new bronze.
+"""Changes of quarantine: by a full refresh of bronze, by replays; and whether it is intact.
+
+Quarantine's part of a full refresh of bronze: its undecodable records are replaced by those of the new bronze.
 
 Two tables have two commits, and bronze's decides. Before it the new files of quarantine are only listed, in a small file beside
 the table that is named by the refresh's ticket; no reader sees them. Bronze's commit has the ticket (`txn` `reset`). A run that

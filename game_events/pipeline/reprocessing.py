@@ -1,4 +1,6 @@
-"""Replay: rows of `quarantine_events` that can be decoded now are appended to `bronze_events`, as a new batch.
+"""Rows that are decoded again: replay of quarantine, by hand and by itself, and decoding all of bronze once more.
+
+Replay: rows of `quarantine_events` that can be decoded now are appended to `bronze_events`, as a new batch.
 
 Guarantee: a replayed row is in bronze once, through any crash and beside concurrent runs; its row of quarantine stays, with the
 time and the batch of the replay. Bronze's commit is the decision: it has the rows and the number of the replay (`txn`

@@ -1,4 +1,6 @@
-"""`game-events tables`: what is in the lakehouse, from the tables' logs alone.
+"""Commands that look: tables, history, log, sql.
+
+`game-events tables`: what is in the lakehouse, from the tables' logs alone.
 
 `game-events history`: the versions of a table, and what made each of them.
 

@@ -1,4 +1,6 @@
-"""`game-events quarantine`: what could not be decoded or is rejected by rules, why, and trying it again.
+"""Commands that change what is there: quarantine, redecode, maintain, archive.
+
+`game-events quarantine`: what could not be decoded or is rejected by rules, why, and trying it again.
 
 `game-events redecode`: bronze's decoded columns, rebuilt from the raw values it keeps.
 

@@ -1,4 +1,6 @@
-"""`game-events demo`: the whole system on real parts, twice over, checked against what the producer sent.
+"""Simulated events: the demo of the whole system, and the producer alone.
+
+`game-events demo`: the whole system on real parts, twice over, checked against what the producer sent.
 
 `game-events produce`: simulated events, registered and written with the Confluent serializer.
 """

@@ -1,4 +1,6 @@
-"""Versions of a table, from its log: kind of each commit, rows and files that it added and removed, its information.
+"""Versions of a table by its log, and the refusal of what was restored.
+
+Versions of a table, from its log: kind of each commit, rows and files that it added and removed, its information.
 
 Refusal of a bronze or quarantine table that was restored by hand (`RESTORE`).
 

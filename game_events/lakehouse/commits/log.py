@@ -1,4 +1,6 @@
-"""Writes the log entry of a commit: the next version of a table, or an error because another commit has taken it.
+"""A table's log: its entries are written, read and cleaned up.
+
+Writes the log entry of a commit: the next version of a table, or an error because another commit has taken it.
 
 delta-rs reads the log before and after each entry that it writes, and lists its folder: 10 of the 12 ms of a small commit. So
 the entry of a plain commit to a local table is written here: the first one, or files added and removed, with columns and

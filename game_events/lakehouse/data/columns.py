@@ -1,4 +1,6 @@
-"""Columns of event rows: those that bronze, quarantine and silver have besides the columns of messages.
+"""Columns of tables: those of event rows, and descriptions of columns and tables.
+
+Columns of event rows: those that bronze, quarantine and silver have besides the columns of messages.
 
 Column comments, owners and tags of a table, in the metadata of its columns, where Spark, Unity and other readers read them.
 

@@ -1,4 +1,6 @@
-"""Check that gold of some games equals a recompute from their silver tables, and the unified table's rows equal gold.
+"""Checks that recompute: gold from silver, the history of throughput, rules.
+
+Check that gold of some games equals a recompute from their silver tables, and the unified table's rows equal gold.
 
 Checks against the past, as the event log has it: bronze's columns, and how many rows the games send a day.
 

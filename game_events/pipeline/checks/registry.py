@@ -1,4 +1,6 @@
-"""The list of table checks, for Dagster's asset checks and for the end of a run.
+"""The table checks: their list, for asset checks and the end of a run, and those of source and offsets.
+
+The list of table checks, for Dagster's asset checks and for the end of a run.
 
 Checks of what bronze's commits tell of its source: how long no records came, and which were gone before they were read.
 

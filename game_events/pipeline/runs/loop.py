@@ -1,4 +1,6 @@
-"""Continuous mode: the cycle of `refresh`, repeated until it is stopped.
+"""Continuous mode: the cycle of `refresh`, repeated until it is stopped; and whether there is anything to do.
+
+Continuous mode: the cycle of `refresh`, repeated until it is stopped.
 
 Guarantee: the same as of a triggered run. Commits are compare-and-set, so a loop that is stopped or killed leaves consistent
 tables, and the next run continues from them. An idle loop starts no Spark job and commits nothing.
