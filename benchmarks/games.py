@@ -1,18 +1,17 @@
 """Many games: processor time per game and layer if all have news, and what idle games cost.
 
-The processor time of a layer is split by process (driver, JVM, Python workers), that of the driver by step.
+The processor time of a layer is split by process (driver, JVM, Python workers).
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 
 from benchmarks.arena import PARTITIONS, Arena, settings_for
 from benchmarks.figures import Figure, Target, ratio
 from benchmarks.memory import tree_parts_cpu_s
-from benchmarks.sampling import sampled
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.registry import check_after_run
 from game_events.pipeline.context import Pipeline
@@ -46,14 +45,13 @@ def games(arena: Arena) -> list[Figure]:
 def _all_with_news(arena: Arena) -> list[Figure]:
     """Refreshes by a pipeline that keeps tables open, as continuous mode does, and by new ones, as runs do, in turns."""
     spent: dict[tuple[str, str], list[Parts]] = defaultdict(list)
-    steps: dict[str, Counter[str]] = defaultdict(Counter)
     with arena.lakehouse() as made:
         kept = arena.pipeline(TOPIC, made / "kept")
         for number in range(FIRST + arena.pairs):
             produce(arena, TOPIC, GAMES, RECORDS, seed=number)
             for how in (KEPT, OPENED):
                 pipeline = kept if how == KEPT else arena.pipeline(TOPIC, made / "opened")
-                found = _refresh(arena, pipeline, steps if how == KEPT and number >= FIRST else defaultdict(Counter))
+                found = _refresh(arena, pipeline)
                 arena.say(f"  {how}: " + "; ".join(f"{layer} {_text(parts)}" for layer, parts in found.items()))
                 if number >= FIRST:
                     for layer, parts in found.items():
@@ -61,9 +59,6 @@ def _all_with_news(arena: Arena) -> list[Figure]:
     figures = []
     for (layer, how), all_parts in spent.items():
         note = _text({name: sum(p[name] for p in all_parts) / len(all_parts) for name in all_parts[0]})
-        if how == KEPT:
-            of_driver = steps[layer]
-            note += "; driver: " + ", ".join(f"{name} {n / of_driver.total():.0%}" for name, n in of_driver.most_common(5))
         samples = [sum(p.values()) for p in all_parts]
         target = Target("<=", LIMITS_MS[layer]) if how == KEPT and layer in LIMITS_MS else None
         figures.append(
@@ -76,7 +71,7 @@ def _text(parts: Parts) -> str:
     return ", ".join(f"{name} {value:.1f}" for name, value in parts.items())
 
 
-def _refresh(arena: Arena, pipeline: Pipeline, steps: dict[str, Counter[str]]) -> dict[str, Parts]:
+def _refresh(arena: Arena, pipeline: Pipeline) -> dict[str, Parts]:
     """One refresh; layer -> process -> milliseconds of processor time per game."""
     report = RunReport()
     _ = arena.spark  # made and warmed before the clock runs
@@ -84,11 +79,9 @@ def _refresh(arena: Arena, pipeline: Pipeline, steps: dict[str, Counter[str]]) -
 
     def measured(name: str, work: Callable[[], object]) -> None:
         before = tree_parts_cpu_s(os.getpid(), arena.excluded)
-        with sampled() as samples:
-            work()
+        work()
         after = tree_parts_cpu_s(os.getpid(), arena.excluded)
         found[name] = {part: 1_000 * (after[part] - before[part]) / GAMES for part in after}
-        steps[name].update(samples)
 
     load_bronze(pipeline, report)
     measured(SILVER, lambda: refresh_silver(pipeline, report))

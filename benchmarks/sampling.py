@@ -48,12 +48,12 @@ _IDLE = {("thread.py", "_worker"), ("threading.py", "wait"), ("threading.py", "_
 
 
 @contextmanager
-def sampled(thread: int | None = None) -> Iterator[Counter[str]]:
+def sampled(thread: int) -> Iterator[Counter[str]]:
     """Step -> samples, while the body runs.
 
     Args:
-        thread: count what this thread does; while it waits for other threads, what these do, as one sample together. So shares
-            of samples are shares of its time. None: count each thread that does not wait, for Spark neither.
+        thread: what this thread does is counted; while it waits for other threads, what these do, as one sample together. So
+            shares of samples are shares of its time.
     """
     found, stop = Counter[str](), threading.Event()
 
@@ -65,7 +65,7 @@ def sampled(thread: int | None = None) -> Iterator[Counter[str]]:
             frames = sys._current_frames()
             gc.enable()
             del frames[own]
-            found.update(_busy(frames) if thread is None else _steps_of(thread, frames))
+            found.update(_steps_of(thread, frames))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -74,12 +74,6 @@ def sampled(thread: int | None = None) -> Iterator[Counter[str]]:
     finally:
         stop.set()
         watcher.join()
-
-
-def _busy(frames: dict[int, FrameType]) -> Counter[str]:
-    steps = Counter(step_of(frame) for frame in frames.values() if not _is_idle(frame))
-    del steps[SPARK_JOBS]
-    return steps
 
 
 def _steps_of(thread: int, frames: dict[int, FrameType]) -> dict[str, float]:
