@@ -17,7 +17,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from game_events.config.http_bounds import bounded
-from game_events.config.logging import without_secrets
+from game_events.config.masking import without_secrets
 from game_events.config.network import UNTRUSTED
 from game_events.config.settings import Settings
 from game_events.decoding.frame import MAX_TEXT, MAX_TEXTS, RegistrySchema

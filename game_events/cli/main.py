@@ -70,7 +70,7 @@ COMMANDS = {
         "commands.look:history",
         "A table's versions, newest first: when, what kind, rows, batch, offsets, run; restores and maintenance too.",
     ),
-    "sql": ("commands.look:sql", "Query the tables, each by its name: nothing is written, and no Spark is started."),
+    "sql": ("commands.sql:sql", "Query the tables, each by its name: nothing is written, and no Spark is started."),
     "log": (
         "commands.look:log",
         "What the runs did, newest first: tables, offsets, rejections, checks, schema changes, who ran them.",
@@ -214,7 +214,7 @@ def _refuse_other_encodings(arguments: list[str]) -> None:
 
 def _print_error(error: Exception) -> None:
     """Print an error without secrets: its message if it is this project's, else its traceback."""
-    from game_events.config.logging import mask, masked_traceback, settings_to_mask
+    from game_events.config.masking import mask, masked_traceback, settings_to_mask
 
     settings = settings_to_mask()
     if isinstance(error, GameEventsError):

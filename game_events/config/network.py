@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from game_events.config.logging import value_of
+from game_events.config.masking import value_of
 from game_events.config.pipeline_settings import split_names
 from game_events.config.settings import Settings
 

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
-from game_events.config.logging import mask_all, secret_parts, value_of
+from game_events.config.masking import mask_all, secret_parts, value_of
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.export.rate_limiter import RateLimiter

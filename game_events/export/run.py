@@ -45,7 +45,7 @@ from game_events.lakehouse.commits.commit import Commit, commit, retry_on_confli
 from game_events.lakehouse.commits.transactions import Txn, counter, erasures, txn
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import StagedFile, discard, staged
-from game_events.lakehouse.query import connect, records
+from game_events.lakehouse.duckdb_connection import connect, records
 from game_events.lakehouse.tables import paths, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.counts import Export

@@ -7,8 +7,6 @@ Guarantee: nothing is written, and nothing but the tables' files is read. Querie
 system but `ConnectionFiles`, which opens the files of named tables for reading, and settings are locked. That one SELECT at a
 time is run is only for the message: a statement inside of a SELECT may change what this connection holds in memory.
 
-In-memory DuckDB connections, for SQL over Arrow tables in this process.
-
 The only files that a DuckDB connection can reach: named ones, to be read, and temporary ones in a folder of their own.
 
 DuckDB's own file system is switched off, so this is no list of what is refused: nothing here can create, change or delete any
@@ -21,15 +19,13 @@ import errno
 import io
 import os
 import re
-import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -40,6 +36,7 @@ from fsspec import AbstractFileSystem
 
 from game_events.errors import ConfigurationError, GameEventsError, LostFileError
 from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.duckdb_connection import connect, identifier, interruptible, text
 from game_events.lakehouse.storage import store_errors_named
 from game_events.lakehouse.tables import Lakehouse, Table, no_table, paths
 
@@ -254,68 +251,6 @@ def _plain(value: object) -> object:
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-T = TypeVar("T")
-
-WAIT_S = 0.1
-
-
-def connect(**tables: pa.Table) -> duckdb.DuckDBPyConnection:
-    """A connection with Arrow tables as views; times are UTC, and no progress bar is written to stdout."""
-    # Names in a query are tables, never variables of this program.
-    connection = duckdb.connect(config={"python_enable_replacements": False})
-    connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
-    for name, table in tables.items():
-        connection.register(name, table)
-    return connection
-
-
-def interruptible(connection: duckdb.DuckDBPyConnection, call: Callable[[], T]) -> T:
-    """The result of a call of the connection, which Ctrl-C ends if this is the main thread.
-
-    The call has its own thread. In the main thread, DuckDB raises for the signal, but then waits until its other threads have
-    finished their part of the query, which may take years; only `interrupt` ends these.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return call()
-    pressed = threading.Event()
-    # Not an exception, which could be raised before the thread is known and has begun.
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(call)
-            while not running.done():
-                wait([running], WAIT_S)
-                if pressed.is_set():  # each time: DuckDB forgets an interrupt that precedes the query
-                    connection.interrupt()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed.is_set():
-        raise KeyboardInterrupt
-    return running.result()
-
-
-def identifier(name: str) -> str:
-    """A name as SQL quotes it."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def text(value: str) -> str:
-    """A text as SQL quotes it."""
-    return "'" + value.replace("'", "''") + "'"
-
-
-def records(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-    """A query's rows by column name."""
-    names = [column[0] for column in result.description or []]
-    return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
-
-
-def query(events: pa.Table, sql: str, **values: object) -> list[dict[str, Any]]:
-    """Rows of a query over the view `events`."""
-    with connect(events=events) as connection:
-        return records(connection.execute(sql, values))
 
 
 PROTOCOL = "lake"

@@ -25,7 +25,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pydantic import Field
 
-from game_events.config.logging import without_secrets
+from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
 from game_events.errors import GameEventsError
 from game_events.lakehouse.commits.log import TableLog

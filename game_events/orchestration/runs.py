@@ -47,7 +47,8 @@ from dagster import (
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from game_events.config.logging import PROGRESS_LOGGER, mask, masked_traceback
+from game_events.config.logging import PROGRESS_LOGGER
+from game_events.config.masking import mask, masked_traceback
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, GameEventsError, TransientError, stop_of
 from game_events.lakehouse.tables import Lakehouse

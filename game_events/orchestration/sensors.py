@@ -25,7 +25,7 @@ from dagster import DagsterInstance, DagsterRun
 from deltalake.exceptions import DeltaError
 from pydantic import BaseModel, Field, ValidationError
 
-from game_events.config.logging import mask, masked_traceback, settings_to_mask
+from game_events.config.masking import mask, masked_traceback, settings_to_mask
 from game_events.config.settings import Settings
 from game_events.decoding.columns import kept_columns
 from game_events.errors import DataError, GameEventsError, TransientError

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from game_events.config.logging import without_secrets
+from game_events.config.masking import without_secrets
 from game_events.decoding.columns import ColumnMap, field_key
 from game_events.decoding.compiler_process import clean
 from game_events.decoding.decoder import TypeKey

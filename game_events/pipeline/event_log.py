@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from game_events.config.logging import without_secrets
+from game_events.config.masking import without_secrets
 from game_events.config.names import Names
 from game_events.config.settings import Settings
 from game_events.decoding.frame import ordered

@@ -21,7 +21,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import game_events
-from game_events.config.logging import is_credential
+from game_events.config.masking import is_credential
 from game_events.config.network import LOOPBACK, workers_are_local
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError

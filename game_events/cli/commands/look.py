@@ -1,33 +1,28 @@
-"""Commands that look: tables, history, log, sql.
+"""Commands that look: tables, history, log.
 
 `game-events tables`: what is in the lakehouse, from the tables' logs alone.
 
 `game-events history`: the versions of a table, and what made each of them.
 
 `game-events log`: what the runs did, from the table `event_log`.
-
-`game-events sql`: queries over the tables, by DuckDB in this process, without Spark.
 """
 
 import json
 import re
-import sys
 from dataclasses import asdict
-from itertools import islice
 from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import typer
 
-from game_events.cli.output import Json, Output, harmless, nested_as_json
+from game_events.cli.output import Json, Output, harmless
 from game_events.cli.output import since as since_of
-from game_events.cli.output import since as time_of
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.history import Version, versions
 from game_events.lakehouse.data.columns import owners_of, tags_of
-from game_events.lakehouse.query import TablesSql, plain, query
+from game_events.lakehouse.duckdb_connection import query
 from game_events.lakehouse.system_tables import KINDS, read_events
 from game_events.lakehouse.tables import EVENT_LOG, Lakehouse, add_actions, existing_table
 from game_events.pipeline.reporting.result import COUNTER_KINDS
@@ -171,56 +166,3 @@ def _words(detail: dict[str, Any] | None) -> str:
         by = detail["started_by"]
         return f"{by['user']}@{by['host']}, version {by['version']}"
     return str(detail.get("summary") or json.dumps(detail, ensure_ascii=False))
-
-
-#: Rows that are shown unless somebody wants more.
-ROWS = 100
-
-#: Longer values are cut in the table for people; `--csv` and `--json` have all of them.
-SQL_SHOWN_CHARS = 80
-
-
-def sql(
-    query: Annotated[str, typer.Argument(help="One SELECT; `-` reads it from stdin.")],
-    as_csv: Annotated[bool, typer.Option("--csv", help="All rows as CSV on stdout, as they come.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help=f"So many rows; default: {ROWS}, with --csv all.")] = None,
-    as_of: Annotated[
-        str | None, typer.Option("--as-of", help="The tables as they were then: 30m, 12h (ago), or a date or time.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Query the tables, each by its name: nothing is written, and no Spark is started."""
-    if as_csv and as_json:
-        raise typer.BadParameter("either --csv or --json", param_hint="--csv")
-    output = Output(as_json=as_json)
-    text = _text(query)
-    settings, then = load_settings(), time_of(as_of, option="--as-of")
-    with TablesSql(Lakehouse.of(settings), then, settings.sql_memory_bytes, settings.sql_disk_bytes) as tables:
-        columns, rows = tables.query(text)
-        if as_csv:
-            output.csv(columns, map(plain, islice(rows, limit)))
-            return
-        wanted = limit or ROWS
-        found = list(islice(rows, wanted + 1))
-        more = len(found) > wanted
-        found = found[:wanted]
-    output.table("", columns, [[_shown(value) for value in row] for row in found], wide=True)
-    if more:
-        output.say(f"only {wanted:,} rows are shown: --limit shows more, --csv all of them")
-    output.result({"columns": columns, "rows": [plain(row) for row in found], "more": more})
-
-
-def _text(query: str) -> str:
-    try:
-        return sys.stdin.read() if query == "-" else query
-    except UnicodeDecodeError:
-        raise ConfigurationError("the query is not UTF-8") from None
-
-
-def _shown(value: object) -> object:
-    if value is None or isinstance(value, bool | float):
-        return "" if value is None else str(value)
-    if isinstance(value, int):
-        return value
-    text = str(nested_as_json(*plain([value])))
-    return text if len(text) <= SQL_SHOWN_CHARS else text[:SQL_SHOWN_CHARS] + "..."

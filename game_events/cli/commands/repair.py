@@ -19,7 +19,7 @@ from game_events.config.settings import load_settings
 from game_events.decoding.frame import Reason
 from game_events.lakehouse.data.columns import SCHEMA_COLUMNS
 from game_events.lakehouse.data.reading import read_arrow
-from game_events.lakehouse.query import connect, records
+from game_events.lakehouse.duckdb_connection import connect, records
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
 from game_events.pipeline.replay_selection import replay_selection
 

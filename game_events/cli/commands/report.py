@@ -22,7 +22,7 @@ from game_events.cli.output import since as since_of
 from game_events.config.names import Names
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.query import query
+from game_events.lakehouse.duckdb_connection import query
 from game_events.lakehouse.system_tables import read_events
 from game_events.lakehouse.tables import Lakehouse
 

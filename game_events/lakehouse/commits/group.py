@@ -23,7 +23,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from game_events.config.logging import without_secrets
+from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
 from game_events.errors import ConflictError, DataError, GameEventsError
 from game_events.lakehouse import failpoints

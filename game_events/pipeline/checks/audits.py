@@ -30,7 +30,7 @@ from game_events.lakehouse.data.columns import has_decoded_columns
 from game_events.lakehouse.data.reading import files_with, row_count, selection
 from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_schema
 from game_events.lakehouse.data.staging import partition_of
-from game_events.lakehouse.query import query
+from game_events.lakehouse.duckdb_connection import query
 from game_events.lakehouse.system_tables import read_events
 from game_events.lakehouse.tables import PART_PATH, UNIFIED, Table
 from game_events.pipeline.checks.reconcile import last_batches

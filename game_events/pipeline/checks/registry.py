@@ -27,7 +27,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from game_events.config.logging import without_secrets
+from game_events.config.masking import without_secrets
 from game_events.errors import GameEventsError, first_few
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import Txn, counter, incarnation

@@ -30,7 +30,7 @@ from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, R
 from openlineage.client.naming.dataset import Kafka, LocalFileSystem
 from openlineage.client.transport import http
 
-from game_events.config.logging import without_secrets
+from game_events.config.masking import without_secrets
 from game_events.config.names import simple_call
 from game_events.config.network import UNTRUSTED, within
 from game_events.config.settings import Settings

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from game_events.config.logging import without_secrets
+from game_events.config.masking import without_secrets
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.counts import LineageResult, merge
 from game_events.pipeline.reporting.report import RunReport

@@ -17,7 +17,7 @@ from deltalake.exceptions import DeltaError
 from pydantic import SecretStr
 from pyspark.errors import PySparkException
 
-from game_events.config.logging import MASK, mask_all
+from game_events.config.masking import MASK, mask_all
 from game_events.config.settings import Settings
 from game_events.decoding.columns import type_name
 from game_events.decoding.frame import Reason

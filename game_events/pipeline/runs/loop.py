@@ -23,7 +23,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tenacity import RetryCallState, Retrying, sleep_using_event, stop_when_event_set, wait_exponential
 
-from game_events.config.logging import PROGRESS_LOGGER, without_secrets
+from game_events.config.logging import PROGRESS_LOGGER
+from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
 from game_events.errors import ReadOnlyError, TransientError, first_line
 from game_events.pipeline.context import Pipeline

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 from pyspark.sql.types import StructType
 
-from game_events.config.logging import mask
+from game_events.config.masking import mask
 from game_events.config.names import measures
 from game_events.config.network import begin_call, unencrypted
 from game_events.config.pipeline_settings import ENV_PREFIX

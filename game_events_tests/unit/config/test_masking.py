@@ -13,8 +13,8 @@ import dagster as dg
 import pytest
 
 from game_events.cli import main as command_line
-from game_events.config import logging
-from game_events.config.logging import MAX_SEARCHED, MAX_SEARCHED_SHORT, MAX_TEXT, forms_of, mask, mask_all, without_secrets
+from game_events.config import masking
+from game_events.config.masking import MAX_SEARCHED, MAX_SEARCHED_SHORT, MAX_TEXT, forms_of, mask, mask_all, without_secrets
 from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError
 from game_events.orchestration.runs import errors_decide
@@ -31,7 +31,7 @@ SETTINGS = {
     "rest_bearer_token": REST,
 }
 BEARER = "a-secret-of-24-characters"
-PATTERNS = (logging._IN_ADDRESS, logging._TOKEN)
+PATTERNS = (masking._IN_ADDRESS, masking._TOKEN)
 SECRETS = (REGISTRY, KAFKA, REST, "abcd1234")
 
 
@@ -129,7 +129,7 @@ def test_a_text_is_masked_where_there_is_no_secret_to_look_for():
 @pytest.mark.parametrize("secret", [BEARER, "https://me:pa/ss@w:rd@host", "https://me:" + "p" * 900 + "@host"])
 def test_a_text_is_cut_where_no_part_of_a_secret_is_left(secret, shift, monkeypatch):
     settings = load_settings(rest_bearer_token=BEARER)
-    monkeypatch.setattr(logging, "MAX_SEARCHED_SHORT", 500)
+    monkeypatch.setattr(masking, "MAX_SEARCHED_SHORT", 500)
     # Masked secrets make the text shorter, so what is at the cut moves forward.
     text = f"{secret} " * 10 + "x" * shift + f" {secret}" * 400
     shown = without_secrets(text, settings)
@@ -140,7 +140,7 @@ def test_a_text_is_cut_where_no_part_of_a_secret_is_left(secret, shift, monkeypa
 
 def test_a_text_of_megabytes_is_cut_before_it_is_searched(settings, monkeypatch):
     searched = []
-    monkeypatch.setattr(logging, "_IN_ADDRESS", SimpleNamespace(sub=lambda _, text: (searched.append(len(text)), text)[1]))
+    monkeypatch.setattr(masking, "_IN_ADDRESS", SimpleNamespace(sub=lambda _, text: (searched.append(len(text)), text)[1]))
     shown = without_secrets("://a:" * 4_000_000, settings)
     assert (len(shown), searched) == (MAX_TEXT + len(" ..."), [MAX_SEARCHED_SHORT + 2_100])
     assert mask("x" * 10_000_000, settings) == "x" * MAX_SEARCHED + " ..."

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import game_events
-from game_events.lakehouse.query import connect, query
+from game_events.lakehouse.duckdb_connection import connect, query
 
 
 def test_no_connection_writes_a_progress_bar_to_stdout():
@@ -19,7 +19,7 @@ def test_no_connection_writes_a_progress_bar_to_stdout():
 def test_every_connection_is_made_in_one_place():
     folder = Path(game_events.__file__).parent
     makers = [str(f.relative_to(folder)) for f in folder.rglob("*.py") if re.search(r"duckdb\.connect\(", f.read_text("utf-8"))]
-    assert makers == ["lakehouse/query.py"]
+    assert makers == ["lakehouse/duckdb_connection.py"]
 
 
 def test_names_in_a_query_are_its_tables_and_no_variables():

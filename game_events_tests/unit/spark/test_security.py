@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from game_events.config.logging import is_credential
+from game_events.config.masking import is_credential
 from game_events.errors import ConfigurationError
 from game_events.spark.config import refuse_credentials
 

@@ -1,0 +1,202 @@
+"""Detection of credentials, and masking of secrets in errors, logs and tracebacks, in every encoding: they become `***`."""
+
+import base64
+import json
+import os
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
+
+from pydantic import SecretStr
+
+from game_events.config.settings import Settings, load_settings
+from game_events.errors import ConfigurationError
+
+MASK = "***"
+#: Shorter values are too frequent in normal text.
+MIN_SECRET_CHARS = 4
+#: Variables with credentials of object stores and Spark: errors may repeat their values.
+_VARIABLES = re.compile(
+    r"^((AWS|AZURE|GOOGLE)_.*(SECRET|TOKEN|PASSWORD|KEY$|SAS|CONNECTION_STRING)|SPARK_CONNECT_AUTHENTICATE_TOKEN$|_SPARK_AUTH_SECRET$)"
+)
+#: Shorter paths (`/events`) are too frequent in normal text.
+MIN_PATH_CHARS = 16
+#: Characters of a password with slashes, up to an `@`, and without another address in it.
+_TO_AT = r"(?:[^\s\"'<>@:]{0,1000}+(?::(?!//)[^\s\"'<>@:]{0,1000}+)*+@)++"
+#: `user:password@`, also with `@` or slashes in the password; not a port with a path. Nothing is tried twice (possessive).
+_IN_ADDRESS = re.compile(rf"(://)(?:(?:[^/\s@]{{0,1000}}+@)++|[^/@\s:]{{0,1000}}+:(?!\d{{1,5}}[/?#]){_TO_AT})")
+#: Spark Connect's address carries its token as a parameter (`sc://host:443/;use_ssl=true;token=...`).
+_TOKEN = re.compile(r"(;\s{0,100}+token=)[^;\s]++", re.IGNORECASE)
+#: Kafka's options without secrets, often with frequent values: `https`, `true`, a user `game`. All others are secrets.
+_HARMLESS = re.compile(
+    r"^(security\.protocol|sasl\.(mechanisms?|username|kerberos\.(service\.name|principal|keytab))|"
+    r"sasl\.oauthbearer\.(method|scope|client\.id)|ssl\.endpoint\.identification\.algorithm|.*\.(location|type|codec)|"
+    r"client\.(id|rack|dns\.lookup)|group\.id|broker\.address\.family|isolation\.level|auto\.offset\.reset|acks|partitioner|debug|"
+    r"(.*\.)?enable(\..*)?|.*\.(ms|bytes|kbytes|records|messages|max))$"
+)
+
+#: Longer error texts are cut: Spark's repeat whole plans.
+MAX_TEXT = 1_000
+#: Characters that are searched for secrets: of a text that is shown whole, and of one that is cut to `MAX_TEXT`.
+MAX_SEARCHED, MAX_SEARCHED_SHORT = 1_000_000, 50_000
+#: Characters of a login in an address, which a cut may part from the `@` behind it.
+_MAX_LOGIN = 2_100
+CUT = " ..."
+
+#: Words in names of credentials; `key` only as the last word or in the name of a secret key (not `mapKeyDedupPolicy`). This
+#: project's own settings count as such: only the driver needs them, and many are secret.
+_SECRET_NAME = re.compile(
+    r"secret|passw|passphrase|pwd|token|credential|\bsas\b|key$|(access|private|api|account|master|shared|encryption)[._-]?key|"
+    r"Env\.GAME_EVENTS_",
+    re.IGNORECASE,
+)
+#: Names that end in such a word (ABFS appends the account): the value is the credential, whatever it looks like.
+_IS_SECRET = re.compile(
+    r"(secret|passw(or)?d|passphrase|pwd|token|credentials?|key)(\.[^.]+\.(dfs|blob)\.core\..*)?$", re.IGNORECASE
+)
+#: Suffixes of names of settings that only refer to a credential.
+_REFERENCE = re.compile(
+    r"(files?|path|location|provider|binding|class|type|alias|store|algorithm|mechanism|name|name\.key|conf|regex|keytab)$",
+    re.IGNORECASE,
+)
+#: Exceptions by their documentation: names of columns and options, `keytab` or `ccache`, the path of a PEM file.
+_NO_CREDENTIAL = re.compile(
+    r"spark\.(sql\.(?!catalog\.).*key|kerberos\.renewal\.credentials|ssl\.(\w+\.)?privateKey)", re.IGNORECASE
+)
+#: Names and mount paths of Kubernetes secrets.
+_OF_KUBERNETES = re.compile(r"^spark\.kubernetes\..*(pullSecrets$|\.secrets\.|secretKeyRef\.|tokenSecret\.)")
+#: Numbers, sizes, times and switches.
+_HARMLESS_VALUE = re.compile(r"true|false|\d+(\.\d+)?[a-z]{0,5}", re.IGNORECASE)
+#: A credential inside a value: JVM options, addresses of repositories and databases.
+_SECRET_VALUE = re.compile(r"://[^/\s@:]*:[^/\s@]*@|(secret|passw(or)?d|pwd|token|access_?key|sig)=[^\s&;]", re.IGNORECASE)
+
+_JAAS = re.compile(r'username="((?:[^"\\]|\\.)*)"\s+password="((?:[^"\\]|\\.)*)"')
+
+
+def mask(text: str, settings: Settings | None, most: int = MAX_SEARCHED) -> str:
+    """Mask secrets of the settings (None: unreadable), of the environment, and in addresses; `most`: see `mask_all`."""
+    return mask_all(text, _secrets(settings), most)
+
+
+def settings_to_mask() -> Settings | None:
+    """The settings for `mask`; None if they cannot be read, which may be the reported error."""
+    try:
+        return load_settings()
+    except ConfigurationError:
+        return None
+
+
+def value_of(secret: SecretStr | None) -> str | None:
+    """The plain value of a secret."""
+    return None if secret is None else secret.get_secret_value()
+
+
+def mask_all(text: str, secrets: Iterable[str], most: int = MAX_SEARCHED) -> str:
+    """Mask some secrets, in every encoding, and secrets in addresses; a text of more than `most` characters is cut."""
+    forms = sorted({form for secret in secrets for form in forms_of(secret)}, key=len, reverse=True)
+    longest = max([_MAX_LOGIN, *map(len, forms[:1])])
+    masked = text[: most + longest]
+    for form in forms:
+        masked = masked.replace(form, MASK)
+    masked = _TOKEN.sub(rf"\1{MASK}", _IN_ADDRESS.sub(rf"\1{MASK}@", masked))
+    # The first part of a secret may stand at the cut, where it is not found.
+    return masked if len(text) <= most + longest else masked[:-longest] + CUT
+
+
+def masked_traceback(error: BaseException, settings: Settings | None) -> str | None:
+    """An error's masked traceback with its causes; None: it holds no secret."""
+    text = "".join(traceback.format_exception(error))
+    masked = mask(text, settings)
+    return None if masked == text else masked
+
+
+def forms_of(secret: str) -> set[str]:
+    """A secret, plain and as encoded in JSON, Python's `repr`, a JAAS login, an address or a header."""
+    if len(secret) < MIN_SECRET_CHARS:
+        return set()
+    found = {secret}
+    for _ in range(2):  # the `repr` of a JSON text, say
+        found |= {form for known in found for form in _escaped(known)}
+    for known in (secret, secret.strip()):
+        found |= {quote(known, safe=""), quote(known), quote_plus(known)}
+        encoded = base64.b64encode(known.encode()).decode()
+        found |= {encoded, encoded.rstrip("="), base64.urlsafe_b64encode(known.encode()).decode().rstrip("=")}
+    return {form for form in found if len(form) >= MIN_SECRET_CHARS}
+
+
+def _escaped(text: str) -> Iterator[str]:
+    for ascii_only in (True, False):
+        yield json.dumps(text, ensure_ascii=ascii_only)[1:-1]
+    yield repr(text)[1:-1]
+    yield ascii(text)[1:-1]
+    yield repr(text.encode())[2:-1]
+    # Java's quoting of a login; PostgreSQL's and librdkafka's of a single quote is `repr`'s.
+    yield text.replace("\\", "\\\\").replace('"', '\\"')
+    yield text.replace("'", "\\'")
+
+
+def _secrets(settings: Settings | None) -> set[str]:
+    found = {value for name, value in os.environ.items() if _VARIABLES.search(name) and not name.endswith("_FILE")}
+    if settings is None:
+        return found
+    for name, value in settings:
+        for option, item in value.items() if isinstance(value, dict) else [(name, value)]:
+            if isinstance(item, SecretStr) and not _HARMLESS.match(option):
+                found.add(item.get_secret_value())
+    options = {key: value.get_secret_value() for key, value in settings.kafka_options.items()}
+    logins = [
+        (options.get("sasl.username"), options.get("sasl.password")),
+        login_of(options.get("sasl.jaas.config", "")) or (None, None),
+        (settings.schema_registry_user, value_of(settings.schema_registry_password)),
+        (settings.rest_user, value_of(settings.rest_password)),
+    ]
+    for user, password in logins:
+        if password is not None:
+            # The header of basic authentication holds `user:password`.
+            found |= {password, base64.b64encode(f"{user or ''}:{password}".encode()).decode()}
+    if settings.erasure_key_file is not None:
+        with suppress(OSError, UnicodeDecodeError):
+            found.add(settings.erasure_key_file.read_text().strip())
+    if settings.spark_remote:
+        found |= {
+            part.partition("=")[2] for part in settings.spark_remote.split(";") if part.strip().lower().startswith("token=")
+        }
+    found |= {value for name, value in settings.spark_conf.items() if is_credential(name, value)}
+    for address in (settings.alert_webhook_url, settings.rest_url):
+        found |= secret_parts(value_of(address) or "")
+    return {secret for secret in found if len(secret) >= MIN_SECRET_CHARS}
+
+
+def secret_parts(address: str) -> set[str]:
+    """Secret parts of an address: path with query, and each value of the query."""
+    parts = urlsplit(address)
+    path = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    return {value for _, value in parse_qsl(parts.query)} | ({path} if len(path) >= MIN_PATH_CHARS else set())
+
+
+def without_secrets(text: str, settings: Settings, most: int = MAX_TEXT) -> str:
+    """A masked text, cut to so many characters."""
+    text = mask(text, settings, MAX_SEARCHED_SHORT)
+    return text if len(text) <= most else text[:most].removesuffix(CUT) + CUT
+
+
+def is_credential(name: str, value: str) -> bool:
+    """Whether a Spark setting is a credential, or holds one."""
+    if _SECRET_VALUE.search(value):
+        return True
+    if not value or any(known.search(name) for known in (_REFERENCE, _OF_KUBERNETES)) or _NO_CREDENTIAL.fullmatch(name):
+        return False
+    if _IS_SECRET.search(name):
+        return True
+    return _SECRET_NAME.search(name) is not None and _HARMLESS_VALUE.fullmatch(value) is None
+
+
+def login_of(jaas: str) -> tuple[str, str] | None:
+    """User and password of a Java login (`sasl.jaas.config`)."""
+    found = _JAAS.search(jaas)
+    if found is None:
+        return None
+    user, password = (re.sub(r"\\(.)", r"\1", part) for part in found.groups())
+    return user, password
