@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.arena import Arena
-from benchmarks.figures import Figure, Step, Target, ratio
+from benchmarks.figures import Figure, Step, Target
 from benchmarks.lakes import bytes_below, require
 from benchmarks.peers.running import (
     NATIVE,
     OURS,
     OURS_ONE,
-    PARTITIONED,
     PEERS,
     PY_GAMES,
     PY_ONE,
@@ -23,6 +22,7 @@ from benchmarks.peers.running import (
     Peer,
     Work,
     measured,
+    ratios_to_peers,
     running,
 )
 
@@ -112,18 +112,10 @@ def _figures(arena: Arena, load: Load, name: str, sizes: list[float]) -> list[Fi
 
 
 def _ratios(arena: Arena, load: Load) -> list[Figure]:
-    """This project's time by each peer's, pair by pair; in one table only by those that write one, too."""
-    figures = list[Figure]()
-    for ours in (OURS, OURS_ONE):
-        seconds = _seconds(arena.measured.of(_step(load, ours), load.games))
-        for name in load.peers:
-            theirs = _seconds(arena.measured.of(_step(load, name), load.games))
-            if PEERS[name].program == "product" or not theirs or (ours == OURS_ONE and PEERS[name].layout != PARTITIONED):
-                continue
-            goal = Target("<=", load.goals[name]) if ours == OURS and name in load.goals else None
-            label = f"{_named(load)}: time of {ours} / {name}, {load.games:,} games"
-            figures.append(ratio(label, seconds, theirs, goal))
-    return figures
+    """This project's time by each peer's, pair by pair."""
+    seconds = {name: _seconds(arena.measured.of(_step(load, name), load.games)) for name in load.peers}
+    label = f"{_named(load)}: time of {{ours}} / {{peer}}, {load.games:,} games"
+    return ratios_to_peers(seconds, label, load.goals)
 
 
 def _named(load: Load) -> str:

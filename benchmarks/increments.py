@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.arena import WARM_EVENTS, Arena
-from benchmarks.figures import Figure, Target, ratio
+from benchmarks.figures import Figure, Target
 from benchmarks.lakes import require
 from benchmarks.peers.running import (
     OURS,
     OURS_ONE,
-    PARTITIONED,
-    PEERS,
     PY_GAMES,
     PY_ONE,
     SPARK_GAMES,
@@ -23,6 +21,7 @@ from benchmarks.peers.running import (
     Peer,
     Work,
     measured,
+    ratios_to_peers,
     running,
 )
 
@@ -106,20 +105,9 @@ def _figures(arena: Arena, shape: Shape, gamers: int) -> list[Figure]:
         columns = {"s": [step.seconds for step in steps], "processor time (s)": [step.cpu_s for step in steps]}
         goals = {"s": goal}
         figures += [Figure(f"{table} | {name} | {what}", what, samples, goals.get(what)) for what, samples in columns.items()]
-    for ours in (OURS, OURS_ONE):
-        figures += _ratios(arena, shape, ours)
-    return figures
-
-
-def _ratios(arena: Arena, shape: Shape, ours: str) -> list[Figure]:
-    """This project's time by each peer's, pair by pair; in one table only by those that write one, too."""
-    figures, seconds = list[Figure](), [step.seconds for step in arena.measured.of(_step(shape, ours), shape.games)]
-    for name in shape.peers:
-        if PEERS[name].program == "product" or (ours == OURS_ONE and PEERS[name].layout != PARTITIONED):
-            continue
-        theirs = [step.seconds for step in arena.measured.of(_step(shape, name), shape.games)]
-        what = "increment beside many gamers" if shape.distinct else "increment"
-        figures.append(ratio(f"{what}: time of {ours} / {name}, {shape.games:,} games", seconds, theirs))
+    seconds = {name: [step.seconds for step in arena.measured.of(_step(shape, name), shape.games)] for name in shape.peers}
+    what = "increment beside many gamers" if shape.distinct else "increment"
+    figures += ratios_to_peers(seconds, f"{what}: time of {{ours}} / {{peer}}, {shape.games:,} games")
     return figures
 
 

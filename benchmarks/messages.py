@@ -43,7 +43,7 @@ NESTED_NAME = "game_events.bench.Purchase"
 
 
 def version_text(version: int) -> str:
-    """A version as `schema_versions.ProtoVersions.text` makes it, but any number of them, 0 (no custom columns) included."""
+    """A version as `ProtoVersions.text` makes it, but any number of them, 0 (no custom columns) included."""
     head, brace, tail = (files("game_events.producer") / FILE_NAME).read_text("utf-8").rpartition("}")
     # The game event ends with field 4.
     added = "".join(f"  optional string col_custom_{i} = {5 + i};\n" for i in range(version))

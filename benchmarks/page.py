@@ -149,7 +149,7 @@ def _part(name: str, measured: Mapping[str, Any] | None) -> str:
     how = f"{measured['events']:,} events, medians of {measured['pairs']} repetitions in turns, the lowest and the highest"
     if name in ONE_RUN:
         how = "one run, medians of what was sampled in it, the lowest and the highest sample"
-    if name == "shares":
+    if name == "time_breakdown":
         how = "means of 20, 10 and 3 runs; of the whole run the median, the lowest and the highest"
     text = [
         f"{measured['cores']} cores, {how} in brackets; commit {measured['commit']}, {measured['finished']}:",

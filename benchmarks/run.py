@@ -36,8 +36,8 @@ from benchmarks.readers import readers
 from benchmarks.records import records
 from benchmarks.rest import rest
 from benchmarks.rules import rules
-from benchmarks.shares import shares
 from benchmarks.starts import starts
+from benchmarks.time_breakdown import time_breakdown
 from benchmarks.workers import workers
 
 Scenario = Callable[[Arena], list[Figure]]
@@ -52,7 +52,7 @@ SHORT: dict[str, Scenario] = {
     "starts": starts,
 }
 SCENARIOS = SHORT | {
-    "shares": shares,
+    "time_breakdown": time_breakdown,
     "records": records,
     "cold": cold,
     "continuous_many": continuous_many,

@@ -25,6 +25,7 @@ STEPS = {
     ("lakehouse/commits/evolution.py", ""): "commits: compare columns",
     ("lakehouse/data/columns.py", ""): "commits: compare columns",
     ("lakehouse/commits/", ""): "commits",
+    ("lakehouse/storage.py", ""): "commits",
     ("lakehouse/kept_handles.py", ""): "opening tables",
     ("lakehouse/tables.py", ""): "opening tables",
     ("lakehouse/handle.py", ""): "opening tables",
@@ -41,7 +42,7 @@ STEPS = {
     ("pipeline/gold/", ""): "gold: plans",
     ("pipeline/checks/", ""): "checks",
     ("pipeline/reporting/", ""): "report",
-    ("pipeline/observability/", ""): "event log",
+    ("pipeline/event_log.py", ""): "event log",
 }
 #: Frames in which a thread of a pool waits for work, or any thread for another one.
 _IDLE = {("thread.py", "_worker"), ("threading.py", "wait"), ("threading.py", "_wait_for_tstate_lock")}

@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.arena import PARTITIONS, WARM_EVENTS, Arena, settings_for
-from benchmarks.figures import Step
+from benchmarks.figures import Figure, Step, Target, ratio
 from benchmarks.lakes import require
 from benchmarks.memory import peak_of
 from benchmarks.peers.environment import native_program, spark_jars
@@ -131,6 +132,27 @@ def measured(arena: Arena, peer: Peer, step: str, work: Work) -> Step:
         raise RuntimeError(f"{peer.name} took in {answer['records']:,} of {work.new:,} records")
     note = ", ".join(f"{name} {took:.2f}" for name, took in answer["steps"].items())
     return arena.add(Step(step, work.games, work.pair, work.new, seconds, peak.mib, peak.cpu_s, note))
+
+
+def ratios_to_peers(
+    seconds: Mapping[str, list[float]], label: str, goals: Mapping[str, float] = MappingProxyType({})
+) -> list[Figure]:
+    """This project's time by each peer's, pair by pair; in one table for all games only by peers that write one, too.
+
+    Args:
+        seconds: peer, this project included -> its seconds, pair by pair; none of a peer that could not run.
+        label: of a ratio, with `{ours}` and `{peer}`.
+        goals: peer -> the ratio of the default layout at most.
+    """
+    figures = list[Figure]()
+    for ours in (OURS, OURS_ONE):
+        for name, theirs in seconds.items():
+            other_layout = ours == OURS_ONE and PEERS[name].layout != PARTITIONED
+            if PEERS[name].program == "product" or other_layout or not theirs:
+                continue
+            goal = Target("<=", goals[name]) if ours == OURS and name in goals else None
+            figures.append(ratio(label.format(ours=ours, peer=name), seconds[ours], theirs, goal))
+    return figures
 
 
 def request_of(arena: Arena) -> dict[str, object]:

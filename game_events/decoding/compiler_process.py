@@ -1,4 +1,4 @@
-"""Child process of `compiler`, in which schemas are compiled and their decoders tried.
+"""Child process of `compiler_child`, in which schemas are compiled and their decoders tried.
 
 It has no environment, no descriptors of its parent except two pipes, and limits of CPU time and memory for each request. Its
 protocol: four bytes of length, JSON.

@@ -185,7 +185,7 @@ class BatchDecoder:
         result.rejected.append(Rejected(*refusal, bad.rows, bad.schema_id))
 
     def decode_columns(self, schema_id: SchemaId, rows: pa.StructArray) -> DecodedBatch:
-        """Decode rows of columns, all of one schema (see `stored_columns`); otherwise as `decode`."""
+        """Decode rows of columns, all of one schema (see `projection`); otherwise as `decode`."""
         result, key, every = DecodedBatch(), (schema_id, ()), np.arange(len(rows), dtype=np.int64)
         refusal = self._plan.rejected.get(key)
         if refusal is not None:

@@ -12,7 +12,7 @@ What each payload format has: a compiled schema, and a decoder of payloads into 
 Decoder of rows of columns, as in Parquet files, into columns of bronze.
 
 There is no payload to decode. Names and kinds choose a field's column, as for Avro; types become those that bronze stores
-(`column_types.storage_type`), times in microseconds and UTC.
+(`columns.storage_type`), times in microseconds and UTC.
 """
 
 from __future__ import annotations
@@ -351,7 +351,7 @@ class Projection:
 
 
 class RowDecoder(ABC):
-    """Decodes payload by payload (see `protocols.PayloadDecoder`); a bad row affects no other one."""
+    """Decodes payload by payload (see `PayloadDecoder`); a bad row affects no other one."""
 
     def __init__(self, message: str, fields: tuple[Field, ...], budget: CellBudget) -> None:
         """`budget`: of the payload that is read, for the elements of its lists."""
@@ -459,7 +459,7 @@ class ColumnsSchema(SingleTypeSchema):
 
 
 class ColumnsDecoder:
-    """Renames columns by the column map (see `protocols.PayloadDecoder`)."""
+    """Renames columns by the column map (see `PayloadDecoder`)."""
 
     message = MESSAGE
 

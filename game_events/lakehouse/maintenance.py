@@ -143,7 +143,14 @@ def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
         writer.abort()
         raise
     failpoints.reach("joined_staged", table.name)
-    landed = commit(
+    landed = _replace(table, handle, group, files, "compaction")
+    failpoints.reach("joined_committed", table.name)
+    return landed
+
+
+def _replace(table: Table, handle: DeltaTable, paths: Iterable[str], files: list[StagedFile], kind: str) -> Landed:
+    """Commit files that hold the same rows as those of these paths, in their place; raises as `commit`."""
+    return commit(
         Commit(
             table,
             # No column is added, and the columns' metadata (bronze's column map) is not touched.
@@ -152,13 +159,11 @@ def join_files(table: Table, handle: DeltaTable, group: list[str]) -> Landed:
             expected={},
             advance={},
             table_id=str(handle.metadata().id),
-            rewritten=frozenset(group),
+            rewritten=frozenset(paths),
             same_rows=True,
-            info={MAINTENANCE_INFO: "compaction"},
+            info={MAINTENANCE_INFO: kind},
         )
     )
-    failpoints.reach("joined_committed", table.name)
-    return landed
 
 
 #: Bytes of files that one maintenance renews in a table, but for a single larger one: the rest is left for the next one.
@@ -257,19 +262,7 @@ def renew(lakehouse: Lakehouse, table: Table, handle: DeltaTable, group: Iterabl
         discard(table, files)
         raise
     failpoints.reach("renewed_staged", table.name)
-    landed = commit(
-        Commit(
-            table,
-            pa.schema([]),
-            files,
-            expected={},
-            advance={},
-            table_id=str(handle.metadata().id),
-            rewritten=frozenset(paths),
-            same_rows=True,
-            info={MAINTENANCE_INFO: "renewal"},
-        )
-    )
+    landed = _replace(table, handle, paths, files, "renewal")
     failpoints.reach("renewed_committed", table.name)
     return landed
 

@@ -58,7 +58,7 @@ class PartedHandle(Handle):
         """As `Handle`."""
         super().__init__(uri, options, known)
         self._states: tuple[int, dict[str, PartState]] = -1, {}
-        #: A version, and whether it was restored (`restores.restored`).
+        #: A version, and whether it was restored (`transactions.restored`).
         self.restored: tuple[int, bool] = -1, False
         #: A version, the files of its log with all statistics, and the numbers of each game's files.
         self._actions: tuple[int, pa.Table, Mapping[str, list[int]]] = -1, pa.table({}), {}

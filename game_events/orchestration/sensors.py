@@ -121,7 +121,7 @@ class SensorCursor(BaseModel):
             return cls()
 
 
-#: Longest wait for one answer of the broker; a tick asks three times, and Dagster ends it after 60 s.
+#: Longest wait for one answer of the broker; a tick asks three times at most, and Dagster ends it after 60 s.
 TIMEOUT_S = 5.0
 
 #: The job that it starts.

@@ -1,7 +1,7 @@
 """Protocol of a source of records: splits with offsets, and micro-batches of them, which Spark's workers read.
 
 A source has one or more **splits**, each read once from its beginning to its end: a partition of a Kafka topic (offset: the
-record's), another pipeline's table (offset: its batch number), or a file log (offset: `files.offsets`). Bronze keeps the next
+record's), another pipeline's table (offset: its batch number), or a file log (offset: `files.records`). Bronze keeps the next
 offset of each split in a transaction (`Split.app`), which every commit compares with the start of its micro-batch.
 
 How Spark's workers read a micro-batch: tasks of the driver's plan, and the reader of each, as Arrow batches.

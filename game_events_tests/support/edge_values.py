@@ -233,7 +233,7 @@ def handle_of(table: Table) -> Any:
 
 @contextmanager
 def earlier_release() -> Iterator[None]:
-    """Within the block files are written as earlier releases wrote them: see `file_statistics`."""
+    """Within the block files are written as earlier releases wrote them: see `staging`."""
 
     def escaped(*given: Any) -> str:
         return json.dumps(json.loads(statistics_text(*given)))

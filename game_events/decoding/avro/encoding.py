@@ -1,7 +1,7 @@
 """Strict reader of Avro's binary encoding of single values.
 
 Source: Apache Avro 1.12 specification, "Binary Encoding". Each function takes the payload and a position, and returns the value
-and the position after it. A truncated payload raises IndexError (see `reasons.as_damage`).
+and the position after it. A truncated payload raises IndexError (see `frame.as_damage`).
 
 Avro values of recursive types as JSON text, as no column can hold them.
 

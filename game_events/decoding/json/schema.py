@@ -10,7 +10,7 @@ validation (required, pattern, minimum) is left to quality rules.
 
 What decoding needs of a JSON Schema: the rest (examples, comments, definitions that nothing uses) is kept by no process.
 
-Source: the keywords that `types` reads.
+Source: the keywords that are read for types.
 """
 
 from __future__ import annotations

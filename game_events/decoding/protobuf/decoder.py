@@ -182,7 +182,7 @@ Bad = dict[tuple[Reason, str], list[int]]
 
 
 class ProtobufDecoder:
-    """Decodes one message type of one schema id (see `protocols.PayloadDecoder`)."""
+    """Decodes one message type of one schema id (see `PayloadDecoder`)."""
 
     def __init__(self, compiled: ProtobufSchema, path: IndexPath, rules: ColumnRules | None = None) -> None:
         """Raises DataError if there is no message at this path, or the native library does not support the schema."""

@@ -99,7 +99,7 @@ MAX_DEPTH = 32
 #: Fields of a tree at most, as types that refer to each other multiply; messages beyond become bytes.
 MAX_NODES = 5_000
 
-#: Greater field numbers are replaced (see `foreign_fields`): the native decoder allocates 16 bytes for each number up to a
+#: Greater field numbers are replaced (see `Node.native`): the native decoder allocates 16 bytes for each number up to a
 #: message's greatest, and ends the process without memory.
 MAX_NATIVE_NUMBER = 100_000
 
@@ -337,7 +337,7 @@ _VARINT, _FIXED64, _LENGTH, _GROUP, _END, _FIXED32 = range(6)
 
 
 class ForeignFields:
-    """Converts canonical bytes of one message type to its surrogate schema (see `native`)."""
+    """Converts canonical bytes of one message type to its surrogate schema (see `decoder`)."""
 
     def __init__(self, nodes: Sequence[Node], message: Descriptor) -> None:
         self._is_set = bool(message.GetOptions().message_set_wire_format)

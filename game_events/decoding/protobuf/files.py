@@ -56,7 +56,7 @@ ROOM = 2**20
 def compile_files(schema: RegistrySchema, folder: Path) -> ProtobufSchema:
     """Compile a schema in an empty folder, to descriptors with what decoding needs.
 
-    If it does not compile, what decoding needs of it is compiled (see `essentials`).
+    If it does not compile, what decoding needs of it is compiled, the rest is cut out.
 
     Raises:
         DataError: that does not compile either; the message is protoc's of the first attempt.
@@ -323,7 +323,7 @@ def _of_confluent(name: str) -> Sequence[FileDescriptorProto]:
     return [*(file for imported in found.dependency for file in known_files(imported)), found]
 
 
-#: As in `source_text`: comments are skipped, a string is one word, an unclosed one extends to the end. Other
+#: As in `schema`: comments are skipped, a string is one word, an unclosed one extends to the end. Other
 #: characters are words of their own.
 _TOKENS = re.compile(
     r"""//[^\n]*|/\*.*?(?:\*/|\Z)|(?P<word>"(?:\\.|[^"\\])*"?|'(?:\\.|[^'\\])*'?|[\w.]+|\S)""", re.DOTALL | re.ASCII

@@ -129,7 +129,7 @@ class StagedFiles:
 class FileStage(WorkerJob[StagedFiles]):
     """Writes rows to files of one table; picklable.
 
-    `headers`: column in which empty lists become NULL again (`event_expressions.travelling`).
+    `headers`: column in which empty lists become NULL again (`spark_files.travelling`).
     """
 
     result: ClassVar[type] = StagedFiles

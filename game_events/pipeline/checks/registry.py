@@ -55,7 +55,7 @@ FRESH, LOST = "fresh", "offsets_lost"
 #: Newest commits that are searched for one with records.
 HISTORY = 50
 
-#: Gaps in a summary.
+#: Gaps, faults or coordinates in a summary.
 SHOWN = 5
 
 

@@ -1,6 +1,6 @@
 """Rules applied to rows: Spark's plan decides whether a row is kept, dropped or rejected, and workers do that.
 
-Rows of bronze's files that violate rules, as workers get them that read the files (`rule_job` finds them).
+Rows of bronze's files that violate rules, as workers get them that read the files (`validation.find_violations` finds them).
 """
 
 from __future__ import annotations

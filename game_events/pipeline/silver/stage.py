@@ -415,7 +415,7 @@ def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, spli
     # Raw values, keys and headers only of rows that go to quarantine. As SQL texts, as those of `bronze.staging.for_workers`.
     rejected = f"{DISPOSITION} = {REJECT}"
     sent = {name: f"if({rejected}, {name}, NULL)" for name in BRONZE_ONLY}
-    # Never NULL between Spark and workers: see `event_expressions.travelling`.
+    # Never NULL between Spark and workers: see `spark_files.travelling`.
     sent[HEADERS] = f"if({rejected} AND {HEADERS} IS NOT NULL, {HEADERS}, {NO_HEADERS})"
     more = [f"{sent.get(name, quoted(name))} AS {quoted(name)}" for name in split.columns if name != APART]
     if not split.apart:

@@ -1,4 +1,4 @@
-"""Files as the source: one split, in which each file has 2^32 offsets (`files.offsets`).
+"""Files as the source: one split, in which each file has 2^32 offsets (`files.records`).
 
 Each snapshot lists the folder or prefix and adds new, finished files to the file log, which numbers them. Numbered files are
 read like a topic's records: in micro-batches of numbers, each once, from bronze's progress on.

@@ -44,7 +44,7 @@ def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def stage_replay(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: reprocessing.ReplaySelection, batch: int, _: Any
 ) -> StageResult:
-    """For `replay._stage`."""
+    """For `reprocessing._stage`."""
     reader: Any = pipeline.source
     here = str(bronze.metadata().id)
     there = {place(row) for row in read_arrow(pipeline.bronze, bronze, list(COORDINATES)).to_pylist()}

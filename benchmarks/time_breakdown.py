@@ -21,14 +21,14 @@ ROUNDS = {10: 20, 100: 10, 1_000: 3}
 LEAST = 0.01
 
 
-def shares(arena: Arena) -> list[Figure]:
+def time_breakdown(arena: Arena) -> list[Figure]:
     """Milliseconds of an increment by what they are spent on, for lakehouses of each number of games."""
     return [figure for games in GAMES for figure in _of(arena, games)]
 
 
 def _of(arena: Arena, games: int) -> list[Figure]:
     """Runs of their own, warm, each over 1,000 new records, from Kafka to the unified table."""
-    topic, rounds = f"bench_shares_{games}", max(ROUNDS[games], arena.pairs)
+    topic, rounds = f"bench_breakdown_{games}", max(ROUNDS[games], arena.pairs)
     found, seconds = Counter[str](), list[float]()
     _ = arena.spark  # made and warmed before the clock runs
     arena.produce(topic, min(WARM_EVENTS, arena.events), games)
