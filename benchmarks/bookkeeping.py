@@ -17,7 +17,7 @@ from benchmarks.figures import Figure, Target, ratio
 from game_events.cli.dagster_home import dagster_file
 from game_events.config.settings import Settings
 from game_events.definitions import build_defs
-from game_events.pipeline.checks.registry import check_after_run
+from game_events.pipeline.checks.table_checks import check_after_run
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport

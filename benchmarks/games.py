@@ -13,7 +13,7 @@ from benchmarks.arena import PARTITIONS, Arena, settings_for
 from benchmarks.figures import Figure, Target, ratio
 from benchmarks.memory import tree_parts_cpu_s
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.checks.registry import check_after_run
+from game_events.pipeline.checks.table_checks import check_after_run
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.gold.refresh import refresh_gold

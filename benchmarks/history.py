@@ -18,7 +18,7 @@ from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.kept_handles import KeptHandles
 from game_events.lakehouse.tables import Lakehouse, Table, paths, table_id
-from game_events.pipeline.checks.registry import check_after_run
+from game_events.pipeline.checks.table_checks import check_after_run
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.maintenance import SHARE, IncrementalMaintenance, maintain
 from game_events.pipeline.reporting.report import RunReport

@@ -47,15 +47,15 @@ COMMANDS = {
         "Read the topic up to its end, bring every table up to date, and stop; with --continuous go on until Ctrl-C.",
     ),
     "redecode": (
-        "commands.repair:redecode",
+        "commands.jobs:redecode",
         "Decode every row of bronze again, without Kafka, in one atomic commit; rows, batches and progress stay.",
     ),
     "maintain": (
-        "commands.repair:maintain",
+        "commands.jobs:maintain",
         "Join small files, renew outdated ones, delete unneeded ones, shorten logs; no row changes, whoever is at work.",
     ),
     "archive": (
-        "commands.repair:archive",
+        "commands.jobs:archive",
         "Add the raw records that came since the last time to an archive, with keys, headers, coordinates and schemas.",
     ),
     "forget": (
@@ -63,16 +63,16 @@ COMMANDS = {
         "Erase gamers from every table; what still comes of them, from Kafka or a replay, is counted and kept out.",
     ),
     "tables": (
-        "commands.look:tables",
+        "commands.inspection:tables",
         "List the tables: rows, Delta version, files, size, columns, owners; `game-events schema TABLE` shows one's columns.",
     ),
     "history": (
-        "commands.look:history",
+        "commands.inspection:history",
         "A table's versions, newest first: when, what kind, rows, batch, offsets, run; restores and maintenance too.",
     ),
     "sql": ("commands.sql:sql", "Query the tables, each by its name: nothing is written, and no Spark is started."),
     "log": (
-        "commands.look:log",
+        "commands.inspection:log",
         "What the runs did, newest first: tables, offsets, rejections, checks, schema changes, who ran them.",
     ),
     "report": (
@@ -86,7 +86,7 @@ COMMANDS = {
     "up": ("local.up:up", "Start the local stack, the Dagster UI and the daemon that runs sensors; Ctrl-C stops all of it."),
     "mock-api": ("local.mock_api:mock_api", "Take rows on loopback until Ctrl-C; nothing is kept but the log."),
     "stack": ("local.stack:app", "The local Apache Kafka broker and schema registry."),
-    "quarantine": ("commands.repair:app", "Rows that are in no other table: list them, and replay them."),
+    "quarantine": ("commands.jobs:app", "Rows that are in no other table: list them, and replay them."),
     "schema": (
         "commands.schema:app",
         "The versions of the topic's schema and the columns they become; with a table's name: its columns.",

@@ -45,7 +45,7 @@ from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import OWN_ALERTS, OwnRuns, drop_old_runs, end_dead_runs, repository_of
 from game_events.orchestration.sensors import SensorCursor, own_runs, sensor, some
 from game_events.pipeline.checks.audits import volume
-from game_events.pipeline.checks.registry import LOST, Loss, fresh, last_records, losses
+from game_events.pipeline.checks.table_checks import LOST, Loss, fresh, last_records, losses
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.monitoring import read_lag, send, severity_of
 

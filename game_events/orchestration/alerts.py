@@ -23,7 +23,7 @@ from game_events.orchestration.keys import (
     report_in,
 )
 from game_events.orchestration.runs import OWN_ALERTS
-from game_events.pipeline.checks.registry import LOST, Loss, gaps_in_words, losses
+from game_events.pipeline.checks.table_checks import LOST, Loss, gaps_in_words, losses
 from game_events.pipeline.monitoring import LONGEST_ERROR, Alert, Severity, run_url, send, severity_of
 
 log = logging.getLogger(__name__)

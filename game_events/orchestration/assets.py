@@ -41,7 +41,7 @@ from game_events.orchestration.keys import BY_PATTERN, OWNERS, Keys, schema_key,
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import CARRIES_ALL, REASON, lakehouse_of
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.checks.registry import check_after_run
+from game_events.pipeline.checks.table_checks import check_after_run
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.plan import DEFAULT_DEFINITION, player_agg
 from game_events.pipeline.gold.refresh import refresh_gold

@@ -32,7 +32,7 @@ from game_events.orchestration.events import PlannedLayers, as_text, report_even
 from game_events.orchestration.keys import COVERS, DEFAULT, FAILED_GAMES, REPORT, Keys, OpEvent, as_when_loaded
 from game_events.orchestration.resources import Graph
 from game_events.pipeline.checks.audits import VOLUME, audit_rules
-from game_events.pipeline.checks.registry import CHECKS, FRESH, TableCheck
+from game_events.pipeline.checks.table_checks import CHECKS, FRESH, TableCheck
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.reporting.counts import WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport

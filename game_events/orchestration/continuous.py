@@ -53,7 +53,7 @@ from game_events.orchestration.runs import (
     worker_is_gone,
 )
 from game_events.orchestration.sensors import own_runs, sensor
-from game_events.pipeline.checks.registry import check_after_run
+from game_events.pipeline.checks.table_checks import check_after_run
 from game_events.pipeline.event_log import RunLog
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult, TableReport

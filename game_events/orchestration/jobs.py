@@ -35,7 +35,7 @@ from game_events.orchestration.events import PlannedLayers, fail_for, table
 from game_events.orchestration.keys import REPORT, OpEvent, UnresolvedAssetJobDefinition
 from game_events.orchestration.resources import Graph, SharedRun
 from game_events.orchestration.runs import CARRIES_ALL, ROW_CHANGING_TAG, errors_decide
-from game_events.pipeline.checks.registry import check_after_run
+from game_events.pipeline.checks.table_checks import check_after_run
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.maintenance import maintain as maintain_tables

@@ -31,7 +31,7 @@ from game_events.lakehouse.system_tables import Admission, ProgressTable
 from game_events.lakehouse.tables import BRONZE, DOWNSTREAM, Lakehouse
 from game_events.pipeline.bronze.offsets import changes
 from game_events.pipeline.checks.audits import VOLUME
-from game_events.pipeline.checks.registry import FRESH, LOST
+from game_events.pipeline.checks.table_checks import FRESH, LOST
 from game_events.pipeline.offsets import next_offsets
 from game_events.sources.factory import make_source
 from game_events.sources.source import Offsets, SourceSnapshot, Split

@@ -18,7 +18,7 @@ from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.audits import gold_equals_recompute
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.registry import offsets_continuous, offsets_unique
+from game_events.pipeline.checks.table_checks import offsets_continuous, offsets_unique
 from game_events.pipeline.quarantine import finish_reset
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport

@@ -5,7 +5,7 @@ import pytest
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.checks.audits import audit_rules
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.registry import CHECKS
+from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.erasure.commits import remove_old_files
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.replay_selection import ReplaySelection

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from game_events.config.settings import Settings
 from game_events.decoding.frame import KEPT_BYTES
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.registry import offsets_continuous
+from game_events.pipeline.checks.table_checks import offsets_continuous
 from game_events.pipeline.record_archive import archive
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport

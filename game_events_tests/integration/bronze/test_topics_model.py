@@ -16,7 +16,7 @@ from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import staged
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.worker import StageResult
-from game_events.pipeline.checks.registry import offsets_continuous
+from game_events.pipeline.checks.table_checks import offsets_continuous
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.source import Source, SourceSnapshot, Split
 from game_events_tests.support.faults import handle_failpoints

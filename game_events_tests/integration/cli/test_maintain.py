@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from game_events.lakehouse.tables import EVENT_LOG, Lakehouse
-from game_events.pipeline.checks.registry import offsets_continuous, offsets_unique
+from game_events.pipeline.checks.table_checks import offsets_continuous, offsets_unique
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.support.reconciliation import assert_books_balance, rows
 from game_events_tests.support.worlds.waves import GAMES, send

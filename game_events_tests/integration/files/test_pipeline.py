@@ -11,7 +11,7 @@ import pytest
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, DataError
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.registry import CHECKS
+from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode

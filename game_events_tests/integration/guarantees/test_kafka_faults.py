@@ -10,7 +10,7 @@ import pytest
 
 from game_events.errors import DataError
 from game_events.lakehouse.tables import BRONZE
-from game_events.pipeline.checks.registry import losses, offsets_continuous, offsets_lost, offsets_unique
+from game_events.pipeline.checks.table_checks import losses, offsets_continuous, offsets_lost, offsets_unique
 from game_events.pipeline.event_log import RunFacts, event_rows
 from game_events.pipeline.offsets import topic_id_read
 from game_events.pipeline.runs.refresh import backlog, refresh

@@ -17,7 +17,7 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import PARTITIONED, SILVER, TABLES, UNIFIED, Lakehouse
 from game_events.pipeline.checks.audits import audit_rules
-from game_events.pipeline.checks.registry import CHECKS
+from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport

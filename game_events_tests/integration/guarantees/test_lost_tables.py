@@ -14,7 +14,7 @@ from game_events.errors import DataError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, gold_name, silver_name
 from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.registry import offsets_continuous, offsets_unique
+from game_events.pipeline.checks.table_checks import offsets_continuous, offsets_unique
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
 from game_events_tests.support.reconciliation import coordinates, count

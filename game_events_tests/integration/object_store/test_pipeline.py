@@ -13,7 +13,7 @@ from game_events.config.settings import Settings
 from game_events.lakehouse.query import TablesSql
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.registry import CHECKS
+from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.replay_selection import ReplaySelection

@@ -7,7 +7,7 @@ import pytest
 
 from game_events.orchestration.events import plain
 from game_events.orchestration.keys import REPORT
-from game_events.pipeline.checks.registry import CHECKS
+from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.producer.produce import produce
 from game_events.producer.simulator import Simulation
 from game_events_tests.support import reconciliation

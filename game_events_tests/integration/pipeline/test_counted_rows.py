@@ -14,7 +14,7 @@ from game_events.lakehouse.system_tables import CountedRows, GameRows
 from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.reconcile import Reconciliation, count_later, reconcile
-from game_events.pipeline.checks.registry import CHECKS, CONSERVED, check_after_run
+from game_events.pipeline.checks.table_checks import CHECKS, CONSERVED, check_after_run
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.replay_selection import ReplaySelection

@@ -10,7 +10,7 @@ from game_events.lakehouse.system_tables import read_events
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.reconcile import reconcile
-from game_events.pipeline.checks.registry import CHECKS
+from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.erasure.commits import remove_old_files
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.event_log import recorded

@@ -17,7 +17,7 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.tables import BRONZE, UNIFIED, Lakehouse
 from game_events.pipeline.checks.audits import gold_equals_recompute
-from game_events.pipeline.checks.registry import CHECKS, check_after_run, fresh, offsets_continuous, offsets_unique
+from game_events.pipeline.checks.table_checks import CHECKS, check_after_run, fresh, offsets_continuous, offsets_unique
 from game_events.pipeline.offsets import batch_info
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode

@@ -5,7 +5,7 @@ import pytest
 from game_events.lakehouse.data.reading import row_count
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.checks.audits import audit_rules
-from game_events.pipeline.checks.registry import CHECKS
+from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream

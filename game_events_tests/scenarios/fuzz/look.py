@@ -12,7 +12,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 from game_events.pipeline.checks.audits import RECOMPUTED
-from game_events.pipeline.checks.registry import CHECKS, CONSERVED, CONTINUOUS, UNIQUE
+from game_events.pipeline.checks.table_checks import CHECKS, CONSERVED, CONTINUOUS, UNIQUE
 from game_events_tests.scenarios.fuzz.declared import COPIED, DROPPED, EXTENSIONS, GAMES, GOLDS, HELD, Row, by_key, normal
 from game_events_tests.scenarios.fuzz.truth import MAYBE, NO, YES, Fate, Outcome, rows_of
 from game_events_tests.scenarios.fuzz.world import World

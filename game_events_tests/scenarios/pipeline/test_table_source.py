@@ -7,7 +7,7 @@ import pytest
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.tables import BRONZE
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.checks.registry import offsets_continuous, offsets_unique
+from game_events.pipeline.checks.table_checks import offsets_continuous, offsets_unique
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import backlog, refresh, selection_of

@@ -20,7 +20,7 @@ from game_events.orchestration.alerts import send_own_alerts
 from game_events.orchestration.checks import build_checks
 from game_events.orchestration.resources import Graph, LakehouseResource, SparkResource
 from game_events.orchestration.runs import OWN_ALERTS
-from game_events.pipeline.checks.registry import fresh
+from game_events.pipeline.checks.table_checks import fresh
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.offsets import batch_info
 from game_events.sources.source import Gap, Split

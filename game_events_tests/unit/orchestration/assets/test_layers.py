@@ -10,7 +10,7 @@ from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
 from game_events.orchestration.keys import GAMES
 from game_events.orchestration.runs import CARRIES_ALL
-from game_events.pipeline.checks.registry import CONSERVED
+from game_events.pipeline.checks.table_checks import CONSERVED
 from game_events_tests.support.keys import BRONZE_KEY, GOLD_KEY, SILVER_KEY, UNIFIED_KEY
 from game_events_tests.support.worlds import refresh_job
 

@@ -16,7 +16,7 @@ from game_events.orchestration import jobs as refresh_job
 from game_events.orchestration.checks import AS_OF
 from game_events.orchestration.resources import Graph
 from game_events.pipeline.checks.audits import RECOMPUTED
-from game_events.pipeline.checks.registry import TableCheck
+from game_events.pipeline.checks.table_checks import TableCheck
 from game_events_tests.support.keys import GOLD_KEY, SILVER_KEY
 from game_events_tests.support.worlds.refresh_job import World, both, landed
 

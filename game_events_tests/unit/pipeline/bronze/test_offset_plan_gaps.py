@@ -12,7 +12,7 @@ from game_events.errors import DataError, TransientError
 from game_events.lakehouse.data.columns import OWN_COLUMNS
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze.offsets import refuse_unless_recorded, went_meanwhile
-from game_events.pipeline.checks.registry import offsets_continuous, offsets_lost
+from game_events.pipeline.checks.table_checks import offsets_continuous, offsets_lost
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import batch_info, identity
 from game_events.pipeline.runs.refresh import refresh

@@ -8,7 +8,7 @@ from pyspark import SparkContext
 from game_events.config.settings import load_settings
 from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.tables import Layer
-from game_events.pipeline.checks.registry import CHECKS
+from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.context import Pipeline
 from game_events.sources.source import SourceSnapshot
 from game_events_tests.support.pipelines import reading
