@@ -10,7 +10,7 @@ from dotenv import dotenv_values
 
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError
-from game_events.jvm.java import private_folder
+from game_events.jvm.private_folders import private_folder
 
 VARIABLE = "DAGSTER_HOME"
 #: Read by Dagster's own commands, too, from the folder in which they are started.

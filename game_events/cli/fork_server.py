@@ -35,7 +35,7 @@ from game_events.cli.forked_command import (
     sockets_folder,
 )
 from game_events.cli.main import COMMANDS, FAILED, exit_codes, run_here
-from game_events.jvm.java import only_mine
+from game_events.jvm.private_folders import only_mine
 
 #: What a run imports, also where it does so late.
 MODULES = (

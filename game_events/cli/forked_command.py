@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from game_events.jvm.java import only_mine
+from game_events.jvm.private_folders import only_mine
 
 PACKAGE = Path(__file__).parents[1]
 

@@ -18,7 +18,8 @@ from pyspark.sql import SparkSession
 from game_events.config.network import UNIX_SOCKET
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, load_settings
-from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, only_mine
+from game_events.jvm.java import DEFAULT_JAVA_OPTIONS
+from game_events.jvm.private_folders import only_mine
 from game_events.lakehouse.storage import is_remote
 from game_events.spark.config import PACKAGE, jvm_config
 from game_events.spark.connect import CONNECT_MODE, TOKEN_VARIABLE

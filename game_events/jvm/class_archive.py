@@ -12,7 +12,8 @@ import pyspark
 
 from game_events.errors import ConfigurationError
 from game_events.jvm.jars import cache_dir
-from game_events.jvm.java import find_java, only_mine, private_folder, version_text
+from game_events.jvm.java import find_java, version_text
+from game_events.jvm.private_folders import only_mine, private_folder
 
 SPARK_HOME = Path(pyspark.__file__).parent
 #: Folder in the cache of Java parts.

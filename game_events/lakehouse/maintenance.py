@@ -1,11 +1,11 @@
-"""Maintenance of tables: compaction, renewal of statistics, unreferenced files; and a probe of the store.
+"""Maintenance of tables: compaction, renewal of statistics, unreferenced files.
 
 Compaction of an append-only table: same rows, fewer files, in compare-and-set commits beside which appends go on.
 
 Files are merged by size class, as in a log-structured merge tree: however long a loop runs, a row is rewritten once per class.
 `_batch` is unchanged, and with it all progress. Why not delta-rs': docs/decisions/0021-own-compaction-and-deletion.md.
 
-Renewal of files by whose statistics readers miss rows (`file_statistics`): files of earlier releases, and of other engines.
+Renewal of files by whose statistics readers miss rows (`data/staging.py`): files of earlier releases, and of other engines.
 
 The name of a file says whether it is current, so each is renewed once, after whatever crash, restore, or late commit of an
 earlier release. Same rows, in compare-and-set commits beside which appends go on, as in a compaction.
@@ -14,19 +14,12 @@ Deletion of files that no version of a table needs: removed ones, by their time 
 
 A removed file is deleted when its removal is old enough, so staged files are never touched. Why not delta-rs':
 docs/decisions/0021-own-compaction-and-deletion.md.
-
-Probe of the object store's conditional put, on which every commit relies: of two writers of one object, one fails.
-
-Older S3-compatible stores ignore the condition: the last writer silently wins, and rows are lost.
 """
 
 import re
-import threading
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from urllib.parse import unquote
@@ -35,12 +28,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
-from deltalake import DeltaTable, Schema
-from deltalake.exceptions import DeltaError
-from deltalake.fs import DeltaStorageHandler
-from deltalake.transaction import CommitProperties, create_table_with_add_actions
+from deltalake import DeltaTable
 
-from game_events.errors import ConfigurationError, LostFileError
+from game_events.errors import LostFileError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.commits.log import TableLog
@@ -57,7 +47,7 @@ from game_events.lakehouse.data.staging import (
     new_name,
 )
 from game_events.lakehouse.handle import of_columns
-from game_events.lakehouse.storage import WRITTEN_OUT_S, explain, is_remote, store_errors_named, write_out
+from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
 from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Lakehouse, Table, add_actions, files_of, paths
 
 #: Rows in memory at a time, besides the writer's row group.
@@ -415,51 +405,3 @@ def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Colle
         and info.mtime is not None
         and info.mtime.timestamp() < before
     }
-
-
-#: Each checks for the table before it creates it, so all have to check before the first has created it.
-WRITERS = 8
-
-_SCHEMA = Schema.from_arrow(pa.schema([("probe", pa.int64())]))
-
-
-def refuse_unsafe_store(lakehouse: Lakehouse) -> str:
-    """Let several writers create one table, by the code that creates every table; the result in words. Folders are not probed.
-
-    Raises:
-        ConfigurationError: more than one of them succeeded, or the store refuses access.
-        TransientError: the store does not answer.
-    """
-    if not is_remote(lakehouse.root):
-        return "a folder"
-    lakehouse.table("_probe").require_writable()
-    name = f"_probe-{uuid.uuid4()}"
-    together = threading.Barrier(WRITERS)
-    try:
-        with ThreadPoolExecutor(WRITERS) as pool:
-            won = sum(pool.map(lambda _: _makes(lakehouse, name, together), range(WRITERS)))
-    finally:
-        with store_errors_named(lakehouse.root):
-            pafs.PyFileSystem(DeltaStorageHandler(lakehouse.root, lakehouse.options)).delete_dir(name)
-    if won != 1:
-        raise ConfigurationError(
-            f"object store {lakehouse.root}: {won} of {WRITERS} writers created the same table: it ignores the condition of a "
-            "conditional put (If-None-Match), so two runs would overwrite each other's commits. Update the store, or use "
-            "another"
-        )
-    return "conditional puts hold"
-
-
-def _makes(lakehouse: Lakehouse, name: str, together: threading.Barrier) -> bool:
-    together.wait()
-    # With retries a writer that lost would commit the table's version 1.
-    once = CommitProperties(max_commit_retries=0)
-    uri, options = lakehouse.table(name).uri, lakehouse.options
-    try:
-        create_table_with_add_actions(uri, _SCHEMA, [], mode="error", storage_options=options, commit_properties=once)
-    except (DeltaError, OSError) as error:
-        known = explain(error, lakehouse.root)
-        if known is not None:
-            raise known from error
-        return False
-    return True

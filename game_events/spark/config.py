@@ -27,7 +27,8 @@ from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.jvm.class_archive import archive_of, sharing_options
 from game_events.jvm.jars import s3_jars, spark_jars
-from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS, process_temporary_folder
+from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
+from game_events.jvm.private_folders import process_temporary_folder
 from game_events.lakehouse.storage import is_s3, spark_options
 
 #: The path is absolute: of an executor's archive of code it is none, and workers import this module, too.

@@ -27,13 +27,8 @@ import psutil
 
 from game_events.config.network import LOOPBACK, UNIX_SOCKET
 from game_events.jvm.class_archive import SPARK_HOME
-from game_events.jvm.java import (
-    DEFAULT_JAVA_OPTIONS,
-    EXTRA_JAVA_OPTIONS,
-    TemporaryFolder,
-    private_folder,
-    process_temporary_folder,
-)
+from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
+from game_events.jvm.private_folders import TemporaryFolder, private_folder, process_temporary_folder
 from game_events.stack import shared_workers_server
 from game_events.stack.server_process import HOST, ServerProcess, find, spawn
 

@@ -33,7 +33,8 @@ from game_events.config.network import within
 from game_events.config.settings import STACK_STATE_FILE
 from game_events.errors import ConfigurationError, TransientError
 from game_events.jvm import jars
-from game_events.jvm.java import find_java, private_folder
+from game_events.jvm.java import find_java
+from game_events.jvm.private_folders import private_folder
 from game_events.stack.server_process import HOST, Ports, ServerProcess, choose_ports, find, last_lines, listens, spawn, stop
 
 #: Both are up after about 5 s; a loaded machine may take several times that.

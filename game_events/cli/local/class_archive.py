@@ -17,7 +17,8 @@ from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.errors import GameEventsError
 from game_events.jvm.class_archive import archive_of, archiving_options, is_usable, keep
 from game_events.jvm.jars import spark_jars
-from game_events.jvm.java import EXTRA_JAVA_OPTIONS, private_folder
+from game_events.jvm.java import EXTRA_JAVA_OPTIONS
+from game_events.jvm.private_folders import private_folder
 from game_events.spark.config import LOG_OPTION
 from game_events.stack import local_stack
 

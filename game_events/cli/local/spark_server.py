@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from game_events.cli.shared_spark import publish, withdraw
 from game_events.config.settings import Settings
-from game_events.jvm.java import private_folder, process_temporary_folder, remove_left_behind
+from game_events.jvm.private_folders import private_folder, process_temporary_folder, remove_left_behind
 from game_events.spark.config import shares_python_environment, spark_config
 from game_events.spark.connect import TOKEN_VARIABLE
 from game_events.stack import connect_server

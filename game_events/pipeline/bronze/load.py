@@ -20,7 +20,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, Landed, commit
 from game_events.lakehouse.commits.transactions import Txn, counter, txns
 from game_events.lakehouse.data.columns import OWN_COLUMNS, bronze_schema, column_map
-from game_events.lakehouse.maintenance import refuse_unsafe_store
+from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Layer, names_of
 from game_events.pipeline.bronze.offsets import (
     OffsetPlan,

@@ -23,7 +23,7 @@ from game_events.cli.local.class_archive import GAME_EVENTS
 from game_events.cli.local.spark_server import WarmSpark
 from game_events.cli.shared_spark import publish
 from game_events.config.settings import Settings, load_settings
-from game_events.jvm.java import private_folder, process_temporary_folder
+from game_events.jvm.private_folders import private_folder, process_temporary_folder
 from game_events.orchestration.runs import PROCESS_TAG
 from game_events.spark.config import DAEMON
 from game_events.spark.connect import CONNECT_MODE, close_session

@@ -9,8 +9,8 @@ import pytest
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, GameEventsError, TransientError
-from game_events.lakehouse.maintenance import refuse_unsafe_store
 from game_events.lakehouse.storage import explain
+from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import FanOut

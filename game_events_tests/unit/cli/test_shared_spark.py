@@ -11,7 +11,7 @@ import pytest
 
 from game_events.cli.shared_spark import FILE, leave, publish, shared_spark, use, withdraw
 from game_events.config.settings import load_settings
-from game_events.jvm.java import private_folder
+from game_events.jvm.private_folders import private_folder
 from game_events.spark.connect import CONNECT_MODE
 
 

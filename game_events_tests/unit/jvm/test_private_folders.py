@@ -12,12 +12,12 @@ import tempfile
 import pytest
 
 from game_events.errors import ConfigurationError
-from game_events.jvm import java
-from game_events.jvm.java import LOCK, TemporaryFolder, private_folder
+from game_events.jvm import private_folders
+from game_events.jvm.private_folders import LOCK, TemporaryFolder, private_folder
 
 HOLDER = """
 import sys, time
-from game_events.jvm.java import TemporaryFolder
+from game_events.jvm.private_folders import TemporaryFolder
 folder = TemporaryFolder.make()
 (folder.path / "rows").write_text("a player's")
 print(folder.path, flush=True)
@@ -74,19 +74,19 @@ def test_a_server_holds_the_folder_of_whoever_started_it(tmp_path):
         TemporaryFolder.make().release()
         assert (made.path / "rows").exists()
         server.kill()
-    java.remove_left_behind()
+    private_folders.remove_left_behind()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_of_others_and_links_are_left_alone(tmp_path, monkeypatch):
-    elsewhere, linked = tmp_path / "elsewhere", tmp_path / f"{java.PREFIX}link"
+    elsewhere, linked = tmp_path / "elsewhere", tmp_path / f"{private_folders.PREFIX}link"
     elsewhere.mkdir()
     (elsewhere / LOCK).touch()
     linked.symlink_to(elsewhere)
-    java.remove_left_behind()
+    private_folders.remove_left_behind()
     assert (elsewhere / LOCK).exists()
     theirs = TemporaryFolder.make()
     os.close(theirs.lock)
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
-    java.remove_left_behind()
+    private_folders.remove_left_behind()
     assert theirs.path.exists()

@@ -15,7 +15,7 @@ import grpc
 import psutil
 import pytest
 
-from game_events.jvm.java import TemporaryFolder
+from game_events.jvm.private_folders import TemporaryFolder
 from game_events.spark.connect import TOKEN_VARIABLE
 from game_events.spark.connect_channel import channel_to
 from game_events.stack.connect_server import PrivateSocket
