@@ -144,9 +144,14 @@ class SourceSettings(KafkaSettings, FileSettings):
     """Source of bronze's records: topics, another pipeline's bronze, or files; see docs/sources.md."""
 
     @property
+    def source_kind(self) -> str:
+        """Kind of the source (`sources.factory`)."""
+        return self.source if self.source_table is None else "table"
+
+    @property
     def kafka_topics(self) -> tuple[str, ...]:
         """Names of the topics that are read; empty for a pattern, a table or files."""
-        if self.kafka_topic_pattern is not None or self.source_table is not None or self.source == "files":
+        if self.kafka_topic_pattern is not None or self.source_kind != "kafka":
             return ()
         return tuple(self.kafka_assign) or split_names(self.kafka_topic)
 

@@ -50,7 +50,6 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, add_actions, names_of
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch
 from game_events.pipeline.bronze.staging import run_decode_job
-from game_events.pipeline.bronze.worker import StageResult, StoredTask
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import ERASED_BY_BATCH, batch_info
 from game_events.pipeline.quarantine import finish_reset, intact_tables, is_finished, is_noted, note_replay
@@ -60,6 +59,8 @@ from game_events.pipeline.reporting.result import BronzeResult
 from game_events.plugins.governance.commits import erase_from_quarantine
 from game_events.plugins.governance.erased_people import erasure_fence, suppression
 from game_events.spark.failures import WORKER_CRASHED, crashes_explained
+from game_events.workers.decode import StoredTask
+from game_events.workers.results import StageResult
 
 log = logging.getLogger(__name__)
 

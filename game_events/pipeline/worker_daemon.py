@@ -198,8 +198,7 @@ def main() -> None:
     """Prepare this process, and be PySpark's daemon."""
     sys.path[:] = without_archives(sys.path)
     sys.path_importer_cache.clear()
-    import game_events.pipeline.bronze.worker  # noqa: PLC0415 - from the path as it is now  # noqa: PLC0415
-    import game_events.pipeline.fanout.job  # noqa: F401, PLC0415
+    import game_events.workers.decode  # noqa: F401, PLC0415 - from the path as it is now
 
     for name in [name for name in sys.modules if _package(name) == "game_events"]:
         del sys.modules[name]

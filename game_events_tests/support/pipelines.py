@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from game_events.config.settings import load_settings
 from game_events.pipeline.bronze import full_refresh, load
-from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
+from game_events.workers.results import StageResult
 
 
 def without_spark(lakehouse: Path | str, **settings: object) -> Pipeline:

@@ -11,8 +11,8 @@ from deltalake import Schema
 from pyspark.sql import DataFrame, SparkSession
 
 from game_events.lakehouse.data.spark_files import spark_schema
-from game_events.lakehouse.data.worker_job import task_numbers
 from game_events.sources.source import RECORD_SCHEMA, MicroBatch, Reading, ReadNotes, Source
+from game_events.workers.job import task_numbers
 
 
 def rows_of(reading: Reading, notes: ReadNotes | None = None) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """The source -> `bronze_events` and `quarantine_events`, in micro-batches, all topics together.
 
 Guarantee: every record of a committed micro-batch is in exactly one of the two tables, once, through any crash and beside any
-concurrent run; those of erased data subjects are in neither, and counted. Each commit sets the next offset of every split that
-it read, and fails unless these offsets are still the start of its micro-batch.
+concurrent run; those of erased data subjects are in neither, and counted. Each commit sets the next offset of every partition
+that it read, and fails unless these offsets are still the start of its micro-batch.
 """
 
 import time
@@ -34,16 +34,16 @@ from game_events.pipeline.bronze.offsets import (
     went_meanwhile,
 )
 from game_events.pipeline.bronze.staging import commit_undecodable, decided_on, stage_micro_batch
-from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.descriptions import BRONZE_DESCRIPTION, about_bronze, documented
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.offsets import after_origins, archive_noted, batch_info, identity
 from game_events.pipeline.quarantine import finish_reset, intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
 from game_events.plugins.governance.erased_people import erasure_fence
-from game_events.sources.source import FILES, Gap, MicroBatch, SourceSnapshot
+from game_events.sources.source import Gap, MicroBatch, SourceSnapshot
+from game_events.workers.results import StageResult
 
 #: Records that a notice names.
 EXAMPLES = 5
@@ -130,7 +130,7 @@ def _commit_micro_batch(
     """Decode a micro-batch in the workers, then commit quarantine, then bronze: from the versions that were checked."""
     bronze, quarantine = tables
     batch = counter(bronze, Txn.BATCH) + 1
-    pipeline.on_progress(f"bronze: {part.records:,} {pipeline.things}, {sum(part.lag.values()):,} left")
+    pipeline.on_progress(f"bronze: {part.records:,} {pipeline.source.things}, {sum(part.lag.values()):,} left")
     decided = decided_on(pipeline.quarantine, quarantine, part)
     staged = stage_micro_batch(pipeline, bronze, column_map(bronze), part, batch, decided, one_pass)
     failpoints.reach("bronze_staged")
@@ -142,16 +142,16 @@ def _commit_micro_batch(
         begun = commit_undecodable(pipeline, bronze, quarantine, part, staged, report)
     after = after_origins(bronze, staged.origins)
     to = plan.ends | after
-    expected = txns(bronze, (split.app for split in to)) | erasure_fence(bronze)
+    expected = txns(bronze, (partition.app for partition in to)) | erasure_fence(bronze)
     expected |= {Txn.BATCH: batch - 1, Txn.QUARANTINE_BEGUN: begun}
-    advance = {split.app: at for split, at in to.items()} | identity(to) | archive_noted(bronze, pipeline.source)
+    advance = {partition.app: at for partition, at in to.items()} | identity(to) | archive_noted(bronze, pipeline.source)
     advance |= epochs_noted(plan.now, part.end) | epochs_unknown(after)
     advance |= {Txn.BATCH: batch, Txn.QUARANTINE_BEGUN: begun or 0, Txn.QUARANTINE_DONE: begun or 0}
     rows, quarantined = (sum(f.rows for f in files) for files in (staged.bronze, staged.quarantine))
     if quarantined:
         advance[Txn.RECORDS_QUARANTINED] = counter(bronze, Txn.RECORDS_QUARANTINED) + quarantined
         advance[Txn.QUARANTINE_COMMITS] = counter(quarantine, Txn.MICRO_BATCHES) + 1
-    read = {split: (part.start[split], end) for split, end in part.end.items()}
+    read = {partition: (part.start[partition], end) for partition, end in part.end.items()}
     info = batch_info(batch, rows, quarantined, read, part.gaps, staged.suppressed, plan.now.latest)
     planned = commit_of(pipeline, bronze, staged, expected, advance, info)
     about, known = about_bronze(pipeline, bronze, staged.types), names_of(bronze)
@@ -225,8 +225,8 @@ def _report_source(pipeline: Pipeline, plan: OffsetPlan, report: RunReport) -> N
     """
     source, group, offsets = pipeline.source, pipeline.settings.consumer_group, plan.reached | plan.ends
     report.add(BronzeResult(lag=plan.lag))
-    if pipeline.settings.source == FILES:
-        report.add_files(source.file_counts())
+    if counts := source.file_counts():
+        report.add_files(counts)
     if group is not None and offsets:
         try:
             source.commit_group_offsets(group, offsets)

@@ -32,17 +32,14 @@ from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
 from game_events.lakehouse.data.columns import COORDINATES, FIRST_MESSAGE, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.data.worker_job import task_numbers
 from game_events.lakehouse.tables import Layer, Table, table_id, version_of
-from game_events.pipeline.bronze.worker import BronzeTask, DecodeJob, StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.offsets import next_offsets
 from game_events.pipeline.reporting.report import RunReport
-from game_events.plugins.files.records import FileGap
 from game_events.plugins.governance.erased_people import erasure_fence, suppression
 from game_events.plugins.governance.record_filter import Suppression
-from game_events.sources.source import KAFKA, MicroBatch, Offsets, Reading, Split
+from game_events.sources.source import MicroBatch, Offsets, Partition, Reading
 from game_events.spark.failures import (
     DEATHS_ALONE,
     NOTHING_COMMITTED,
@@ -51,14 +48,17 @@ from game_events.spark.failures import (
     named,
     worker_errors_named,
 )
+from game_events.workers.decode import BronzeTask, DecodeJob
+from game_events.workers.job import task_numbers
+from game_events.workers.results import StageResult
 
 log = logging.getLogger(__name__)
 
 #: Jobs that may crash for a micro-batch: one record of two million costs 25 of them, each some seconds.
 MAX_DEATHS = 60
 
-#: Split and offset of a record that crashes a worker -> detail for quarantine.
-Deadly = Mapping[tuple[Split, int], str]
+#: Partition and offset of a record that crashes a worker -> detail for quarantine.
+Deadly = Mapping[tuple[Partition, int], str]
 
 
 def deadly_records(part: MicroBatch, error: WorkerCrashError, attempt: Callable[[MicroBatch], None]) -> Deadly:
@@ -70,8 +70,8 @@ def deadly_records(part: MicroBatch, error: WorkerCrashError, attempt: Callable[
         WorkerCrashError: `error`: nothing of the micro-batch can be decoded, so its records are not the cause; or workers crash
             over too many.
     """
-    found: dict[tuple[Split, int], str] = {}
-    waiting, alone = deque(_halves(part)), Counter[tuple[Split, int]]()
+    found: dict[tuple[Partition, int], str] = {}
+    waiting, alone = deque(_halves(part)), Counter[tuple[Partition, int]]()
     crashes, decoded = 1, 0
     while waiting:
         some = waiting.popleft()
@@ -85,12 +85,12 @@ def deadly_records(part: MicroBatch, error: WorkerCrashError, attempt: Callable[
             if some.records > 1:
                 waiting.extend(_halves(some))
                 continue
-            ((split, offset),) = some.start.items()
-            alone[split, offset] += 1
-            if alone[split, offset] < DEATHS_ALONE:
+            ((partition, offset),) = some.start.items()
+            alone[partition, offset] += 1
+            if alone[partition, offset] < DEATHS_ALONE:
                 waiting.append(some)
             else:
-                found[split, offset] = (
+                found[partition, offset] = (
                     f"{str(died).removesuffix(NOTHING_COMMITTED)}; it happened {DEATHS_ALONE} times with no other record"
                 )
     if not decoded:
@@ -99,18 +99,18 @@ def deadly_records(part: MicroBatch, error: WorkerCrashError, attempt: Callable[
 
 
 def _halves(part: MicroBatch) -> list[MicroBatch]:
-    """The first half of a micro-batch's offsets, split by split, and the second."""
+    """The first half of a micro-batch's offsets, split by partition, and the second."""
     room = (part.records + 1) // 2
     middle: Offsets = {}
-    for split, start in part.start.items():
-        middle[split] = min(part.end[split], start + room)
-        room -= middle[split] - start
+    for partition, start in part.start.items():
+        middle[partition] = min(part.end[partition], start + room)
+        room -= middle[partition] - start
     return [found for found in (_between(part, part.start, middle), _between(part, middle, part.end)) if found.start]
 
 
 def _between(part: MicroBatch, start: Offsets, end: Offsets) -> MicroBatch:
-    splits = [split for split in part.start if start[split] < end[split]]
-    return replace(part, start={p: start[p] for p in splits}, end={p: end[p] for p in splits}, gaps=())
+    partitions = [partition for partition in part.start if start[partition] < end[partition]]
+    return replace(part, start={p: start[p] for p in partitions}, end={p: end[p] for p in partitions}, gaps=())
 
 
 #: (topic id, partition) -> offsets of records that quarantine holds already.
@@ -128,12 +128,12 @@ def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) ->
         return {}
     rows = read_arrow(table, quarantine, [*COORDINATES, "layer"])
     rows = rows.filter(pc.equal(rows.column("layer"), Layer.BRONZE))
-    if all(p.kind == KAFKA for p in ahead):
-        names = pa.table({"_kafka_topic_id": [p.topic_id for p in ahead], "_kafka_partition": [p.partition for p in ahead]})
+    if all(p.has_record_offsets for p in ahead):
+        names = pa.table({"_kafka_topic_id": [p.topic_id for p in ahead], "_kafka_partition": [p.number for p in ahead]})
         names = names.cast(pa.schema([rows.schema.field(c) for c in names.column_names]))
         rows = rows.join(names, names.column_names, join_type="left semi")
-    # Offsets of other kinds of splits are no records' offsets: then all that quarantine holds was decided.
-    first = {(p.topic_id, p.partition): part.start[p] for p in ahead if p.kind == KAFKA}
+    # Other offsets are no records': then all that quarantine holds was decided.
+    first = {(p.topic_id, p.number): part.start[p] for p in ahead if p.has_record_offsets}
     found: dict[tuple[str, int], set[int]] = defaultdict(set)
     for topic_id, partition, offset in zip(*(rows.column(c).to_pylist() for c in COORDINATES), strict=True):
         if offset >= first.get((topic_id, partition), 0):
@@ -222,7 +222,7 @@ def stage_micro_batch(
         ConflictError: a topic was recreated meanwhile, or records expired; the files are deleted.
         WorkerCrashError: as `deadly_records`; or workers crash over no record in particular.
     """
-    if part.records <= sum(isinstance(gap, FileGap) for gap in part.gaps):  # it only skips a gap
+    if part.records <= sum(gap.is_planned for gap in part.gaps):  # it only skips a gap
         return StageResult()
     source, catalog = pipeline.source, pipeline.catalog
     catalog.offer(source.schemas())
@@ -288,7 +288,7 @@ class _Attempt:
 
     def _decoded(self, part: MicroBatch, job: BronzeTask) -> tuple[BronzeTask, StageResult]:
         """The job with its last plan, and what it wrote."""
-        ranges = named([f"{split} {part.start[split]} to {end - 1}" for split, end in sorted(part.end.items())])
+        ranges = named([f"{partition} {part.start[partition]} to {end - 1}" for partition, end in sorted(part.end.items())])
         with crashes_explained(f" over {ranges}"), worker_errors_named():
             numbers = task_numbers(self.pipeline.spark, job.reading.tasks)
             return run_decode_job(self.pipeline, job, numbers, self.columns, self.expected)
@@ -297,8 +297,8 @@ class _Attempt:
 def _by_partition(deadly: Deadly) -> Mapping[tuple[str, int], Mapping[int, str]]:
     """(topic id, partition) -> offset -> detail for quarantine."""
     found: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
-    for (split, offset), detail in deadly.items():
-        found[split.topic_id, split.partition][offset] = detail
+    for (partition, offset), detail in deadly.items():
+        found[partition.topic_id, partition.number][offset] = detail
     return found
 
 

@@ -17,15 +17,13 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from operator import and_
-from typing import ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -38,24 +36,26 @@ from game_events.errors import QUOTED, ExtensionError, first_line
 from game_events.extending import COLUMN_PATTERN, GoldAggregate
 from game_events.lakehouse.data.reading import FilePart, FileSelection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
-from game_events.lakehouse.data.staging import StagedWriter, discard
-from game_events.lakehouse.data.worker_job import WorkerJob, task_numbers
+from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.handle import of_columns
 from game_events.lakehouse.tables import Layer, silver_name
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import COUNT, FIRST, KEY, LAST, FanOut, FanOutResult, merged_partials, stage, written_alone
-from game_events.pipeline.fanout.one_pass import OnePass
-from game_events.pipeline.fanout.rows import FileRows, OldRows
+from game_events.pipeline.fanout import OnePass, write_game_files
 from game_events.pipeline.gold import plan
 from game_events.pipeline.gold.plan import GamePlan, GoldRun, commented, has_shipped_columns, silver_columns
-from game_events.pipeline.quality.judging import RuleColumns, RuleSplit
-from game_events.pipeline.quality.validation import require_valid
+from game_events.pipeline.quality.rules import out_of_stack, require_valid, violated
 from game_events.pipeline.silver.stage import run_time_failure
 from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.failures import crash, is_crash, lost_file, named
 from game_events.spark.schemas import arrow_schema, merged_columns, nullable, quoted, united
+from game_events.workers.fanout import FanOut
+from game_events.workers.gold import COUNT, FIRST, KEY, LAST, GoldMerge
+from game_events.workers.job import task_numbers
+from game_events.workers.results import FanOutResult
+from game_events.workers.rows import FileRows, OldRows
+from game_events.workers.rules import RuleColumns, RuleSplit
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
     rows = _by_game(rows, tasks)
     try:
         with null_on_error(pipeline.spark) if rules.rules else nullcontext():
-            result = stage(rows.select("*", *rules.violated()) if rules.rules else rows, task)
+            result = write_game_files(rows.select("*", *violated(rules)) if rules.rules else rows, task)
     except (PySparkException, Py4JJavaError) as error:
         if is_crash(error):
             batches = f"batches up to {max(plan.batch for plan in plans.values())} of {pipeline.bronze.name}"
@@ -108,7 +108,7 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
         lost = lost_file(error, pipeline.lakehouse.root)
         if lost is not None:
             raise lost from error
-        overflowed = rules.out_of_stack(error)
+        overflowed = out_of_stack(rules, error)
         if (has_shipped_columns(aggregate) and not overflowed) or is_session_lost(error):
             raise
         raise run_time_failure("; ".join([str(aggregate), *overflowed]), error, pipeline.lakehouse.root) from error
@@ -147,7 +147,7 @@ def _aggregated(
         old = OldRows(pipeline.lakehouse, aggregate.name, GAME, aggregate.keys, schema, files, small)
         if merge:
             types = {f.name: f.dataType for f in rows.schema.fields}
-            both = _by_game(rows, tasks).mapInArrow(old.with_old, rows.schema).groupBy(*keys)
+            both = old.added_to(_by_game(rows, tasks)).groupBy(*keys)
             rows = both.agg(*(_named(_of_type(m.merged(column), types[column]), column) for column, m in measures))
         return rows, schema, old.without_small()
     except ExtensionError:
@@ -286,7 +286,7 @@ def _by_size_of_file(pipeline: Pipeline, files: Mapping[str, FileSelection], col
     columns = StructType([StructField(f.name, nullable(f.dataType)) for f in columns.fields])
     schema, tasks = pa.schema(Schema.from_json(columns.json())), 1 if few else 1 + count // TASK_ROWS
     read = FileRows(pipeline.lakehouse, schema, dealt(small, tasks), few=True)
-    rows = read.numbers(pipeline.spark).mapInArrow(read, columns)
+    rows = read.rows(pipeline.spark, columns)
     return rows.union(read_files(pipeline.spark, large, columns)) if large else rows
 
 
@@ -301,45 +301,6 @@ def columns_of_measures(aggregate: GoldAggregate, columns: Iterable[str]) -> set
 
 #: The partial rows' names of gold's columns beside the key.
 MEASURES = {COUNT: plan.COUNT, FIRST: plan.FIRST, LAST: plan.LAST}
-
-
-@dataclass(frozen=True)
-class GoldMerge(WorkerJob[FanOutResult]):
-    """Merges partial rows with old ones and writes each game's file; picklable.
-
-    Attributes:
-        old: the games' old rows, with gold's columns.
-        rows: partial rows of all games, with the names of gold's columns; a key more than once.
-        parts: game -> start and length of its partial rows.
-        tasks: the games of each task.
-    """
-
-    result: ClassVar[type] = FanOutResult
-    old: OldRows
-    rows: pa.Table
-    parts: Mapping[str, tuple[int, int]]
-    tasks: Sequence[Sequence[str]]
-
-    def stage(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
-        """Write the files of the games of these tasks."""
-        result = FanOutResult()
-        for number in (n for batch in batches for n in batch.column(0).to_pylist()):
-            for game in self.tasks[number]:
-                written_alone(result, game, self.old.lakehouse.gold(game), partial(self._write, result, game))
-        return result
-
-    def _write(self, result: FanOutResult, game: str) -> None:
-        lakehouse, schema = self.old.lakehouse, self.old.schema
-        new = self.rows.slice(*self.parts[game])
-        writer = StagedWriter(lakehouse.gold(game), schema, game, short_lived=True)
-        changed = [new]
-        if game in self.old.files:
-            for rows, found in self.old.matched(game, new.select(self.old.keys)):
-                changed.append(rows.filter(found))
-                writer.write(rows.filter(pc.invert(found)))
-        partial_rows = [rows.rename_columns([KEY, *MEASURES]) for rows in changed]
-        writer.write(merged_partials(partial_rows, (KEY,)).rename_columns(schema.names).cast(schema))
-        result.files[game] = writer.close()
 
 
 def taken_partials(run: GoldRun, plans: Mapping[str, GamePlan], one_pass: OnePass | None) -> dict[str, pa.Table]:

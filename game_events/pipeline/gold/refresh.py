@@ -19,7 +19,7 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.system_tables import Mark, Progress
 from game_events.lakehouse.tables import Layer
 from game_events.pipeline.context import Pipeline, note
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.gold.execute import Staged, execute, merge_partials, taken_partials
 from game_events.pipeline.gold.plan import (
     GamePlan,
@@ -32,7 +32,7 @@ from game_events.pipeline.gold.plan import (
     player_agg,
     scope,
 )
-from game_events.pipeline.quality.judging import failed_rules
+from game_events.pipeline.quality.rules import failed_rules
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import GoldResult
 from game_events.spark.failures import run_with_bisection

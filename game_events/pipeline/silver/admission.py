@@ -33,8 +33,8 @@ from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.system_tables import Admission, LeftOut, Progress
 from game_events.lakehouse.tables import Layer, is_game
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import INVALID, NO_NAME, OVER_LIMIT, Routing
 from game_events.pipeline.silver.stage import SilverInput, Staging
+from game_events.workers.fanout import INVALID, NO_NAME, OVER_LIMIT, Routing
 
 
 def most_games(settings: Settings) -> int:

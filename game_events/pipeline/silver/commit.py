@@ -18,14 +18,15 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, names_of, silver_name, table_id, version_of
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.descriptions import message_comment
-from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, Rewritten, decide
-from game_events.pipeline.quality.judging import DISPOSITION, HELD_BACK, READMIT, failed_rules
+from game_events.pipeline.quality.rules import failed_rules, judge
 from game_events.pipeline.quarantine import file_name, marked_files
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.reporting.result import LayerResult, RuleCounts, SilverResult
+from game_events.pipeline.reporting.result import LayerResult, SilverResult
 from game_events.pipeline.silver.stage import SilverInput, Start, rows_from
 from game_events.spark.config import null_on_error
+from game_events.workers.results import FanOutResult, RuleCounts
+from game_events.workers.rules import DISPOSITION, HELD_BACK, READMIT
 
 
 def settle(
@@ -124,7 +125,7 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]
     with null_on_error(spark):
         rows = rows_from(source, read_files(spark, files_with(source.handle), spark_schema(source.handle.schema())), starts)
         rows = rows.join(held, list(COORDINATES), "left_semi")
-        judged = source.rules.judged(rows, held).where(F.col(DISPOSITION).isin(HELD_BACK, READMIT))
+        judged = judge(source.rules, rows, held).where(F.col(DISPOSITION).isin(HELD_BACK, READMIT))
         judged = judged.select(*COORDINATES, F.col("_game").alias("game"), DISPOSITION)
         tables = {game: table_id(start.handle) or silver_name(game) for game, start in starts.items()}
         of_game = spark.createDataFrame(pa.table({"game": list(tables), "_table": list(tables.values())}))

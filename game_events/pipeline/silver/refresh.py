@@ -28,8 +28,7 @@ from game_events.lakehouse.data.staging import remove_empty_folder
 from game_events.lakehouse.system_tables import Admission, CountedRows, LeftOut, Mark, Progress
 from game_events.lakehouse.tables import Layer, refuse_other_layout
 from game_events.pipeline.context import Pipeline, note
-from game_events.pipeline.fanout.job import INVALID, NO_NAME, OVER_LIMIT, FanOutResult, Routing
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.quarantine import intact_tables
 from game_events.pipeline.reporting.report import RunReport
@@ -37,6 +36,8 @@ from game_events.pipeline.reporting.result import LayerResult, SilverResult, Tab
 from game_events.pipeline.silver.admission import admit, counted_routing, is_allowed, new_games, readmitted_rows
 from game_events.pipeline.silver.commit import drop, settle
 from game_events.pipeline.silver.stage import SilverInput, Staging, Start, stage_games
+from game_events.workers.fanout import INVALID, NO_NAME, OVER_LIMIT, Routing
+from game_events.workers.results import FanOutResult
 
 
 @dataclass(frozen=True)

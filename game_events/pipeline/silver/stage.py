@@ -43,37 +43,18 @@ from game_events.lakehouse.data.spark_files import NO_HEADERS, read_files, spark
 from game_events.lakehouse.storage import explain
 from game_events.lakehouse.tables import Layer
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import (
-    TASK_ROWS,
-    ColumnChoice,
-    FanOut,
-    FanOutResult,
-    Routing,
-    is_shuffled,
-    shares_for,
-    spread,
-    stage,
-    tasks_for,
-)
-from game_events.pipeline.fanout.rows import FileRows
+from game_events.pipeline.fanout import TASK_ROWS, is_shuffled, shares_for, spread, tasks_for, write_game_files
 from game_events.pipeline.quality.decisions import Decisions
-from game_events.pipeline.quality.judging import (
-    APART,
-    DECIDED,
-    DISPOSITION,
-    KEEP,
-    READMIT,
-    REJECT,
-    RuleColumns,
-    RuleSplit,
-    Violations,
-)
-from game_events.pipeline.quality.validation import find_violations, require_valid
+from game_events.pipeline.quality.rules import DECIDED, find_violations, judge, out_of_stack, require_valid
 from game_events.sources.source import dealt
 from game_events.spark.config import null_on_error
 from game_events.spark.connect import is_session_lost
 from game_events.spark.failures import WorkerCrashError, bisect, crash, is_crash, named
 from game_events.spark.schemas import arrow_schema, quoted, united
+from game_events.workers.fanout import ColumnChoice, FanOut, Routing
+from game_events.workers.results import FanOutResult
+from game_events.workers.rows import FileRows
+from game_events.workers.rules import APART, DISPOSITION, KEEP, READMIT, REJECT, RuleColumns, RuleSplit, Violations
 
 #: A row's name before a function, in an array: functions over all columns of texts leave it alone.
 _NAME_BEFORE = "_name_before"
@@ -351,16 +332,16 @@ class Staging:
                 found = self._violations(split) if split is not None else None
                 if split is None or found is not None:
                     read = replace(self.file_rows(tasks_for(self.files.rows, games), shares), violations=found)
-                    return stage(read.numbers(spark), replace(task, source=read))
+                    return write_game_files(read.numbers(spark), replace(task, source=read))
             rows = self.rows() if part is None else self.rows().where(self._named(part))
             rows = _prepared(source, rows, held, split)
             with null_on_error(spark) if source.rules.rules else nullcontext():
-                return stage(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
+                return write_game_files(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
         except (PySparkException, Py4JJavaError) as error:
             if is_crash(error):
                 of_games = f" of {named(sorted(part))}" if part is not None else ""
                 raise crash(error, f" over the rows{of_games} in {self.batches}") from error
-            code = [*map(str, source.pipeline.extensions.transformations), *source.rules.out_of_stack(error)]
+            code = [*map(str, source.pipeline.extensions.transformations), *out_of_stack(source.rules, error)]
             if not code or is_session_lost(error):
                 raise
             raise run_time_failure("; ".join(code), error, source.pipeline.lakehouse.root) from error
@@ -411,7 +392,7 @@ def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, spli
     if split is None:
         return source.transformed(rows.selectExpr(*map(quoted, names)))[0]
     with null_on_error(source.pipeline.spark):
-        judged, names = source.rules.judged(rows, held), [quoted(name) for name in names]
+        judged, names = judge(source.rules, rows, held), [quoted(name) for name in names]
     # Raw values, keys and headers only of rows that go to quarantine. As SQL texts, as those of `bronze.staging.for_workers`.
     rejected = f"{DISPOSITION} = {REJECT}"
     sent = {name: f"if({rejected}, {name}, NULL)" for name in BRONZE_ONLY}

@@ -25,8 +25,8 @@ from pyspark import TaskContext
 
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
-from game_events.lakehouse.data.worker_job import StagedFiles, WorkerJob
 from game_events.lakehouse.tables import REST_DELIVERIES, REST_FAILED_CHUNKS, REST_OUTBOX, Lakehouse, Table, add_actions
+from game_events.workers.job import StagedFiles, WorkerJob
 
 #: What Spark hands over: rows of one group (a game, a file) in a row, in the order of their coordinates.
 ROWS = "_group string, _batch bigint, _place string, _kafka_partition int, _kafka_offset bigint, _person string, json string"

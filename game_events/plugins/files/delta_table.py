@@ -1,8 +1,8 @@
 """Another pipeline's bronze table as the source: its raw values are decoded and routed again, without Kafka.
 
-The table is one split, an offset in it is a batch number. Batches never change, so maintenance and redecode of the table are
-invisible here. A full refresh or a restore of the table makes a new split of it, which stops this pipeline: its rows would
-differ from the table's.
+The table is one partition, an offset in it is a batch number. Batches never change, so maintenance and redecode of the
+table are invisible here. A full refresh or a restore of the table makes a new partition of it, which stops this
+pipeline: its rows would differ from the table's.
 
 Guarantee: as for a micro-batch of Kafka; each record keeps its Kafka coordinates.
 """
@@ -26,23 +26,28 @@ from game_events.lakehouse.tables import BRONZE, Lakehouse, Table, add_actions
 from game_events.sources.source import (
     BATCH_RECORDS,
     RAW_SCHEMA,
-    TABLE,
     TASK_RECORDS,
     MicroBatch,
     Offsets,
+    Partition,
     Reading,
     ReadNotes,
     Source,
+    SourceContext,
     SourceSnapshot,
-    Split,
+    Upstream,
     columns_of,
     dealt,
+    last_parts,
 )
 
 _NO_RAW = (
     "has rows without their raw value (that pipeline runs with GAME_EVENTS_KEEP_RAW=failures): they cannot be decoded. Set "
     "it to `all` there and refresh its bronze fully"
 )
+#: Kind of the source.
+TABLE = "table"
+
 #: Columns that are read.
 _COLUMNS = (*STORED_AS.values(), "_batch")
 
@@ -50,8 +55,15 @@ _COLUMNS = (*STORED_AS.values(), "_batch")
 class TableSource(Source):
     """Reads a bronze table of another lakehouse."""
 
-    def __init__(self, settings: Settings) -> None:
+    kind = TABLE
+    alone = True
+    offset_name = "batch"
+    check_name = "kafka"
+    loss_advice = "keep that table's rows until bronze has them"
+
+    def __init__(self, context: SourceContext) -> None:
         """Raises ConfigurationError for this pipeline's own table; opens nothing yet."""
+        settings = context.settings
         self._settings = settings
         address = settings.source_table or ""
         root, _, name = address.rpartition("/")
@@ -72,10 +84,10 @@ class TableSource(Source):
                 f"GAME_EVENTS_SOURCE_TABLE: {self._table.uri} is no bronze table of this project"
                 + (f": it has no column {', '.join(missing)}" if missing else "")
             )
-        split = Split(self._table.uri, _content_id(handle), 0, TABLE)
-        return SourceSnapshot({split: max(1, oldest_batch(handle))}, {split: last + 1})
+        partition = Partition(self._table.uri, _content_id(handle), 0, TABLE)
+        return SourceSnapshot({partition: max(1, oldest_batch(handle))}, {partition: last + 1})
 
-    def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:  # noqa: ARG002
+    def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:  # noqa: ARG002
         """Raises ConfigurationError: batches have no timestamp."""
         raise ConfigurationError("GAME_EVENTS_STARTING_TIMESTAMP works with Kafka only: unset it, or GAME_EVENTS_SOURCE_TABLE")
 
@@ -103,17 +115,33 @@ class TableSource(Source):
     def reading(self, batch: MicroBatch) -> "TableReading":
         """Rows of these batches; a row without its raw value fails the job."""
         handle = self._handle()
-        (split,) = batch.end
-        files = selection(handle, batch.start[split] - 1)
+        (read,) = batch.end
+        files = selection(handle, batch.start[read] - 1)
         tasks = max(1, -(-files.rows // TASK_RECORDS))
         columns = pa.schema([f for f in pa.schema(handle.schema()) if f.name in _COLUMNS])
         parts = dealt(parts_of(files, self._table.key, -(-files.rows // tasks)), tasks)
-        return TableReading(self._table, columns, parts, batch.start[split], batch.end[split])
+        return TableReading(self._table, columns, parts, batch.start[read], batch.end[read])
+
+    def check(self) -> str:
+        """Number of batches; as a check of the broker, which is not asked."""
+        now = self.snapshot()
+        return f"not used: {self._settings.source_table} is read, {max(now.latest.values()) - 1} batches"
+
+    @classmethod
+    def asset_key(cls, settings: Settings, topic: str) -> tuple[str, ...]:  # noqa: ARG003
+        """The table's name, after its lakehouse's."""
+        return ("delta", *last_parts(settings.source_name))
+
+    @classmethod
+    def upstreams(cls, settings: Settings) -> list[Upstream]:
+        """The table."""
+        said = f"Bronze of another pipeline, `{settings.source_table}`. External: that pipeline writes it."
+        return [Upstream(cls.asset_key(settings, TABLE), said, ("deltalake",))]
 
     def changed(self, batch: MicroBatch) -> str | None:
         """Whether the table was replaced: a read sees one version of it."""
-        (split,) = batch.end
-        return None if _content_id(self._handle()) == split.topic_id else f"{split.topic} was replaced while it was read"
+        (read,) = batch.end
+        return None if _content_id(self._handle()) == read.topic_id else f"{read.topic} was replaced while it was read"
 
     def _handle(self) -> DeltaTable:
         handle = self._table.open_to_read()

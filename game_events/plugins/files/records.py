@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from game_events.decoding.frame import ID_HEADER, KEPT_BYTES, Reason, too_large
-from game_events.sources.source import FILES, Gap
+from game_events.sources.source import Gap
 
 #: Bytes of a batch: large files are divided.
 BATCH_BYTES = 32 * 1024 * 1024
@@ -309,6 +309,9 @@ def _arranged(columns: dict[str, pa.Array], schema: pa.Schema, count: int) -> pa
     )
 
 
+#: Kind of the source, and the name that its one partition has instead of a topic's.
+FILES = "files"
+
 PARTITION = 0
 
 #: Offsets of one file.
@@ -330,6 +333,8 @@ class FileGap(Gap):
     """A file that was deleted before it was read; a gap from a commit's info has its number, not its path."""
 
     path: str = ""
+
+    is_planned = True
 
     @property
     def offsets(self) -> int | None:

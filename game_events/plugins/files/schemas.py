@@ -16,7 +16,7 @@ from game_events.decoding.protobuf.fields import varint
 from game_events.decoding.protobuf.schema import ProtobufSchema, imports
 from game_events.errors import ConfigurationError, DataError
 from game_events.plugins.files.location import UNKNOWN
-from game_events.schema_registry import SchemaRegistry, SubjectVersion
+from game_events.schema_registry import SchemaLookup, SchemaRegistry, SubjectVersion
 
 #: Suffix of a schema file -> its format.
 _KINDS = {".proto": "PROTOBUF", ".json": "JSON", ".avsc": "AVRO"}
@@ -121,9 +121,9 @@ def _path_of(schema: ProtobufSchema, name: str | None) -> IndexPath:
 
 
 class FileSchemas:
-    """Schemas by id while files are the source (replaces the registry client): those found in files, then the registry."""
+    """Schemas by id while files are the source (before the registry client): those found in files, then the registry."""
 
-    def __init__(self, registry: SchemaRegistry, *, framed: bool) -> None:
+    def __init__(self, registry: SchemaLookup, *, framed: bool) -> None:
         """Wraps the registry; `framed`: records name schemas of the registry."""
         self.url = registry.url
         self._registry, self._framed = registry, framed

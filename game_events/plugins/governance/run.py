@@ -28,7 +28,6 @@ from game_events.lakehouse.commits.commit import commit, retry_on_conflict
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, oldest_batch, txns
 from game_events.lakehouse.data.columns import HEADERS, has_decoded_columns
 from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.storage import write_out
 from game_events.lakehouse.tables import (
     BRONZE,
@@ -62,6 +61,7 @@ from game_events.plugins.governance.record_filter import (
     read_suppressed,
 )
 from game_events.plugins.governance.scan import DataSubjects, named, run_task, without
+from game_events.workers.job import WorkerJob
 
 #: Scans of the tables, for files that concurrent writers added or rewrote.
 PASSES = 30

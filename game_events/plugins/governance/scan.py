@@ -26,11 +26,11 @@ from game_events.lakehouse.commits.commit import Commit
 from game_events.lakehouse.commits.transactions import Txn, counter, txn
 from game_events.lakehouse.data.columns import COORDINATES, HEADERS
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, partition_of
-from game_events.lakehouse.data.worker_job import Result, WorkerJob
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_FAILED_CHUNKS, Layer, Table, is_person, is_silver, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import ERASED_ROWS
 from game_events.plugins.governance.record_filter import MIN_SEARCHED_BYTES, as_texts, header_values, texts_of
+from game_events.workers.job import Result, WorkerJob
 
 #: Undecoded columns that may hold an id.
 BYTES = ("_kafka_key", HEADERS, "_raw_value")

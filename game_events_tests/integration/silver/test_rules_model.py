@@ -14,23 +14,12 @@ from hypothesis import strategies as st
 from game_events.lakehouse.data.columns import BRONZE_ONLY, OWN_COLUMNS
 from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import QUARANTINE, Lakehouse
-from game_events.pipeline.fanout.job import FanOut
-from game_events.pipeline.quality.judging import (
-    APART,
-    BITS,
-    DISPOSITION,
-    DROP,
-    HELD_BACK,
-    KEEP,
-    READMIT,
-    REJECT,
-    RuleColumns,
-    RuleSplit,
-)
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh, replay_and_refresh
 from game_events.rules import Rule
+from game_events.workers.fanout import FanOut
+from game_events.workers.rules import APART, BITS, DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns, RuleSplit
 from game_events_tests.support.worker_jobs import run
 from game_events_tests.support.worlds.quality import Event, assert_sound, in_silver, rejected, rule, send_events
 from game_events_tests.support.worlds.waves import power_cut_at

@@ -20,13 +20,14 @@ from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import StagedFile, staged
 from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze import load as bronze
-from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.one_pass import OnePass, SecondStage
-from game_events.sources.source import MicroBatch, Offsets, Source, SourceSnapshot, Split
+from game_events.pipeline.fanout import OnePass
+from game_events.sources.source import MicroBatch, Offsets, Partition, Source, SourceSnapshot
+from game_events.workers.fanout import SecondStage
+from game_events.workers.results import StageResult
 from game_events_tests.support.pipelines import reading, stage_by_hand
 
-LANE = Split("t", "A" * 21 + "A", 0)
+LANE = Partition("t", "A" * 21 + "A", 0)
 #: Of a record without decoded columns.
 UNKNOWN = "UNKNOWN_SCHEMA"
 
@@ -42,7 +43,7 @@ class Topic:
     """
 
     columns: dict[str, pa.DataType] = field(default_factory=dict)
-    records: dict[Split, list[dict[str, Any]]] = field(default_factory=lambda: {LANE: []})
+    records: dict[Partition, list[dict[str, Any]]] = field(default_factory=lambda: {LANE: []})
     expired: Offsets = field(default_factory=dict)
 
     def snapshot(self) -> SourceSnapshot:
@@ -50,7 +51,7 @@ class Topic:
         ends = {split: len(of) for split, of in self.records.items()}
         return SourceSnapshot({split: self.expired.get(split, 0) for split in ends}, ends)
 
-    def split(self, row: Mapping[str, Any]) -> Split:
+    def split(self, row: Mapping[str, Any]) -> Partition:
         """Where a row was read."""
         (found,) = (p for p in self.records if (p.topic_id, p.partition) == (row["_kafka_topic_id"], row["_kafka_partition"]))
         return found
@@ -115,9 +116,9 @@ def stage_micro_batch(
     for split, end in part.end.items():
         for offset in range(part.start[split], end):
             record = reader.topic.records[split][offset]
-            row = dict(zip(COORDINATES, (split.topic_id, split.partition, offset), strict=True))
+            row = dict(zip(COORDINATES, (split.topic_id, split.number, offset), strict=True))
             row |= {"_kafka_topic": split.topic, "_batch": batch, "_schema_id": record["schema"], "_raw_value": b"x"}
-            if offset in decided.get((split.topic_id, split.partition), ()):
+            if offset in decided.get((split.topic_id, split.number), ()):
                 continue
             if record["schema"] in reader.schemas:
                 good.append(row | {k: v for k, v in record.items() if k in reader.topic.columns})

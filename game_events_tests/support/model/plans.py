@@ -16,14 +16,16 @@ import pyarrow.parquet as pq
 from game_events.lakehouse.data.columns import QUARANTINE_COLUMNS
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.tables import Layer, is_game, paths
-from game_events.pipeline.fanout.job import INVALID, OVER_LIMIT, FanOut, FanOutResult, spread, stage
-from game_events.pipeline.fanout.rows import OldRows
+from game_events.pipeline.fanout import spread, write_game_files
 from game_events.pipeline.gold.execute import GAME, Staged
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
 from game_events.pipeline.quality.decisions import Decisions, Rewritten
-from game_events.pipeline.quality.judging import DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
 from game_events.pipeline.silver.stage import SilverInput, Staging, Start, _split
 from game_events.rules import Rule
+from game_events.workers.fanout import INVALID, OVER_LIMIT, FanOut
+from game_events.workers.results import FanOutResult
+from game_events.workers.rows import OldRows
+from game_events.workers.rules import DISPOSITION, DROP, HELD_BACK, KEEP, READMIT, REJECT, RuleColumns
 from game_events_tests.support.model.bronze import write
 from game_events_tests.support.worker_jobs import Rows
 
@@ -68,7 +70,7 @@ def stage_games(work: Staging) -> FanOutResult:
     table = pa.Table.from_pylist(judged, schema=schema)
     task = FanOut(source.pipeline.lakehouse, "silver", "game_name", source.schema, work.routing, split=split)
     found: Any = Rows(table.to_batches(max_chunksize=5))
-    return stage(spread(found, task, len(judged), work.games, salt="_kafka_offset"), task)
+    return write_game_files(spread(found, task, len(judged), work.games, salt="_kafka_offset"), task)
 
 
 def new_names(work: Staging, known: set[str]) -> tuple[dict[str, int], Counter[str]]:
@@ -156,5 +158,5 @@ def execute(
     lakehouse, files = run.pipeline.lakehouse, {game: plan.old.paths for game, plan in plans.items()}
     old = OldRows(lakehouse, run.aggregate.name, GAME, ("gamer_id",), AGGREGATE, files)
     task = FanOut(lakehouse, Layer.GOLD, GAME, AGGREGATE, aggregate=run.aggregate.name, old=old)
-    result = stage(Rows(table.to_batches(max_chunksize=5)), task) if rows else FanOutResult()  # type: ignore[arg-type]
+    result = write_game_files(Rows(table.to_batches(max_chunksize=5)), task) if rows else FanOutResult()  # type: ignore[arg-type]
     return Staged(plans.keys(), result, AGGREGATE, RuleColumns.of((), "gold", GAME))

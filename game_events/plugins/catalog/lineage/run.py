@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from game_events.config.masking import without_secrets
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.counts import LineageResult, merge
+from game_events.pipeline.reporting.counts import LineageResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
+from game_events.workers.results import merge
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent

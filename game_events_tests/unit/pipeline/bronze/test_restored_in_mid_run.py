@@ -17,14 +17,13 @@ from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS, 
 from game_events.lakehouse.data.reading import BATCH_INFO, read_arrow
 from game_events.lakehouse.data.staging import staged
 from game_events.pipeline.bronze.load import load_bronze
-from game_events.pipeline.bronze.worker import StageResult
-from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.offsets import offsets_of
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.stage import SilverInput, Start
 from game_events.sources.source import Source
+from game_events.workers.results import FanOutResult, StageResult
 from game_events_tests.support.offsets import by_partition, seen
 from game_events_tests.support.pipelines import reading, stage_by_hand, without_spark
 from game_events_tests.support.tables import assert_nothing_left_over, put
@@ -67,7 +66,7 @@ class World:
 
     def stage(self, pipeline, *planned):
         columns, part, batch, decided = planned[-4:]
-        offsets = [(p.partition, o) for p in part.end for o in range(part.start[p], part.end[p])]
+        offsets = [(p.number, o) for p in part.end for o in range(part.start[p], part.end[p])]
         rows = [dict(zip(COORDINATES, at, strict=True)) | {"_kafka_topic_id": ID, "_batch": batch} for at in offsets]
         bad = [r for r in rows if r["_kafka_offset"] % 3 == 0]
         new = [r | {"layer": "bronze"} for r in bad if r["_kafka_offset"] not in decided.get((ID, r["_kafka_partition"]), ())]

@@ -8,11 +8,11 @@ import pytest
 from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.data.staging import staged
-from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.stage import SilverInput, Start
+from game_events.workers.results import FanOutResult
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import committed_files, data_files, put
 

@@ -3,12 +3,12 @@
 import pytest
 
 from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS
-from game_events.pipeline.fanout.job import FanOutResult
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.stage import SilverInput, Start
 from game_events.rules import Rule
+from game_events.workers.results import FanOutResult
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put
 

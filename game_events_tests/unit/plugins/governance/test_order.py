@@ -19,7 +19,6 @@ from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.tables import SUPPRESSED
 from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.offsets import OffsetPlan
-from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.preflight import environment_checks
 from game_events.plugins.governance import run as erasure
@@ -28,6 +27,7 @@ from game_events.plugins.governance.erased_people import hashes_of, suppression
 from game_events.plugins.governance.record_filter import add_suppressed, read_suppressed
 from game_events.plugins.governance.run import resume
 from game_events.sources.source import MicroBatch
+from game_events.workers.results import StageResult
 from game_events_tests.support.altered_tables import altered, not_null
 from game_events_tests.support.offsets import seen, splits
 from game_events_tests.support.pipelines import stage_by_hand, without_spark

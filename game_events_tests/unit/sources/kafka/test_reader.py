@@ -17,11 +17,11 @@ from game_events.decoding.frame import KEPT_BYTES, Reason
 from game_events.errors import ConfigurationError, ConflictError, TransientError
 from game_events.sources.kafka import reader
 from game_events.sources.kafka.reader import MAX_TIMESTAMP_MS, KafkaReading, KeptConsumer, Range, first_outside, planned_ranges
-from game_events.sources.source import RECORD_SCHEMA, ReadNotes, Split
+from game_events.sources.source import RECORD_SCHEMA, Partition, ReadNotes
 from game_events_tests.support.sources import rows_of
 
-SPLITS = [Split("t", "A" * 22, partition) for partition in range(150)]
-OTHER = Split("u", "B" * 22, 0)
+SPLITS = [Partition("t", "A" * 22, partition) for partition in range(150)]
+OTHER = Partition("u", "B" * 22, 0)
 NANOSECONDS = 1_700_000_000_000_000_000
 AT = 1_700_000_000_000
 

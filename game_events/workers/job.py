@@ -1,8 +1,6 @@
 """Functions that Spark's workers run over Arrow batches, and their results as Arrow structs.
 
 A result travels as bytes of Arrow's stream: Spark would make a row of its own of each part of it, and Python objects of these.
-
-Worker that writes the rows of a table that is not split by game to Parquet files.
 """
 
 from abc import ABC, abstractmethod
@@ -16,9 +14,10 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_or
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from game_events.lakehouse.data.columns import none_if_empty
+from game_events.lakehouse.data.columns import COORDINATES, none_if_empty
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter
 from game_events.lakehouse.tables import Table
+from game_events.sources.source import Reading, ReadNotes
 
 Result = TypeVar("Result")
 
@@ -151,3 +150,23 @@ class FileStage(WorkerJob[StagedFiles]):
     def write(self, rows: DataFrame) -> list[StagedFile]:
         """Run the job; the files of all workers."""
         return [file for found in self.collect(rows) for file in found.files]
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Where the records of a reading's tasks are; picklable."""
+
+    COLUMNS: ClassVar[str] = "_kafka_topic_id string, _kafka_partition int, _kafka_offset bigint"
+    reading: Reading
+
+    def rows(self, spark: SparkSession) -> DataFrame:
+        """The coordinates, which workers read."""
+        return task_numbers(spark, self.reading.tasks).mapInArrow(self, self.COLUMNS)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: numbers of tasks -> coordinates of their records."""
+        for numbers in batches:
+            for task in numbers.column(0).to_pylist():
+                for batch in self.reading.batches(task, ReadNotes()):
+                    places = [batch.column(name.removeprefix("_kafka_")) for name in COORDINATES]
+                    yield pa.RecordBatch.from_arrays(places, list(COORDINATES))

@@ -3,20 +3,18 @@
 Spark's workers for stored raw values: decoded again into bronze's columns.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from operator import add, or_
 from typing import ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
-from game_events.decoding.frame import Reason, RegistrySchema, Rows, SchemaId, SchemaRef
+from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected
+from game_events.decoding.frame import Reason, Rows, SchemaId, SchemaRef
 from game_events.lakehouse.data.columns import (
     FILE_COLUMNS,
     HEADERS,
@@ -28,56 +26,16 @@ from game_events.lakehouse.data.columns import (
     identity_columns,
     none_if_empty,
 )
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter, discard
-from game_events.lakehouse.data.worker_job import WorkerJob
+from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Layer, Table
-from game_events.pipeline.fanout.job import FanOut, FanOutResult
-from game_events.pipeline.fanout.one_pass import OnePassTask, SecondStage
-from game_events.pipeline.reporting.counts import Arrivals, Summed, add_counts, by_key, count_arrivals, extend, merge, merged
 from game_events.plugins.governance.record_filter import Mask, Suppression, Suppressor
-from game_events.sources.source import Offsets, Reading, ReadNotes, Split
-
-
-@dataclass
-class StageResult(Summed):
-    """What workers return of a micro-batch, or of stored rows.
-
-    Attributes:
-        bronze, quarantine: files.
-        types, unknown: pairs of schema id and index path that were decoded; that the plan does not know.
-        reasons: why rows are in quarantine.
-        arrivals: when the records were produced (only of records from Kafka).
-        suppressed: rows of erased data subjects, which are in no file.
-        suppressed_records: of stored rows: (topic id, partition, offset, batch) of these.
-        schemas: that files brought and the plan does not know.
-        origins: of records from files, an archive's too: split -> offset after the last one.
-        undecoded: rows of message types that are not selected; they are in bronze's files.
-        nulled: column -> bad values that became NULL.
-        incomplete: number of records that were read without what no column can hold; `examples` names some of them.
-        silver: silver's files of the same rows, where the job writes them (`OnePassTask`).
-    """
-
-    bronze: list[StagedFile] = merged(extend, list)
-    quarantine: list[StagedFile] = merged(extend, list)
-    types: set[TypeKey] = merged(or_, set)
-    unknown: set[TypeKey] = merged(or_, set)
-    reasons: Counter[str] = merged(add_counts, Counter)
-    arrivals: Arrivals = merged(add_counts, Counter)
-    suppressed: int = merged(add, int)
-    suppressed_records: list[tuple[str, int, int, int]] = merged(extend, list)
-    schemas: list[RegistrySchema] = merged(extend, list)
-    origins: Offsets = merged(by_key(max), dict)
-    undecoded: Counter[TypeKey] = merged(add_counts, Counter)
-    nulled: Counter[str] = merged(add_counts, Counter)
-    incomplete: int = merged(add, int)
-    examples: list[str] = merged(extend, list)
-    silver: FanOutResult = merged(merge, FanOutResult)
-
-    def discard(self, bronze: Table, quarantine: Table | None) -> None:
-        """Delete the files; none of them is in a commit."""
-        discard(bronze, self.bronze)
-        if quarantine is not None:
-            discard(quarantine, self.quarantine)
+from game_events.sources.source import Partition, Reading, ReadNotes
+from game_events.workers.fanout import FanOut, OnePassTask, SecondStage
+from game_events.workers.job import WorkerJob
+from game_events.workers.results import (
+    StageResult,
+    count_arrivals,
+)
 
 
 @dataclass(frozen=True)
@@ -194,14 +152,14 @@ def _marked(batch: pa.RecordBatch, deadly: Mapping[tuple[str, int], Mapping[int,
 
 
 def _note_origins(batch: pa.RecordBatch, result: StageResult) -> None:
-    """Note the last offset of each split of records from files, also of those that quarantine holds already.
+    """Note the last offset of each partition of records from files, also of those that quarantine holds already.
 
-    Records of an archive have splits of topics, or of other files; those of plain files have the split of this lakehouse.
+    Records of an archive have partitions of topics, or of other files; those of plain files the one of this lakehouse.
     """
     rows = pa.Table.from_batches([batch.select(["topic", "topic_id", "partition", "offset"])])
     for row in rows.group_by(["topic", "topic_id", "partition"]).aggregate([("offset", "max")]).to_pylist():
-        split = Split(row["topic"], row["topic_id"], row["partition"])
-        result.origins[split] = max(row["offset_max"] + 1, result.origins.get(split, 0))
+        partition = Partition(row["topic"], row["topic_id"], row["partition"])
+        result.origins[partition] = max(row["offset_max"] + 1, result.origins.get(partition, 0))
 
 
 class _Output:

@@ -18,9 +18,10 @@ from game_events.decoding.frame import Reason
 from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
-from game_events.pipeline.bronze.worker import BronzeTask, StageResult, StoredTask
 from game_events.plugins.governance.record_filter import Suppression, entity_hash
 from game_events.sources.source import RECORD_SCHEMA
+from game_events.workers.decode import BronzeTask, StoredTask
+from game_events.workers.results import StageResult
 from game_events_tests.support.decoding.helpers import compiled, frame, plan_for, python_class
 from game_events_tests.support.work import counted
 from game_events_tests.support.worker_jobs import ReadByHand, task_numbers

@@ -13,12 +13,12 @@ from game_events.lakehouse.data.reading import FilePart
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.fanout import rows as module
-from game_events.pipeline.fanout.job import FanOut, Routing
-from game_events.pipeline.fanout.rows import FileRows
-from game_events.pipeline.quality.judging import BITS, DISPOSITION, DROP, KEEP, REJECT, ROW, RuleColumns, RuleSplit, Violations
 from game_events.rules import Rule
 from game_events.sources.source import dealt
+from game_events.workers import rows as module
+from game_events.workers.fanout import FanOut, Routing
+from game_events.workers.rows import FileRows
+from game_events.workers.rules import BITS, DISPOSITION, DROP, KEEP, REJECT, ROW, RuleColumns, RuleSplit, Violations
 from game_events_tests.support.worker_jobs import run
 
 SCHEMA = pa.schema([("game_name", pa.string()), ("level", pa.int64()), ("_batch", pa.int64())])
