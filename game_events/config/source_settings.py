@@ -6,9 +6,10 @@ from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, AwareDatetime, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode
+from pydantic_settings import NoDecode
 
-from game_events.config.pipeline_settings import Address, NameList, split_names
+from game_events.config.pipeline_settings import Address, NameList, SettingsGroup, split_names
+from game_events.plugin import installed
 
 #: Kafka's rule for names of topics.
 TOPIC_PATTERN = r"[a-zA-Z0-9._-]{1,249}"
@@ -17,7 +18,11 @@ _Number = Annotated[int, Field(ge=0)]
 StartingOffsets = Literal["earliest", "latest"] | dict[str, dict[_Number, Annotated[int, Field(ge=-2)]]]
 
 
-class KafkaSettings(BaseSettings):
+#: Kind of source that another setting than `source` chooses.
+TABLE = "table"
+
+
+class KafkaSettings(SettingsGroup):
     """Kafka, the schema registry, and data loss."""
 
     group: ClassVar[str] = "kafka"
@@ -110,14 +115,14 @@ class KafkaSettings(BaseSettings):
         return value.rstrip("/")
 
 
-class FileSettings(BaseSettings):
+class FileSettings(SettingsGroup):
     """Files as the source of records."""
 
     group: ClassVar[str] = "files"
 
     # --- files as the source (docs/sources.md)
-    source: Literal["kafka", "files"] = "kafka"
-    """where records are read from: `kafka`, or `files`: a folder or prefix instead of a topic"""
+    source: str = "kafka"
+    """where records are read from: `kafka`, or `files`: a folder or prefix instead of a topic; or the name of a plug-in's source"""
     files_path: Address | None = None
     """folder, or prefix of an object store (`s3://bucket/prefix`)"""
     files_pattern: str = Field("*", min_length=1)
@@ -139,6 +144,14 @@ class FileSettings(BaseSettings):
     files_bytes_per_batch: int = Field(2**30, ge=1)
     """bytes of the files of one bronze commit, beyond the first file"""
 
+    @field_validator("source")
+    @classmethod
+    def _installed(cls, value: str) -> str:
+        kinds = ["kafka", *(kind for plugin in installed() for kind in plugin.sources if kind != TABLE)]
+        if value not in kinds:
+            raise ValueError(f"must be one of {', '.join(kinds)}")
+        return value
+
 
 class SourceSettings(KafkaSettings, FileSettings):
     """Source of bronze's records: topics, another pipeline's bronze, or files; see docs/sources.md."""
@@ -146,7 +159,7 @@ class SourceSettings(KafkaSettings, FileSettings):
     @property
     def source_kind(self) -> str:
         """Kind of the source (`sources.factory`)."""
-        return self.source if self.source_table is None else "table"
+        return self.source if self.source_table is None else TABLE
 
     @property
     def kafka_topics(self) -> tuple[str, ...]:

@@ -6,34 +6,37 @@ from importlib import import_module
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
+from game_events.plugin import installed
 from game_events.sources.source import Source, SourceContext
 
-#: Kind of source -> "module:class".
-SOURCES = {
-    "kafka": "game_events.sources.kafka.source:KafkaSource",
-    "files": "game_events.plugins.files.source:FileSource",
-    "table": "game_events.plugins.files.delta_table:TableSource",
-}
+#: Kinds of source of the core -> "module:class"; others are those of plug-ins (`Plugin.sources`).
+CORE = {"kafka": "game_events.sources.kafka.source:KafkaSource"}
 
 
 @cache
-def source_class(kind: str) -> type[Source]:
-    """The class of a kind of source; ConfigurationError if it is not installed."""
-    if kind not in SOURCES:
-        raise ConfigurationError(f"there is no source `{kind}`: install the plug-in that brings it")
-    module, _, name = SOURCES[kind].partition(":")
-    made: type[Source] = getattr(import_module(module), name)
+def _class_of_kind(kind: str) -> type[Source] | None:
+    """The class of a kind of source; None: no installed plug-in brings it."""
+    made: type[Source] | None = None
+    if kind in CORE:
+        module, _, name = CORE[kind].partition(":")
+        made = getattr(import_module(module), name)
+    for plugin in installed() if made is None else ():
+        if kind in plugin.sources:
+            made = plugin.load(plugin.sources[kind])
     return made
 
 
 def kind_of(kind: str) -> type[Source]:
     """The class of a kind that bronze was once read from; of one that is not installed any more, what holds for most."""
-    return source_class(kind) if kind in SOURCES else Source
+    return _class_of_kind(kind) or Source
 
 
 def class_of(settings: Settings) -> type[Source]:
-    """The class of the settings' source."""
-    return source_class(settings.source_kind)
+    """The class of the settings' source; ConfigurationError if it is not installed."""
+    made = _class_of_kind(settings.source_kind)
+    if made is None:
+        raise ConfigurationError(f"there is no source `{settings.source_kind}`: install the plug-in that brings it")
+    return made
 
 
 def make_source(settings: Settings, timeout_s: float | None = None) -> Source:

@@ -340,7 +340,7 @@ class Source(ABC):
     Guarantee asked of it: a micro-batch is exactly the records with ``start <= offset < end`` of its partitions; reading it
     twice gives the same records, and never fewer without an error.
 
-    A new source is a class with five methods, and its name in `factory.SOURCES` (a plug-in's: in its `Plugin`). A queue that
+    A new source is a class with five methods, and its name in the `sources` of a plug-in. A queue that
     keeps numbered messages, each a record, which workers read over HTTP:
 
         class QueueSource(Source):

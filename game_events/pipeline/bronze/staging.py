@@ -28,17 +28,16 @@ from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit, without_rows
-from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
+from game_events.lakehouse.commits.transactions import Txn, counter, erasure_fence, txn, txns
 from game_events.lakehouse.data.columns import COORDINATES, FIRST_MESSAGE, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, Table, table_id, version_of
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout import OnePass
+from game_events.pipeline.hooks import record_filter
 from game_events.pipeline.offsets import next_offsets
 from game_events.pipeline.reporting.report import RunReport
-from game_events.plugins.governance.erased_people import erasure_fence, suppression
-from game_events.plugins.governance.record_filter import Suppression
 from game_events.sources.source import MicroBatch, Offsets, Partition, Reading
 from game_events.spark.failures import (
     DEATHS_ALONE,
@@ -50,6 +49,7 @@ from game_events.spark.failures import (
 )
 from game_events.workers.decode import BronzeTask, DecodeJob
 from game_events.workers.job import task_numbers
+from game_events.workers.record_filter import RecordFilter
 from game_events.workers.results import StageResult
 
 log = logging.getLogger(__name__)
@@ -229,7 +229,7 @@ def stage_micro_batch(
     # Types to plan for before the first record.
     expected = source.expected_types()
     expected += [(i, FIRST_MESSAGE) for subject in source.subjects(part.end) for i in catalog.expected_ids(subject)]
-    attempt = _Attempt(pipeline, columns, expected, batch, decided, suppression(pipeline, bronze))
+    attempt = _Attempt(pipeline, columns, expected, batch, decided, record_filter(pipeline, bronze))
     try:
         staged = attempt.with_silver(bronze, part, one_pass)
     except WorkerCrashError as error:
@@ -252,7 +252,7 @@ class _Attempt:
     expected: list[TypeKey]
     batch: int
     decided: Decided
-    suppression: Suppression | None
+    record_filter: RecordFilter | None
     sparing: bool = False
 
     def run(self, part: MicroBatch, deadly: Deadly | None = None) -> StageResult:
@@ -282,7 +282,7 @@ class _Attempt:
             pipeline.run_id,
             keep_raw,
             self.decided,
-            self.suppression,
+            self.record_filter,
             _by_partition(deadly),
         )
 
