@@ -122,7 +122,7 @@ class FileSettings(SettingsGroup):
 
     # --- files as the source (docs/sources.md)
     source: str = "kafka"
-    """where records are read from: `kafka`, or `files`: a folder or prefix instead of a topic; or the name of a plug-in's source"""
+    """where records are read from: `kafka`, or `files`: a folder or prefix instead of a topic; or a plug-in's source"""
     files_path: Address | None = None
     """folder, or prefix of an object store (`s3://bucket/prefix`)"""
     files_pattern: str = Field("*", min_length=1)

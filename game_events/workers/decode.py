@@ -28,11 +28,10 @@ from game_events.lakehouse.data.columns import (
 )
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Layer, Table
-from game_events.plugins.governance.record_filter import Mask
 from game_events.sources.source import Partition, Reading, ReadNotes
 from game_events.workers.fanout import FanOut, OnePassTask, SecondStage
 from game_events.workers.job import WorkerJob
-from game_events.workers.record_filter import OpenRecordFilter, RecordFilter
+from game_events.workers.record_filter import Mask, OpenRecordFilter, RecordFilter
 from game_events.workers.results import (
     StageResult,
     count_arrivals,
