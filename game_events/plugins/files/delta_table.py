@@ -8,43 +8,33 @@ Guarantee: as for a micro-batch of Kafka; each record keeps its Kafka coordinate
 """
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from datetime import datetime
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.transactions import Txn, incarnation, oldest_batch
 from game_events.lakehouse.data.columns import STORED_AS
-from game_events.lakehouse.data.reading import FilePart, parts_of, read_parts, selection
+from game_events.lakehouse.data.reading import parts_of, selection
 from game_events.lakehouse.storage import delta_options
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table, add_actions
+from game_events.plugins.files.readers import TableReading
 from game_events.sources.source import (
-    BATCH_RECORDS,
-    RAW_SCHEMA,
     TASK_RECORDS,
     MicroBatch,
     Offsets,
     Partition,
-    Reading,
-    ReadNotes,
     Source,
     SourceContext,
     SourceSnapshot,
     Upstream,
-    columns_of,
     dealt,
     last_parts,
 )
 
-_NO_RAW = (
-    "has rows without their raw value (that pipeline runs with GAME_EVENTS_KEEP_RAW=failures): they cannot be decoded. Set "
-    "it to `all` there and refresh its bronze fully"
-)
 #: Kind of the source.
 TABLE = "table"
 
@@ -112,7 +102,7 @@ class TableSource(Source):
         # Batches behind the last one with rows are empty.
         return max(batches, int(handle.transaction_version(Txn.BATCH) or 0) - start + 1)
 
-    def reading(self, batch: MicroBatch) -> "TableReading":
+    def reading(self, batch: MicroBatch) -> TableReading:
         """Rows of these batches; a row without its raw value fails the job."""
         handle = self._handle()
         (read,) = batch.end
@@ -148,42 +138,6 @@ class TableSource(Source):
         if handle is None:
             raise ConfigurationError(f"GAME_EVENTS_SOURCE_TABLE: there is no Delta table at {self._table.uri}")
         return handle
-
-
-@dataclass(frozen=True)
-class TableReading(Reading):
-    """Rows of the table's batches [start, end).
-
-    Attributes:
-        columns: those of `_COLUMNS` with their types.
-        parts: task -> files, or parts of files.
-    """
-
-    table: Table
-    columns: pa.Schema
-    parts: Sequence[Sequence[FilePart]]
-    start: int
-    end: int
-
-    @property
-    def tasks(self) -> int:
-        """Number of the tasks."""
-        return len(self.parts)
-
-    def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
-        """See `Reading.batches`; ConfigurationError for a row without its raw value."""
-        for part in self.parts[task]:
-            for rows in read_parts(self.table, self.columns, [part.path], BATCH_RECORDS, slice(part.number, None, part.of)):
-                batches = rows.column("_batch")
-                wanted = rows.filter(pc.and_(pc.greater_equal(batches, self.start), pc.less(batches, self.end)))
-                if wanted.column("_raw_value").null_count:
-                    raise ConfigurationError(f"GAME_EVENTS_SOURCE_TABLE: {self.table.uri} {_NO_RAW}")
-                yield from self._records(wanted)
-
-    def _records(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-        for batch in rows.combine_chunks().to_batches():
-            found = {f.name: batch.column(STORED_AS[f.name]).cast(f.type) for f in RAW_SCHEMA}
-            yield columns_of(found, len(batch))
 
 
 def _content_id(handle: DeltaTable) -> str:

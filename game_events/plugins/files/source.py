@@ -43,10 +43,11 @@ from game_events.plugins.files.records import (
     FileGap,
     FileLimits,
     FilePart,
+    NamedSchema,
     first_offset,
     number_of,
 )
-from game_events.plugins.files.schemas import SUBJECT, FileSchemas, NamedSchema, named_schema
+from game_events.plugins.files.schemas import SUBJECT, FileSchemas, named_schema
 from game_events.schema_registry import SchemaLookup, SchemaRegistry
 from game_events.sources.rows import since
 from game_events.sources.source import (

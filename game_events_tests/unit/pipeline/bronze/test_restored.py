@@ -20,7 +20,7 @@ from game_events.pipeline.quarantine import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.plugins.governance.record_filter import add_suppressed, finish_suppressed
+from game_events.plugins.governance.erased_people import add_suppressed, finish_suppressed
 from game_events.plugins.governance.run import forget
 from game_events.sources.source import Partition
 from game_events_tests.support.faults import at_commit

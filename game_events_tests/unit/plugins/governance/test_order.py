@@ -23,8 +23,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.preflight import environment_checks
 from game_events.plugins.governance import run as erasure
 from game_events.plugins.governance.commits import remove_old_files
-from game_events.plugins.governance.erased_people import hashes_of, record_filter
-from game_events.plugins.governance.record_filter import add_suppressed, read_suppressed
+from game_events.plugins.governance.erased_people import add_suppressed, hashes_of, read_suppressed, record_filter
 from game_events.plugins.governance.run import resume
 from game_events.sources.source import MicroBatch
 from game_events.workers.results import StageResult

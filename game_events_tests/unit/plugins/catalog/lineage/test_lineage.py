@@ -6,7 +6,6 @@ from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
-from game_events.plugins.catalog.lineage.events import LineageRun, inputs_of, output
 
 from game_events.config.settings import load_settings
 from game_events.errors import DataError
@@ -15,6 +14,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import RunLog, recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult, TableReport
+from game_events.plugins.catalog.openlineage_events import LineageRun, inputs_of, output
 from game_events.sources.source import Partition
 from game_events_tests.support.openlineage_spec import check_event
 from game_events_tests.support.servers.webhook import Receiver
