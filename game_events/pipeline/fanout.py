@@ -26,7 +26,7 @@ from game_events.config.settings import Settings
 from game_events.lakehouse.commits.transactions import BronzeIdentity
 from game_events.lakehouse.data.reading import FileSelection, selection
 from game_events.lakehouse.data.staging import StagedFile, discard
-from game_events.lakehouse.system_tables import Admission
+from game_events.lakehouse.system_tables import Admission, Progress
 from game_events.lakehouse.tables import Layer
 from game_events.pipeline.context import Pipeline
 from game_events.sources.source import TASK_RECORDS
@@ -158,9 +158,7 @@ class OnePass:
         if not self.enabled or pipeline.extensions.transformations or "silver" in ruled:
             return None
         state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
-        behind = selection(bronze, state.floor(Layer.SILVER))
-        admitted = state.left_out.covers(Admission.of(settings)) and not state.failed_in(Layer.SILVER)
-        if not admitted or not self._is_of(behind) or self._has_small_files:
+        if not self._is_next(state, settings, selection(bronze, state.floor(Layer.SILVER))):
             self.drop()
             return None
         return OnePassTask(
@@ -170,6 +168,11 @@ class OnePass:
             not settings.gold_columns and "gold" not in ruled,
             None if tasks == 1 and not self._sources else TASK_RECORDS // FEWEST_FILE_ROWS,
         )
+
+    def _is_next(self, state: Progress, settings: Settings, behind: FileSelection) -> bool:
+        """Whether silver lacks nothing but the next micro-batch and what is held, and would not write larger files itself."""
+        admitted = state.left_out.covers(Admission.of(settings)) and not state.failed_in(Layer.SILVER)
+        return admitted and self._is_of(behind) and not self._has_small_files
 
     def staged(self, task: FanOut | None, result: FanOutResult) -> None:
         """Note what the workers have written of a micro-batch, before its commit."""

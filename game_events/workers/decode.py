@@ -3,6 +3,8 @@
 Spark's workers for stored raw values: decoded again into bronze's columns.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -98,28 +100,14 @@ class BronzeTask(DecodeJob):
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StageResult:
         """Read the records of the tasks of these numbers, decode them and write them to files."""
-        decoder, output, notes = BatchDecoder(self.plan), _Output(self), ReadNotes()
+        decoder = BatchDecoder(self.plan)
+        output = _Output(self)
+        notes = ReadNotes()
+        for numbers in batches:
+            for task in numbers.column(0).to_pylist():
+                for batch in self.reading.batches(task, notes):
+                    self._decode(batch, decoder, output)
         result = output.result
-        tasks = (number for numbers in batches for number in numbers.column(0).to_pylist())
-        for batch in (batch for task in tasks for batch in self.reading.batches(task, notes)):
-            if "file_path" in batch.schema.names:
-                _note_origins(batch, result)
-            rows = self._undecided(batch) if self.decided else batch
-            rows = _marked(rows, self.deadly) if self.deadly else rows
-            if rows.column("reason").null_count < len(rows):
-                rows = output.readable(rows)
-            for part in decoder.parts(rows, "value"):
-                if "columns" in part.schema.names and len(part):
-                    decoded = decoder.decode_columns(part.column("schema_guid")[0].as_py(), part.column("columns"))
-                else:
-                    decoded = decoder.decode(part.column("value"), part.column("headers"))
-                result.types |= decoded.types
-                result.unknown |= decoded.unknown
-                result.nulled.update(decoded.nulled)
-                # With an unknown type the driver plans again: continue only to find all of them.
-                if not result.unknown:
-                    output.write(part, decoded)
-                    result.arrivals.update(count_arrivals(part.column("timestamp")))
         if result.unknown:
             output.abort()
         output.close()
@@ -128,6 +116,28 @@ class BronzeTask(DecodeJob):
         result.incomplete = notes.incomplete
         result.examples = notes.examples
         return result
+
+    def _decode(self, batch: pa.RecordBatch, decoder: BatchDecoder, output: _Output) -> None:
+        """Decode records and write them; of a type that the plan does not know, the driver plans again."""
+        result = output.result
+        if "file_path" in batch.schema.names:
+            _note_origins(batch, result)
+        rows = self._undecided(batch) if self.decided else batch
+        rows = _marked(rows, self.deadly) if self.deadly else rows
+        if rows.column("reason").null_count < len(rows):
+            rows = output.readable(rows)
+        for part in decoder.parts(rows, "value"):
+            if "columns" in part.schema.names and len(part):
+                decoded = decoder.decode_columns(part.column("schema_guid")[0].as_py(), part.column("columns"))
+            else:
+                decoded = decoder.decode(part.column("value"), part.column("headers"))
+            result.types |= decoded.types
+            result.unknown |= decoded.unknown
+            result.nulled.update(decoded.nulled)
+            # Else the decoder continues only to find all unknown types.
+            if not result.unknown:
+                output.write(part, decoded)
+                result.arrivals.update(count_arrivals(part.column("timestamp")))
 
     def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows without those that quarantine holds since an earlier attempt."""
@@ -295,21 +305,26 @@ class StoredTask(DecodeJob):
             if open_filter is not None:
                 undecodable = partial(_undecodable, batch, open_filter)
                 decoded = open_filter.stored(decoded, undecodable, partial(_note_records, result, rows), with_rejected=False)
-            for at, schema_id, columns in decoded.good:
-                own = self._own(rows, at, schema_id, keep_raw=self.keep_raw)
-                writer.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(at))
-            for at, key in decoded.undecoded:
-                result.undecoded[key] += len(at)
-                writer.write_columns(self._own(rows, at, key[0], keep_raw=True), len(at))
-            for rejected in decoded.rejected:
-                result.reasons[rejected.reason] += len(rejected.rows)
-                if self.keep_undecodable:
-                    kept = rows.take(pa.array(rejected.rows))
-                    writer.write_columns({n: kept.column(n) for n in kept.column_names}, kept.num_rows)
+            self._write(rows, decoded, writer, result)
         if result.unknown:
             writer.abort()
-        result.bronze, result.suppressed = writer.close(), len(result.suppressed_records)
+        result.bronze = writer.close()
+        result.suppressed = len(result.suppressed_records)
         return result
+
+    def _write(self, rows: pa.Table, decoded: DecodedBatch, writer: StagedWriter, result: StageResult) -> None:
+        """Write the rows, decoded and undecoded."""
+        for at, schema_id, columns in decoded.good:
+            own = self._own(rows, at, schema_id, keep_raw=self.keep_raw)
+            writer.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(at))
+        for at, key in decoded.undecoded:
+            result.undecoded[key] += len(at)
+            writer.write_columns(self._own(rows, at, key[0], keep_raw=True), len(at))
+        for rejected in decoded.rejected:
+            result.reasons[rejected.reason] += len(rejected.rows)
+            if self.keep_undecodable:
+                kept = rows.take(pa.array(rejected.rows))
+                writer.write_columns({name: kept.column(name) for name in kept.column_names}, kept.num_rows)
 
     def _own(self, rows: pa.Table, at: Rows, schema_id: SchemaId, *, keep_raw: bool) -> dict[str, pa.ChunkedArray | pa.Array]:
         taken = rows.take(pa.array(at))

@@ -267,6 +267,11 @@ class Stage:
             return
         if self._partial is not None:
             self._partial.add(rows)
+        self._write_parts(rows, order, parts)
+
+    def _write_parts(self, rows: pa.Table, order: pa.Array, parts: Mapping[str, tuple[int, int]]) -> None:
+        """Write each game's part of rows in the order by game."""
+        task = self._task
         written = rows.select(task.schema.names).take(order).cast(task.schema)
         more = rows.select(task.split.columns).take(order) if task.split is not None else written
         size = buffer_bytes(written)

@@ -152,8 +152,8 @@ class Splitter:
         kept = (disposition == KEEP) | (disposition == READMIT)
         return rows if kept.all() else rows.filter(pa.array(kept))
 
-    def _reject(self, game: str, rows: pa.Table, more: pa.Table, violated: npt.NDArray[np.bool_]) -> None:
-        count = rows.num_rows
+    def _explained(self, game: str, violated: npt.NDArray[np.bool_]) -> tuple[list[str], list[str], pa.Array]:
+        """Reasons and details of rejected rows by the rules that they violate, and which of them each row has."""
         combinations, which = np.unique(violated, axis=0, return_inverse=True)
         which = which.reshape(-1)
         reasons, details = [], []
@@ -165,13 +165,18 @@ class Splitter:
             names = ", ".join(rule.name for rule in broken)
             details.append(f"game {game}: not true: {first.sql}; violated rules: {names}")
             self.counts[game].reasons[first.name] += size
+        return reasons, details, pa.array(which)
+
+    def _reject(self, game: str, rows: pa.Table, more: pa.Table, violated: npt.NDArray[np.bool_]) -> None:
+        count = rows.num_rows
+        reasons, details, which = self._explained(game, violated)
         own = {name: rows.column(name) for name in OWN_COLUMNS.names if name in rows.column_names}
         own |= {name: more.column(name) for name in BRONZE_ONLY}
         own[HEADERS] = none_if_empty(own[HEADERS])
         own |= {
             "layer": pa.repeat(pa.scalar(Layer.SILVER), count),
-            "reason": pa.array(reasons, pa.string()).take(pa.array(which)),
-            "detail": pa.array(details, pa.string()).take(pa.array(which)),
+            "reason": pa.array(reasons, pa.string()).take(which),
+            "detail": pa.array(details, pa.string()).take(which),
             "quarantined_at": pa.repeat(pa.scalar(self._now, TIME), count),
             "run_id": pa.repeat(pa.scalar(self._task.run_id), count),
             "game": pa.repeat(pa.scalar(game), count),

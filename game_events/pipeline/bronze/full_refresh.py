@@ -240,23 +240,35 @@ class _FullRefresh:
 
     def planned(self) -> Commit:
         """The commit, which replaces bronze's files."""
-        pipeline, bronze, found, batch = self.pipeline, self.bronze, self.found, self.batch
+        pipeline = self.pipeline
+        bronze = self.bronze
+        found = self.found
         # A run that reads an archive's topics continues at the archive's end, even if bronze had more: those rows are removed.
         to = self.end | ends_of_origins(found.origins)
-        undecodable_kept = self.expired.quarantine.staying
-        # With rows from elsewhere, which the archive may get later.
-        archive = {Txn.ARCHIVE: 0} if self.kept or undecodable_kept else archive_noted(bronze, pipeline.source)
+        rows = sum(file.rows for file in found.bronze)
+        undecodable = sum(file.rows for file in found.quarantine)
+        read = {partition: (self.start[partition], end) for partition, end in self.end.items()}
+        info = batch_info(self.batch, rows, undecodable, read, (), found.suppressed) | kept_info(self.kept)
+        info["full_refresh"] = "rows of batches before this one are gone"
         compared = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES, *(p.app for p in to))
-        rows, undecodable = (sum(f.rows for f in files) for files in (found.bronze, found.quarantine))
-        read = {p: (self.start[p], end) for p, end in self.end.items()}
-        info = batch_info(batch, rows, undecodable, read, (), found.suppressed) | kept_info(self.kept)
-        info |= {"full_refresh": "rows of batches before this one are gone"}
-        advance = {p.app: at for p, at in to.items()} | identity(to) | archive
-        advance |= epochs_unknown(partition for partition in to if partition not in self.end) | epochs_noted(self.now, self.end)
-        advance |= {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept, Txn.QUARANTINE_COMMITS: 0}
-        advance |= {Txn.BATCH: batch, Txn.INCARNATION: batch, Txn.FULL_REFRESH: self.ticket}
-        plan = commit_of(pipeline, bronze, found, txns(bronze, compared), advance, info, self.columns)
+        expected = txns(bronze, compared)
+        advance = self._advance(to, undecodable)
+        plan = commit_of(pipeline, bronze, found, expected, advance, info, self.columns)
         return replace(plan, replace=True, seen=bronze.version() if self.kept else None)
+
+    def _advance(self, to: Offsets, undecodable: int) -> dict[str, int]:
+        """Transactions of bronze after the commit: next offsets, and counters of what quarantine has."""
+        undecodable_kept = self.expired.quarantine.staying
+        advance = {partition.app: offset for partition, offset in to.items()}
+        advance |= identity(to)
+        # With rows from elsewhere, which the archive may get later.
+        has_others = self.kept or undecodable_kept
+        advance |= {Txn.ARCHIVE: 0} if has_others else archive_noted(self.bronze, self.pipeline.source)
+        advance |= epochs_unknown(partition for partition in to if partition not in self.end)
+        advance |= epochs_noted(self.now, self.end)
+        advance |= {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept, Txn.QUARANTINE_COMMITS: 0}
+        advance |= {Txn.BATCH: self.batch, Txn.INCARNATION: self.batch, Txn.FULL_REFRESH: self.ticket}
+        return advance
 
     def commit_or_drop(self, plan: Commit) -> Landed:
         """Commit; the files are deleted if that is known to have failed."""

@@ -68,24 +68,44 @@ def changes(source: Source, settings: Settings, handle: DeltaTable, now: SourceS
     known = topics_known(handle) if new or settings.kafka_topic_pattern is not None else {}
     if known:
         _refuse_another_source(known, now)
-    # An added partition is read from 0; a newly assigned one, or one of a new topic, from its first offset.
-    added = now.latest.keys() - reached.keys() if settings.kafka_assign else set()
-    found = Changes(start={partition: now.earliest[partition] for partition in added if _topic_of(partition) in read})
-    for (topic, topic_id, kind), partitions in new.items():
-        before = topic_id_read(handle, topic, kind)
-        if before == topic_id:
-            continue
-        found.settle += partitions
-        if before is None:
-            found.joined.append(topic)
-            found.start |= {partition: now.earliest[partition] for partition in partitions}
-        elif not known or (topic in known and known[topic].topic_id == before):
-            found.gaps += _rest(handle, topic, before, partitions)
+    difference = Changes(start=_newly_assigned(settings, now, reached))
+    for topic, partitions in new.items():
+        _note_new(difference, handle, now, known, topic, partitions)
     there = {partition.topic for partition in now.latest}
-    for topic, partition in sorted(known.items()):
-        if topic not in there and source.wants(topic):
-            found.gaps += _rest(handle, topic, partition.topic_id)
-    return found
+    for name, partition in sorted(known.items()):
+        if name not in there and source.wants(name):
+            difference.gaps += _rest(handle, name, partition.topic_id)
+    return difference
+
+
+def _newly_assigned(settings: Settings, now: SourceSnapshot, reached: Offsets) -> Offsets:
+    """First offsets of partitions of known topics that the settings did not assign before; an added one is read from 0."""
+    if not settings.kafka_assign:
+        return {}
+    read = {_topic_of(partition) for partition in reached}
+    added = now.latest.keys() - reached.keys()
+    return {partition: now.earliest[partition] for partition in added if _topic_of(partition) in read}
+
+
+def _note_new(
+    difference: Changes,
+    handle: DeltaTable,
+    now: SourceSnapshot,
+    known: Mapping[str, Partition],
+    topic: tuple[str, str, str],
+    partitions: list[Partition],
+) -> None:
+    """Note a topic of which bronze has no offset: it joins, or was recreated. Its partitions are read from the first offset."""
+    name, topic_id, kind = topic
+    before = topic_id_read(handle, name, kind)
+    if before == topic_id:
+        return
+    difference.settle += partitions
+    if before is None:
+        difference.joined.append(name)
+        difference.start |= {partition: now.earliest[partition] for partition in partitions}
+    elif not known or (name in known and known[name].topic_id == before):
+        difference.gaps += _rest(handle, name, before, partitions)
 
 
 def _refuse_another_source(known: Mapping[str, Partition], now: SourceSnapshot) -> None:
@@ -95,8 +115,8 @@ def _refuse_another_source(known: Mapping[str, Partition], now: SourceSnapshot) 
         ConfigurationError: the settings name another table than bronze was made from, or a table instead of topics.
         DataError: the table has other rows than those that bronze was made from.
     """
-    before = {(partition.kind, partition.topic): partition.topic_id for partition in known.values()}
-    alone = {(partition.kind, partition.topic): partition.topic_id for partition in now.latest if kind_of(partition.kind).alone}
+    before = _ids(known.values())
+    alone = _ids(partition for partition in now.latest if kind_of(partition.kind).alone)
     if not alone and not any(kind_of(kind).alone for kind, _ in before):
         return
     if alone.keys() != before.keys():
@@ -112,6 +132,11 @@ def _refuse_another_source(known: Mapping[str, Partition], now: SourceSnapshot) 
             "recreated. Nothing was read: replace this pipeline's bronze, too (`game-events run --full-refresh bronze`, "
             "with GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH=true)"
         )
+
+
+def _ids(partitions: Iterable[Partition]) -> dict[tuple[str, str], str]:
+    """(Kind, topic) -> id."""
+    return {(partition.kind, partition.topic): partition.topic_id for partition in partitions}
 
 
 def topics_known(handle: DeltaTable) -> Mapping[str, Partition]:
@@ -171,7 +196,8 @@ class OffsetPlan:
             DataError: offsets are gone that bronze has not read, and the setting says `stop`; or a topic lost its newest
                 records.
         """
-        source, settings = pipeline.source, pipeline.settings
+        source = pipeline.source
+        settings = pipeline.settings
         reached = next_offsets(bronze, now.latest)
         if any(offset > now.latest[p] for p, offset in reached.items()):
             now = source.snapshot()  # a concurrent run has read more since `now`
@@ -179,17 +205,14 @@ class OffsetPlan:
         # `until` is older than a topic that joined, or was recreated, while this run reads.
         until = now.latest | {p: end for p, end in until.items() if p in now.latest}
         refuse_cut_log(source, bronze, now, reached)
-        found = changes(source, settings, bronze, now, reached)
-        batch = plan_micro_batch(now, reached | found.start, until, limit or source.batch_limit(reached))
-        if found.anything:
+        difference = changes(source, settings, bronze, now, reached)
+        batch = plan_micro_batch(now, reached | difference.start, until, limit or source.batch_limit(reached))
+        if difference.anything:
             # Even without a record to read: bronze learns of the change by the commit.
-            batch = batch or MicroBatch({}, {}, now.latest, (), now.earliest | reached | found.start, unit=now.unit)
-            settled = {partition: batch.reached[partition] for partition in found.settle if partition not in batch.end}
-            gaps = (*found.gaps, *batch.gaps)
-            batch = replace(batch, start=batch.start | settled, end=batch.end | settled, gaps=gaps, joined=tuple(found.joined))
+            batch = batch or MicroBatch({}, {}, now.latest, (), now.earliest | reached | difference.start, unit=now.unit)
+            batch = _with_changes(batch, difference)
         if batch is not None:
-            batch = replace(batch, gaps=(*batch.gaps, *pipeline.source.missing(batch)))
-        if batch is not None and batch.gaps:
+            batch = replace(batch, gaps=(*batch.gaps, *source.missing(batch)))
             refuse_unless_recorded(settings, batch.gaps, now)
         return cls(now, reached, until, batch)
 
@@ -207,6 +230,18 @@ class OffsetPlan:
         if self.micro_batch is not None:
             return self.micro_batch.lag
         return {p: max(0, self.now.latest[p] - offset) // self.now.unit for p, offset in self.reached.items()}
+
+
+def _with_changes(batch: MicroBatch, difference: Changes) -> MicroBatch:
+    """The micro-batch that also records changes of the topics."""
+    settled = {partition: batch.reached[partition] for partition in difference.settle if partition not in batch.end}
+    return replace(
+        batch,
+        start=batch.start | settled,
+        end=batch.end | settled,
+        gaps=(*difference.gaps, *batch.gaps),
+        joined=tuple(difference.joined),
+    )
 
 
 def epochs_noted(now: SourceSnapshot, partitions: Iterable[Partition]) -> dict[str, int]:
@@ -232,19 +267,16 @@ def refuse_cut_log(source: Source, bronze: DeltaTable, now: SourceSnapshot, reac
         DataError: a partition's log was cut below bronze's offset, and is longer by now.
         ConfigurationError, TransientError: the broker refuses or does not answer.
     """
-    known = {partition: bronze.transaction_version(partition.epoch_app) for partition in reached if partition in now.epochs}
-    changed = {
-        partition: reached[partition]
-        for partition, epoch in known.items()
-        if epoch is not None and now.epochs[partition] > epoch
-    }
+    known: Offsets = {}
+    for partition in reached.keys() & now.epochs.keys():
+        epoch = bronze.transaction_version(partition.epoch_app)
+        if epoch is not None:
+            known[partition] = int(epoch)
+    changed = {partition: reached[partition] for partition, epoch in known.items() if now.epochs[partition] > epoch}
     if not changed:
         return
-    later = {
-        partition: epoch
-        for partition, epoch in source.epochs_before(now, changed).items()
-        if epoch > int(known[partition] or 0)
-    }
+    before = source.epochs_before(now, changed)
+    later = {partition: epoch for partition, epoch in before.items() if epoch > known[partition]}
     if later:
         named = "; ".join(
             f"{partition}: bronze is at {changed[partition]} and has read up to leader epoch {known[partition]}, "
@@ -311,9 +343,8 @@ def not_there_any_more(pipeline: Pipeline, now: SourceSnapshot) -> tuple[Gap, ..
         return ()
     first = {partition: at for partition, at in sorted(now.earliest.items()) if at and partition.has_record_offsets}
     gaps = tuple(Gap(partition.topic, partition.topic_id, partition.number, 0, at) for partition, at in first.items())
-    if gaps:
-        what = f"{pipeline.bronze.name} is gone (put the table back, if there is a copy), and so are records"
-        refuse_unless_recorded(pipeline.settings, gaps, None, what)
+    what = f"{pipeline.bronze.name} is gone (put the table back, if there is a copy), and so are records"
+    refuse_unless_recorded(pipeline.settings, gaps, None, what)
     return gaps
 
 
@@ -321,7 +352,7 @@ def refuse_unless_recorded(
     settings: Settings, gaps: tuple[Gap, ...], now: SourceSnapshot | None, what: str = "records are gone"
 ) -> None:
     """Stop before records are skipped, unless the setting allows it: DataError names what is lost, and the setting."""
-    if settings.on_data_loss == "record_gap":
+    if not gaps or settings.on_data_loss == "record_gap":
         return
     named = "; ".join(str(gap) for gap in gaps[:SHOWN]) + (f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else "")
     gone = {gap.topic for gap in gaps if gap.end is None}

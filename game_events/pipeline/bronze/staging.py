@@ -123,22 +123,32 @@ def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) ->
     `quarantine` was opened after the version of bronze that the micro-batch is planned from.
     """
     until = next_offsets(quarantine, part.end)
-    ahead = [p for p in part.end if until.get(p, 0) > part.start[p]]
+    ahead = [partition for partition in part.end if until.get(partition, 0) > part.start[partition]]
     if quarantine is None or not ahead:
         return {}
     rows = read_arrow(table, quarantine, [*COORDINATES, "layer"])
     rows = rows.filter(pc.equal(rows.column("layer"), Layer.BRONZE))
-    if all(p.has_record_offsets for p in ahead):
-        names = pa.table({"_kafka_topic_id": [p.topic_id for p in ahead], "_kafka_partition": [p.number for p in ahead]})
-        names = names.cast(pa.schema([rows.schema.field(c) for c in names.column_names]))
-        rows = rows.join(names, names.column_names, join_type="left semi")
     # Other offsets are no records': then all that quarantine holds was decided.
     first = {(p.topic_id, p.number): part.start[p] for p in ahead if p.has_record_offsets}
-    found: dict[tuple[str, int], set[int]] = defaultdict(set)
-    for topic_id, partition, offset in zip(*(rows.column(c).to_pylist() for c in COORDINATES), strict=True):
-        if offset >= first.get((topic_id, partition), 0):
-            found[topic_id, partition].add(offset)
-    return {key: frozenset(offsets) for key, offsets in found.items()}
+    if len(first) == len(ahead):
+        rows = _of_partitions(rows, ahead)
+    decided = defaultdict[tuple[str, int], set[int]](set)
+    for topic_id, number, offset in zip(*(rows.column(name).to_pylist() for name in COORDINATES), strict=True):
+        if offset >= first.get((topic_id, number), 0):
+            decided[topic_id, number].add(offset)
+    return {partition: frozenset(offsets) for partition, offsets in decided.items()}
+
+
+def _of_partitions(rows: pa.Table, partitions: list[Partition]) -> pa.Table:
+    """The rows of these partitions' records."""
+    names = pa.table(
+        {
+            "_kafka_topic_id": [partition.topic_id for partition in partitions],
+            "_kafka_partition": [partition.number for partition in partitions],
+        }
+    )
+    names = names.cast(pa.schema([rows.schema.field(name) for name in names.column_names]))
+    return rows.join(names, names.column_names, join_type="left semi")
 
 
 def commit_undecodable(

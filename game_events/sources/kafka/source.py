@@ -21,6 +21,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    Message,
     TopicCollection,
     TopicPartition,
 )
@@ -255,6 +256,14 @@ def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, An
     return found
 
 
+def _is_record(message: Message, memory: CauseMemory) -> bool:
+    """Whether a message is a record; else the partition has no more of them. Raises the error that another answer is."""
+    failure = message.error()
+    if failure is not None and failure.code() not in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
+        raise memory.explain(_EPOCHS, failure)
+    return failure is None
+
+
 def _epochs(consumer: Consumer, offsets: Offsets, clock: Callable[[], float], deadline: float, memory: CauseMemory) -> Offsets:
     """Epochs for the partitions assigned to a consumer, read before the deadline of that clock."""
     open_: dict[tuple[str | None, int | None], Partition] = {
@@ -268,15 +277,14 @@ def _epochs(consumer: Consumer, offsets: Offsets, clock: Callable[[], float], de
         partition = open_.get((message.topic(), message.partition()))
         if partition is None:  # a finished partition; or an error of the group, which this login may not use
             continue
-        failure = message.error()
-        if failure is not None and failure.code() not in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
-            raise memory.explain(_EPOCHS, failure)
-        at, offset = offsets[partition], int(message.offset() or 0)
-        within = failure is None and offset < at
-        epoch = message.leader_epoch() if within else None
+        is_record = _is_record(message, memory)
+        end = offsets[partition]
+        offset = int(message.offset() or 0)
+        is_before = is_record and offset < end
+        epoch = message.leader_epoch() if is_before else None
         if epoch is not None:
             found[partition] = epoch
-        if not within or offset == at - 1:
+        if not is_before or offset == end - 1:
             del open_[partition.topic, partition.number]
             consumer.pause([TopicPartition(partition.topic, partition.number)])
     return found
@@ -425,16 +433,25 @@ class KafkaSource(Source):
 
     def _partitions(self) -> list[Partition]:
         """The partitions that the settings name, of topics with an id; raises as `snapshot`."""
+        partitions = []
+        for name, description in sorted(self._described().items()):
+            partitions += [Partition(name, str(description.topic_id), one.id) for one in description.partitions]
+        return self._assigned(partitions)
+
+    def _described(self) -> Mapping[str, TopicDescription]:
+        """The topics that the settings name, each with an id."""
         pattern = self._settings.kafka_topic_pattern
-        # With a pattern: a topic may be deleted between the two requests.
-        topics = self._settings.kafka_topics if pattern is None else self.admin.topics_matching(pattern)
-        described = self.admin.describe(topics, missing_ok=pattern is not None)
-        if pattern is not None and not described:
-            raise TransientError(
-                f"Kafka {self.servers} has no topic that matches {pattern!r}: create one, or correct "
-                "GAME_EVENTS_KAFKA_TOPIC_PATTERN"
-            )
-        without = sorted(name for name, found in described.items() if str(found.topic_id or NO_ID) == NO_ID)
+        if pattern is None:
+            topics = self.admin.describe(self._settings.kafka_topics)
+        else:
+            # A topic may be deleted between the two requests.
+            topics = self.admin.describe(self.admin.topics_matching(pattern), missing_ok=True)
+            if not topics:
+                raise TransientError(
+                    f"Kafka {self.servers} has no topic that matches {pattern!r}: create one, or correct "
+                    "GAME_EVENTS_KAFKA_TOPIC_PATTERN"
+                )
+        without = sorted(name for name, description in topics.items() if str(description.topic_id or NO_ID) == NO_ID)
         if without:
             raise ConfigurationError(
                 f"Kafka {self.servers} gives topic {', '.join(without)} no id: a recreated topic could not be "
@@ -442,11 +459,10 @@ class KafkaSource(Source):
                 "Kafka 2.8 (`inter.broker.protocol.version` too); with a service that has none, have its records written to "
                 "files and read those (GAME_EVENTS_SOURCE=files)"
             )
-        partitions = [
-            Partition(name, str(found.topic_id), of_topic.id)
-            for name, found in sorted(described.items())
-            for of_topic in found.partitions
-        ]
+        return topics
+
+    def _assigned(self, partitions: list[Partition]) -> list[Partition]:
+        """Those that the settings assign, if they assign some."""
         assigned = {(topic, number) for topic, numbers in self._settings.kafka_assign.items() for number in numbers}
         if not assigned:
             return partitions
