@@ -45,23 +45,23 @@ def settle(
     | the silver table is not at the batch that was planned from | retry | deleted by the commit |
     | else | committed | in quarantine and silver |
     """
-    rules, failed = source.rules.rules, dict[str, str]()
-    for game in starts:
-        why = result.failed.get(game) or failed_rules(rules, result.counts.get(game))
-        if why is not None:
-            failed[game] = why
-            if game in result.counts:
-                report.add_rules(Layer.SILVER, game, rules, result.counts[game])
+    rules = source.rules.rules
+    failed = _failed(source, starts, result, report)
     ready = {game: start for game, start in starts.items() if game not in failed}
     bronze = source.pipeline.open_bronze()
     current = bronze is not None and BronzeIdentity.of(bronze) == source.bronze and erasures(bronze) == erasures(source.handle)
     retry = decide_rejections(source, decisions, ready, result, report) if current else set(ready)
     for game in {*retry, *failed}:  # `decide` has deleted the rejected rows of the games that it returned
         drop(source.pipeline, result, game, quarantine=game in failed or not current)
-    plans = {g: partial(_commit_plan, source, decisions, g, s, result) for g, s in ready.items() if g not in retry}
+    plans = {
+        game: partial(_commit_plan, source, decisions, game, start, result)
+        for game, start in ready.items()
+        if game not in retry
+    }
     committed = commit_games(plans, "game_committed", source.pipeline.settings)
     for game, landed in sorted(committed.landed.items()):
-        counts, table = result.counts.get(game), source.pipeline.lakehouse.silver(game)
+        counts = result.counts.get(game)
+        table = source.pipeline.lakehouse.silver(game)
         source.pipeline.handles.keep(table, landed.handle)
         schema = _columns(source, starts[game], result, game)
         report.add_landed(Layer.SILVER, table, landed, schema, source.batch, game, counts=counts)
@@ -70,6 +70,19 @@ def settle(
     committed.again |= retry
     committed.failed |= failed
     return committed
+
+
+def _failed(source: SilverInput, starts: Mapping[str, Start], result: FanOutResult, report: RunReport) -> dict[str, str]:
+    """Game -> why nothing of it is committed: its files could not be written, or a rule forbids it."""
+    rules = source.rules.rules
+    failed: dict[str, str] = {}
+    for game in starts:
+        why = result.failed.get(game) or failed_rules(rules, result.counts.get(game))
+        if why is not None:
+            failed[game] = why
+            if game in result.counts:
+                report.add_rules(Layer.SILVER, game, rules, result.counts[game])
+    return failed
 
 
 def decide_rejections(
@@ -81,7 +94,7 @@ def decide_rejections(
     if not (source.rules.has("quarantine") or decisions.in_force or redecided):
         # Decisions of a concurrent run with other rules hold for this run, too.
         return set(starts) if Decisions.read(pipeline, source.bronze.key).in_force else set()
-    found = {game: result.counts.get(game, RuleCounts()) for game in starts}
+    counts = {game: result.counts.get(game, RuleCounts()) for game in starts}
     due = {
         game: RejectionDecision(
             source.batch,
@@ -91,25 +104,31 @@ def decide_rejections(
         for game, start in starts.items()
     }
     # Rows of quarantine that the rules of this run do not hold back are released.
-    released = {game: start for game, start in redecided.items() if decisions.rejected_rows[game] > found[game].held}
+    released = {game: start for game, start in redecided.items() if decisions.rejected_rows[game] > counts[game].held}
     rewritten = noted(source, decisions, released) if released else Rewritten()
     landed, moved = decide(pipeline, decisions, due, rewritten)
-    if landed is not None:
-        reasons = [found[game].reasons for game in due if game not in moved]
-        rows = sum(of_game.total() for of_game in reasons)
-        report.add(LayerResult(rejected=sum(reasons, Counter[str]())))
-        readmitted = sum(found[game].readmitted for game in released)
-        report.add(SilverResult(readmitted=readmitted))
-        gone = sum(decisions.rejected_rows[game] - found[game].held for game in released) - readmitted
-        if gone:
-            report.warn(
-                f"{gone:,} rejected rows of {pipeline.quarantine.name} are of records that {pipeline.bronze.name} does not "
-                f"have, or not of that {pipeline.settings.names.entity}: they are history"
-            )
-        if rows or rewritten.paths:
-            with_rows = replace(landed, rows=rows)
-            report.add_landed(Layer.QUARANTINE, pipeline.quarantine, with_rows, QUARANTINE_COLUMNS, source.batch)
+    if landed is None:
+        return moved
+    reasons = sum((counts[game].reasons for game in due if game not in moved), Counter[str]())
+    report.add(LayerResult(rejected=reasons))
+    _report_released(source, decisions, {game: counts[game] for game in released}, report)
+    if reasons or rewritten.paths:
+        with_rows = replace(landed, rows=reasons.total())
+        report.add_landed(Layer.QUARANTINE, pipeline.quarantine, with_rows, QUARANTINE_COLUMNS, source.batch)
     return moved
+
+
+def _report_released(source: SilverInput, decisions: Decisions, released: Mapping[str, RuleCounts], report: RunReport) -> None:
+    """Report rejected rows that the rules accept now, and those whose records bronze does not have."""
+    pipeline = source.pipeline
+    readmitted = sum(counts.readmitted for counts in released.values())
+    report.add(SilverResult(readmitted=readmitted))
+    gone = sum(decisions.rejected_rows[game] - counts.held for game, counts in released.items()) - readmitted
+    if gone:
+        report.warn(
+            f"{gone:,} rejected rows of {pipeline.quarantine.name} are of records that {pipeline.bronze.name} does not "
+            f"have, or not of that {pipeline.settings.names.entity}: they are history"
+        )
 
 
 def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
@@ -164,13 +183,7 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: St
         # The staged rows may be of a data subject who was erased after bronze was read.
         drop(source.pipeline, result, game, quarantine=False)
         return None
-    advance = {source.bronze.app: source.batch}
-    if start.replace or handle is None:
-        advance |= {Txn.INCARNATION: target} if (target := next_incarnation(decisions, game, start)) else {}
-    counts = result.counts.get(game, RuleCounts())
-    for app, rows in ((Txn.ROWS_DROPPED, counts.dropped), (Txn.ROWS_QUARANTINED, counts.quarantined)):
-        if rows or txn(handle, app) is not None:
-            advance[app] = rows + (0 if start.replace else counter(handle, app))
+    advance = _advance(source, decisions, game, start, result)
     words, table = source.pipeline.settings.names, source.pipeline.lakehouse.silver(game)
     of = f"the {words.entity} {game}: its" if table.part is None else f"all {words.entities}:"
     return Commit(
@@ -190,6 +203,21 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: St
         info={BATCH_INFO: str(source.batch), "run_id": source.pipeline.run_id},
         description=f"Events of {of} rows of {source.pipeline.bronze.name}, append-only{message_comment(source.handle)}",
     )
+
+
+def _advance(source: SilverInput, decisions: Decisions, game: str, start: Start, result: FanOutResult) -> dict[str, int]:
+    """Transactions of a silver table after the commit."""
+    handle = start.handle
+    advance = {source.bronze.app: source.batch}
+    if start.replace or handle is None:
+        target = next_incarnation(decisions, game, start)
+        if target:
+            advance[Txn.INCARNATION] = target
+    counts = result.counts.get(game, RuleCounts())
+    for app, rows in ((Txn.ROWS_DROPPED, counts.dropped), (Txn.ROWS_QUARANTINED, counts.quarantined)):
+        if rows or txn(handle, app) is not None:
+            advance[app] = rows + (0 if start.replace else counter(handle, app))
+    return advance
 
 
 def next_incarnation(decisions: Decisions, game: str, start: Start) -> int:

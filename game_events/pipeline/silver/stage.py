@@ -9,8 +9,9 @@ Games with the same transformations share a branch of the plan; Spark reads the 
 
 from __future__ import annotations
 
+import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -70,58 +71,90 @@ def transformed(
     """
     if not transformations:
         return rows, source
-    named = sorted({game for t in transformations for game in t.games})
-    groups: dict[tuple[SilverTransformation, ...], list[str]] = {}
-    for game in named:
-        groups.setdefault(tuple(t for t in transformations if t.applies_to(game)), []).append(game)
+    named = sorted({game for transformation in transformations for game in transformation.games})
     name = F.col(quoted(entity))
-    branches = [_applied(rows.where(name.isin(games)), chosen, source, entity) for chosen, games in groups.items()]
+    branches = [
+        _applied(rows.where(name.isin(games)), chosen, source, entity)
+        for chosen, games in _by_transformations(named, transformations).items()
+    ]
     rest = rows.where(~F.coalesce(name.isin(named), F.lit(False))) if named else rows
-    branches.append(_applied(rest, [t for t in transformations if not t.games], source, entity))
+    for_all = [transformation for transformation in transformations if not transformation.games]
+    branches.append(_applied(rest, for_all, source, entity))
     names = "; ".join(map(str, transformations))
-    schemas = [arrow_schema(branch, names, source) for branch in branches]
-    _check_same_types(schemas, names)
+    _check_same_types([arrow_schema(branch, names, source) for branch in branches], names)
     whole = united(branches)
     schema = arrow_schema(whole, names, source)
     return whole.select(*(F.col(quoted(c)) for c in schema.names)), schema
 
 
+def _by_transformations(
+    games: Sequence[str], transformations: Sequence[SilverTransformation]
+) -> Mapping[tuple[SilverTransformation, ...], list[str]]:
+    """Transformations -> the games that have exactly these: they share a branch of the plan."""
+    groups = defaultdict[tuple[SilverTransformation, ...], list[str]](list)
+    for game in games:
+        groups[tuple(transformation for transformation in transformations if transformation.applies_to(game))].append(game)
+    return groups
+
+
 def _applied(rows: DataFrame, chosen: Sequence[SilverTransformation], source: pa.Schema, entity: str) -> DataFrame:
+    """The rows after these transformations, each of which must keep the pipeline's own columns and the game's name."""
     name = f"array(coalesce(string({quoted(entity)}), ''))"
     for transformation in chosen:
-        try:
-            after = transformation.function(rows.withColumn(_NAME_BEFORE, F.expr(name)))
-            found = dict(after.dtypes) if isinstance(after, DataFrame) else None
-        except Exception as error:
-            if is_session_lost(error):
-                raise
-            raise ExtensionError(f"{transformation} raised {type(error).__name__}.{QUOTED}{first_line(error)}") from error
-        if found is None:
-            raise ExtensionError(f"{transformation} must give a DataFrame; it gave {type(after).__name__}")
-        own = [f for f in source.names if f.startswith("_") or f == entity]
-        before = dict(rows.dtypes)
-        lost = [c for c in own if found.get(c) != before.get(c)]
-        added = [c for c in found if c.startswith("_") and c not in (*own, _NAME_BEFORE)]
-        if lost or added:
-            raise ExtensionError(
-                f"{transformation} must keep the column that names the game and the pipeline's own ones as they are"
-                + (f"; it lost or changed {', '.join(lost)}" if lost else "")
-                + (f"; names that begin with an underscore are the pipeline's: {', '.join(added)}" if added else "")
-                + ". Add columns with withColumn, or keep the others with select('*', ...)"
-            )
-        names = list(map(folded, after.columns))
-        if _NAME_BEFORE in found and names.count(folded(entity)) == 1:
-            # Other passes find the row by bronze's name: it would be lost in some, and twice in others.
-            refusal = F.raise_error(f"{transformation} changed the value of {entity}, which names the game")
-            same = F.col(_NAME_BEFORE).eqNullSafe(F.expr(name))
-            guarded = F.when(same, F.col(quoted(entity))).otherwise(refusal).alias(entity)
-            if len(set(names)) < len(names):  # refused below, unless another function removes it
-                after = after.withColumn(entity, guarded)
-            else:
-                # `withColumn` would also replace columns whose names only look alike (Spark's `equalsIgnoreCase`).
-                after = after.select(*(guarded if folded(c) == folded(entity) else F.col(quoted(c)) for c in after.columns))
+        after = _called(transformation, rows.withColumn(_NAME_BEFORE, F.expr(name)))
+        own = [column for column in source.names if column.startswith("_") or column == entity]
+        _require_own(transformation, own, dict(rows.dtypes), dict(after.dtypes))
+        if _NAME_BEFORE in after.columns:
+            after = _with_same_name(transformation, after, name, entity)
         rows = after.drop(_NAME_BEFORE)
     return rows
+
+
+def _called(transformation: SilverTransformation, rows: DataFrame) -> DataFrame:
+    """What the function gives; ExtensionError if it raises, or gives something else than rows."""
+    try:
+        after = transformation.function(rows)
+        if isinstance(after, DataFrame):
+            after.dtypes  # noqa: B018 - asked for, so that it is analyzed
+    except Exception as error:
+        if is_session_lost(error):
+            raise
+        raise ExtensionError(f"{transformation} raised {type(error).__name__}.{QUOTED}{first_line(error)}") from error
+    if not isinstance(after, DataFrame):
+        raise ExtensionError(f"{transformation} must give a DataFrame; it gave {type(after).__name__}")
+    return after
+
+
+def _require_own(
+    transformation: SilverTransformation, own: Sequence[str], before: Mapping[str, str], after: Mapping[str, str]
+) -> None:
+    """Refuse a transformation that lost or changed one of the pipeline's own columns, or added one like them."""
+    lost = [column for column in own if after.get(column) != before.get(column)]
+    added = [column for column in after if column.startswith("_") and column not in (*own, _NAME_BEFORE)]
+    if lost or added:
+        raise ExtensionError(
+            f"{transformation} must keep the column that names the game and the pipeline's own ones as they are"
+            + (f"; it lost or changed {', '.join(lost)}" if lost else "")
+            + (f"; names that begin with an underscore are the pipeline's: {', '.join(added)}" if added else "")
+            + ". Add columns with withColumn, or keep the others with select('*', ...)"
+        )
+
+
+def _with_same_name(transformation: SilverTransformation, rows: DataFrame, name: str, entity: str) -> DataFrame:
+    """The rows, which raise if the function has changed the value that names the game.
+
+    Other passes find the row by bronze's name: it would be lost in some, and twice in others.
+    """
+    names = list(map(folded, rows.columns))
+    if names.count(folded(entity)) != 1:
+        return rows
+    refusal = F.raise_error(f"{transformation} changed the value of {entity}, which names the game")
+    same = F.col(_NAME_BEFORE).eqNullSafe(F.expr(name))
+    guarded = F.when(same, F.col(quoted(entity))).otherwise(refusal).alias(entity)
+    if len(set(names)) < len(names):  # refused below, unless another function removes it
+        return rows.withColumn(entity, guarded)
+    # `withColumn` would also replace columns whose names only look alike (Spark's `equalsIgnoreCase`).
+    return rows.select(*(guarded if folded(c) == folded(entity) else F.col(quoted(c)) for c in rows.columns))
 
 
 def _check_same_types(schemas: Sequence[pa.Schema], names: str) -> None:
@@ -144,11 +177,18 @@ def run_time_failure(code: object, error: Exception, root: str) -> GameEventsErr
 
 def _cause(error: Exception) -> str:
     """The line with the reason: of a Python function, the last line of its traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(error, Py4JJavaError):
         lines = lines[1:]  # without the name of the call
-    raised = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line) and "Traceback" not in line]
-    return (raised or lines or [type(error).__name__])[-1 if "Traceback" in str(error) and raised else 0]
+    raised = [line for line in lines if _RAISED.match(line) and "Traceback" not in line]
+    if raised:
+        return raised[-1 if "Traceback" in text else 0]
+    return lines[0] if lines else type(error).__name__
+
+
+#: A line with an exception, as Python and Java write it.
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 
 
 @dataclass(frozen=True)
@@ -260,6 +300,10 @@ class Start:
     decided: int = 0
     redecide: bool = False
 
+    def is_behind(self, batch: int) -> bool:
+        """Whether rows up to this batch would replace, or decide again, rows of later ones."""
+        return (self.replace and (self.taken or 0) > batch) or (self.redecide and self.decided > batch)
+
 
 @dataclass(frozen=True)
 class Staging:
@@ -310,41 +354,74 @@ class Staging:
     def stage(self, part: Collection[str] | None = None) -> FanOutResult:
         """Write the rows of all games, or of a part of them, to files by game in one job.
 
+        1. Rows that quarantine has as rejected are looked up, of the games that may have some.
+        2. A sample shows how many games there are and how uneven, where that decides how the work is divided.
+        3. If SQL neither chooses nor changes rows, workers read bronze's files themselves: in two jobs if there are rules.
+        4. Else Spark reads, judges and transforms the rows, and sends them to the workers.
+
         Raises:
             WorkerCrashError: a worker's process ended.
             ExtensionError: a transformation failed, or a rule ran out of stack.
             TransientError, ConfigurationError: the object store failed, not this code.
         """
-        source, starts, spark = self.source, self.starts, self.source.pipeline.spark
-        asked = [game for game, start in (starts or {}).items() if start.redecide or start.decided > start.begin]
-        held = self.decisions.held_rows(source.pipeline, asked) if asked else None
-        split = _split(source, held=held is not None)
+        already_rejected = self._already_rejected()
+        split = _split(self.source, held=already_rejected is not None)
         # A part is what is left of a job that crashed: its workers get no row of another game.
         by_workers = part is None and self._is_plain
         games = self.games if part is None else len(part)
-        is_sampled = self.files.rows > TASK_ROWS and (by_workers or not games)
-        sample = self._games_in_sample() if is_sampled else Counter[object]()
+        sample = Counter[object]()
+        if self.files.rows > TASK_ROWS and (by_workers or not games):
+            sample = self._games_in_sample()
         games = games or len(sample)
         task = replace(self.task, split=split)
         try:
-            shares = shares_for(self.files.rows, games, max(sample.values(), default=0) / max(1, sample.total()))
-            if by_workers and not is_shuffled(self.files.rows, games, shares):
-                found = self._violations(split) if split is not None else None
-                if split is None or found is not None:
-                    read = replace(self.file_rows(tasks_for(self.files.rows, games), shares), violations=found)
-                    return write_game_files(read.numbers(spark), replace(task, source=read))
-            rows = self.rows() if part is None else self.rows().where(self._named(part))
-            rows = _prepared(source, rows, held, split)
-            with null_on_error(spark) if source.rules.rules else nullcontext():
-                return write_game_files(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
+            read = self._read_by_workers(games, sample, split) if by_workers else None
+            if read is not None:
+                return write_game_files(read.numbers(self.source.pipeline.spark), replace(task, source=read))
+            return self._sent_by_spark(part, games, already_rejected, task)
         except (PySparkException, Py4JJavaError) as error:
-            if is_crash(error):
-                of_games = f" of {named(sorted(part))}" if part is not None else ""
-                raise crash(error, f" over the rows{of_games} in {self.batches}") from error
-            code = [*map(str, source.pipeline.extensions.transformations), *out_of_stack(source.rules, error)]
-            if not code or is_session_lost(error):
+            known = self._explained(error, part)
+            if known is None:
                 raise
-            raise run_time_failure("; ".join(code), error, source.pipeline.lakehouse.root) from error
+            raise known from error
+
+    def _already_rejected(self) -> DataFrame | None:
+        """Rows that quarantine has as rejected, of the games that may have some among these rows; None: there are none."""
+        starts = (self.starts or {}).items()
+        asked = [game for game, start in starts if start.redecide or start.decided > start.begin]
+        return self.decisions.held_rows(self.source.pipeline, asked) if asked else None
+
+    def _read_by_workers(self, games: int, sample: Counter[object], split: RuleSplit | None) -> FileRows | None:
+        """The files as workers read them; None: the rows are shuffled, or too many violate rules."""
+        largest = max(sample.values(), default=0) / max(1, sample.total())
+        shares = shares_for(self.files.rows, games, largest)
+        if is_shuffled(self.files.rows, games, shares):
+            return None
+        violations = self._violations(split) if split is not None else None
+        if split is not None and violations is None:
+            return None
+        return replace(self.file_rows(tasks_for(self.files.rows, games), shares), violations=violations)
+
+    def _sent_by_spark(
+        self, part: Collection[str] | None, games: int, already_rejected: DataFrame | None, task: FanOut
+    ) -> FanOutResult:
+        """Run the job over rows that Spark reads."""
+        source = self.source
+        rows = self.rows() if part is None else self.rows().where(self._named(part))
+        rows = _prepared(source, rows, already_rejected, task.split)
+        with null_on_error(source.pipeline.spark) if source.rules.rules else nullcontext():
+            return write_game_files(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
+
+    def _explained(self, error: Exception, part: Collection[str] | None) -> GameEventsError | None:
+        """The error to raise for a failed job; None: the same one."""
+        pipeline = self.source.pipeline
+        if is_crash(error):
+            of_games = f" of {named(sorted(part))}" if part is not None else ""
+            return crash(error, f" over the rows{of_games} in {self.batches}")
+        code = [*map(str, pipeline.extensions.transformations), *out_of_stack(self.source.rules, error)]
+        if not code or is_session_lost(error):
+            return None
+        return run_time_failure("; ".join(code), error, pipeline.lakehouse.root)
 
     @property
     def _is_plain(self) -> bool:
@@ -362,7 +439,9 @@ class Staging:
     def _games_in_sample(self) -> Counter[object]:
         """Name -> rows in the first row group of some files. They decide how a large job divides its work."""
         bronze, entity = self.source.pipeline.bronze, self.source.base.field(self.source.pipeline.settings.entity_column)
-        some, names = self.files.paths[:: -(-len(self.files.paths) // SAMPLED_FILES)], Counter[object]()
+        step = math.ceil(len(self.files.paths) / SAMPLED_FILES)
+        names = Counter[object]()
+        some = self.files.paths[::step]
         for rows in read_parts(bronze, pa.schema([entity]), some, row_groups=slice(1)):
             found = rows.column(0).value_counts()
             names.update(dict(zip(*(found.field(name).to_pylist() for name in ("values", "counts")), strict=True)))
@@ -391,14 +470,10 @@ def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, spli
     names = source.base.names
     if split is None:
         return source.transformed(rows.selectExpr(*map(quoted, names)))[0]
+    names = [quoted(name) for name in names]
     with null_on_error(source.pipeline.spark):
-        judged, names = judge(source.rules, rows, held), [quoted(name) for name in names]
-    # Raw values, keys and headers only of rows that go to quarantine. As SQL texts, as those of `bronze.staging.for_workers`.
-    rejected = f"{DISPOSITION} = {REJECT}"
-    sent = {name: f"if({rejected}, {name}, NULL)" for name in BRONZE_ONLY}
-    # Never NULL between Spark and workers: see `spark_files.travelling`.
-    sent[HEADERS] = f"if({rejected} AND {HEADERS} IS NOT NULL, {HEADERS}, {NO_HEADERS})"
-    more = [f"{sent.get(name, quoted(name))} AS {quoted(name)}" for name in split.columns if name != APART]
+        judged = judge(source.rules, rows, held)
+    more = _rule_results(split)
     if not split.apart:
         return judged.selectExpr(*names, *more)
     kept = judged.where(F.col(DISPOSITION).isin(KEEP, READMIT)) if split.has_disposition else judged
@@ -407,6 +482,16 @@ def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, spli
     apart = judged.selectExpr(*own, *more, f"true AS {APART}")
     written = source.transformed(kept.selectExpr(*names))[0].withColumn(APART, F.lit(False))
     return united([written, apart])
+
+
+def _rule_results(split: RuleSplit) -> list[str]:
+    """The columns of the rules' results, and bronze's own of rejected rows, as SQL."""
+    # Raw values, keys and headers only of rows that go to quarantine. As SQL texts, as those of `bronze.staging.for_workers`.
+    rejected = f"{DISPOSITION} = {REJECT}"
+    sent = {name: f"if({rejected}, {name}, NULL)" for name in BRONZE_ONLY}
+    # Never NULL between Spark and workers: see `spark_files.travelling`.
+    sent[HEADERS] = f"if({rejected} AND {HEADERS} IS NOT NULL, {HEADERS}, {NO_HEADERS})"
+    return [f"{sent.get(name, quoted(name))} AS {quoted(name)}" for name in split.columns if name != APART]
 
 
 def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, Start]) -> DataFrame:
@@ -457,15 +542,19 @@ def stage_games(work: Staging) -> FanOutResult:
     try:
         return work.stage()
     except (WorkerCrashError, UserCodeError) as error:
-        first = error
         if work.routing.room is not None:
             # Names are counted first, so that each half has room for exactly those that are admitted.
             return FanOutResult(crowded=True)
-        pipeline = work.source.pipeline
-        pipeline.on_progress(f"silver: {error}. It is retried for halves of the {pipeline.settings.names.entities}")
-        rows = [(r["name"], int(r["rows"])) for r in work.names().limit(MAX_NAMES + 1).collect()]
-        if len(rows) > MAX_NAMES:
-            raise
+        return _stage_halves(work, error)
+
+
+def _stage_halves(work: Staging, first: WorkerCrashError | UserCodeError) -> FanOutResult:
+    """Stage the rows of halves of the games after the first job failed; raises as `stage_games`."""
+    pipeline = work.source.pipeline
+    pipeline.on_progress(f"silver: {first}. It is retried for halves of the {pipeline.settings.names.entities}")
+    rows = [(row["name"], int(row["rows"])) for row in work.names().limit(MAX_NAMES + 1).collect()]
+    if len(rows) > MAX_NAMES:
+        raise first
     result = FanOutResult()
     games = [name for name, count in rows if work.routing.takes(name, count, result.refused)]
     parts, failed = bisect(sorted(games), work.stage, work.batches)

@@ -17,10 +17,11 @@ from game_events.lakehouse.data.staging import staged
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.table_checks import offsets_continuous
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sources.source import Partition, Source, SourceSnapshot
+from game_events.sources.source import Partition, SourceSnapshot
 from game_events.workers.results import StageResult
 from game_events_tests.support.faults import handle_failpoints
 from game_events_tests.support.pipelines import reading, stage_by_hand, without_spark
+from game_events_tests.support.sources import ScriptedSource
 
 IDS = [f"{letter * 21}A" for letter in "ABCDEFGH"]
 POINTS = ("bronze_staged", "quarantine_committed", "bronze_committed")
@@ -30,7 +31,7 @@ class Killed(Exception):  # noqa: N818 - what SIGKILL would be
     """The run ended here."""
 
 
-class Broker(Source):
+class Broker(ScriptedSource):
     """Partition -> its end; splits of topics that were deleted are gone."""
 
     def __init__(self):

@@ -22,10 +22,11 @@ from game_events.lakehouse.tables import Table
 from game_events.pipeline.bronze import load as bronze
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout import OnePass
-from game_events.sources.source import MicroBatch, Offsets, Partition, Source, SourceSnapshot
+from game_events.sources.source import MicroBatch, Offsets, Partition, SourceSnapshot
 from game_events.workers.fanout import SecondStage
 from game_events.workers.results import StageResult
 from game_events_tests.support.pipelines import reading, stage_by_hand
+from game_events_tests.support.sources import ScriptedSource
 
 LANE = Partition("t", "A" * 21 + "A", 0)
 #: Of a record without decoded columns.
@@ -58,7 +59,7 @@ class Topic:
 
 
 @dataclass
-class Reader(Source):
+class Reader(ScriptedSource):
     """The source as one run has it: what it makes of a record depends on the schemas that it knows.
 
     Attributes:

@@ -32,15 +32,12 @@ def test_an_id_of_any_bits_comes_back_from_two_transactions(topic_id):
     assert (note.gaps, note.offsets) == (gaps, {Partition("games.a-b_c", topic_id, 3): (9, 11)})
 
 
-def test_a_table_keeps_them_and_one_from_before_is_read_by_its_notes(tmp_path):
+def test_a_table_keeps_them(tmp_path):
     topic_id = "5cB9Bc9QRbCeqUM/tZO+tg"
-    # Notes of when a bronze had one topic only.
-    info = {"batch": "1", "rows": "1", "quarantined": "0", "offsets": "games[0]@0..7", "topic": "games", "topic_id": topic_id}
     apps = [Transaction(f"kafka:games:{topic_id}:{p}", 7 + p) for p in range(2)]
-    write_deltalake(str(tmp_path), pa.table({"n": [1]}), commit_properties=CommitProperties(info, app_transactions=apps))
+    write_deltalake(str(tmp_path), pa.table({"n": [1]}), commit_properties=CommitProperties(app_transactions=apps))
     handle = DeltaTable(str(tmp_path))
-    assert topic_id_read(handle, "games") == topic_id
-    assert topic_id_read(handle, "others") is None
+    assert topic_id_read(handle, "games") is None
     assert offsets_of(handle, "games", topic_id) == splits("games", topic_id, {0: 7, 1: 8})
     # Of a partition with no record there was nothing to note.
     hole = Handle({Partition("games", topic_id, p).app: p for p in (1, 5, 300)})

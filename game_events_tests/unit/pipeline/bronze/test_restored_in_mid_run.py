@@ -22,10 +22,10 @@ from game_events.pipeline.quality.decisions import Decisions, RejectionDecision,
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
 from game_events.pipeline.silver.stage import SilverInput, Start
-from game_events.sources.source import Source
 from game_events.workers.results import FanOutResult, StageResult
 from game_events_tests.support.offsets import by_partition, seen
 from game_events_tests.support.pipelines import reading, stage_by_hand, without_spark
+from game_events_tests.support.sources import ScriptedSource
 from game_events_tests.support.tables import assert_nothing_left_over, put
 from game_events_tests.support.worlds.waves import at_point
 
@@ -33,7 +33,7 @@ TOPIC, ID = "games", "5cB9Bc9QRbCeqUM/tZO+tg"
 COORDINATES = ["_kafka_partition", "_kafka_offset"]
 
 
-class Topic(Source):
+class Topic(ScriptedSource):
     """A topic whose ends the test sets."""
 
     def __init__(self):

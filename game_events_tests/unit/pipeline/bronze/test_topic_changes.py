@@ -19,7 +19,7 @@ from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.bronze.offsets import changes
 from game_events.pipeline.bronze.staging import decided_on
 from game_events.pipeline.offsets import batch_info, bronze_commit, identity, next_offsets
-from game_events.plugins.files.delta_table import TABLE, TableSource
+from game_events.plugins.files.delta_table import TABLE
 from game_events.sources.factory import make_source
 from game_events.sources.source import Gap, MicroBatch, Partition, SourceSnapshot
 from game_events_tests.support.offsets import next_micro_batch
@@ -185,4 +185,4 @@ def test_a_delta_table_that_is_no_bronze_is_named(tmp_path):
     other = Lakehouse(str(tmp_path)).table("other")
     commit(Commit(other, pa.schema([pa.field("n", pa.int64())]), [], {}, {}, None))
     with pytest.raises(ConfigurationError, match="no bronze table of this project: it has no column _batch, _kafka_headers"):
-        TableSource(load_settings(source_table=other.uri, lakehouse=str(tmp_path / "ours"))).snapshot()
+        make_source(load_settings(source_table=other.uri, lakehouse=str(tmp_path / "ours"))).snapshot()

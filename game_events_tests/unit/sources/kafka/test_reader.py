@@ -447,11 +447,11 @@ def test_a_plan_has_each_offset_once_and_no_partition_twice_in_a_task(part, task
     end = {split: at + size for split, (at, size) in part.items()}
     tasks = planned_ranges(start, end, task_records)
     for task in tasks:
-        assert len({r.split for r in task}) == len(task)
+        assert len({r.partition for r in task}) == len(task)
         assert sum(r.end - r.start for r in task) <= task_records
     of = defaultdict(list)
     for r in (r for task in tasks for r in task):
-        of[r.split].append((r.start, r.end))
+        of[r.partition].append((r.start, r.end))
     for split, first in start.items():
         ranges = sorted(of.pop(split, []))
         assert [at for at, _ in ranges] == [first, *(until for _, until in ranges)][: len(ranges)]
