@@ -52,15 +52,15 @@ class OpenRecordFilter(ABC):
             rest = _left(rows, refused, note)
             if len(rest):
                 kept.good.append((rest, schema_id, columns.filter(pa.array(~refused)) if refused.any() else columns))
-        unknown = [rows for rows, _ in batch.undecoded]
-        if with_rejected:
-            unknown += [item.rows for item in batch.rejected]
+        rejected = batch.rejected if with_rejected else []
+        unknown = [rows for rows, _ in batch.undecoded] + [item.rows for item in rejected]
         if not unknown:
             return kept
         mask = undecodable(np.concatenate(unknown))
-        if with_rejected:
-            parts = [replace(item, rows=_left(item.rows, mask[item.rows], note)) for item in batch.rejected]
-            kept.rejected += [item for item in parts if len(item.rows)]
+        for item in rejected:
+            rest = _left(item.rows, mask[item.rows], note)
+            if len(rest):
+                kept.rejected.append(replace(item, rows=rest))
         for rows, key in batch.undecoded:
             rest = _left(rows, mask[rows], note)
             if len(rest):

@@ -65,11 +65,7 @@ def load_bronze(
     """
     began = time.monotonic()
     target = until or pipeline.source.snapshot()
-    if intact_tables(pipeline, report) is None:
-        _create(pipeline, target, report)
-    finish_reset(pipeline, report)
-    for subject in pipeline.source.subjects(target.latest):
-        pipeline.catalog.ids_of(subject)
+    _prepare(pipeline, target, report)
     failures = 0
     is_full = False
     while not is_full:
@@ -94,6 +90,15 @@ def load_bronze(
     _report_source(pipeline, plan, report)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
     return max([counter(tables[0], Txn.BATCH), *report.batches])
+
+
+def _prepare(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
+    """Create bronze if there is none, finish what an earlier run began, and ask the registry for the subjects' versions."""
+    if intact_tables(pipeline, report) is None:
+        _create(pipeline, now, report)
+    finish_reset(pipeline, report)
+    for subject in pipeline.source.subjects(now.latest):
+        pipeline.catalog.ids_of(subject)
 
 
 def _is_planned_again(pipeline: Pipeline, part: MicroBatch, error: Exception) -> bool:

@@ -71,10 +71,9 @@ def changes(source: Source, settings: Settings, handle: DeltaTable, now: SourceS
     difference = Changes(start=_newly_assigned(settings, now, reached))
     for topic, partitions in new.items():
         _note_new(difference, handle, now, known, topic, partitions)
-    there = {partition.topic for partition in now.latest}
-    for name, partition in sorted(known.items()):
-        if name not in there and source.wants(name):
-            difference.gaps += _rest(handle, name, partition.topic_id)
+    for name in sorted(known.keys() - {partition.topic for partition in now.latest}):
+        if source.wants(name):
+            difference.gaps += _rest(handle, name, known[name].topic_id)
     return difference
 
 
@@ -120,9 +119,9 @@ def _refuse_another_source(known: Mapping[str, Partition], now: SourceSnapshot) 
     if not alone and not any(kind_of(kind).alone for kind, _ in before):
         return
     if alone.keys() != before.keys():
+        was, named = (", ".join(sorted({name for _, name in ids})) for ids in (before, _ids(now.latest)))
         raise ConfigurationError(
-            f"bronze_events was made from {', '.join(sorted(name for _, name in before))}, and the settings name "
-            f"{', '.join(sorted({partition.topic for partition in now.latest}))}: one bronze has one source. Set "
+            f"bronze_events was made from {was}, and the settings name {named}: one bronze has one source. Set "
             "GAME_EVENTS_LAKEHOUSE to another folder, or GAME_EVENTS_SOURCE_TABLE and the topics back"
         )
     changed = [name for (kind, name), topic_id in alone.items() if before[kind, name] != topic_id]

@@ -122,8 +122,7 @@ def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) ->
 
     `quarantine` was opened after the version of bronze that the micro-batch is planned from.
     """
-    until = next_offsets(quarantine, part.end)
-    ahead = [partition for partition in part.end if until.get(partition, 0) > part.start[partition]]
+    ahead = _ahead(quarantine, part)
     if quarantine is None or not ahead:
         return {}
     rows = read_arrow(table, quarantine, [*COORDINATES, "layer"])
@@ -137,6 +136,12 @@ def decided_on(table: Table, quarantine: DeltaTable | None, part: MicroBatch) ->
         if offset >= first.get((topic_id, number), 0):
             decided[topic_id, number].add(offset)
     return {partition: frozenset(offsets) for partition, offsets in decided.items()}
+
+
+def _ahead(quarantine: DeltaTable | None, part: MicroBatch) -> list[Partition]:
+    """Partitions of the micro-batch of which quarantine has decided on some offsets."""
+    until = next_offsets(quarantine, part.end)
+    return [partition for partition in part.end if until.get(partition, 0) > part.start[partition]]
 
 
 def _of_partitions(rows: pa.Table, partitions: list[Partition]) -> pa.Table:

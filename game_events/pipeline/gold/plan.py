@@ -115,14 +115,20 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
     batch = run.bronze.taken(silver)
     if silver is None or batch is None:
         return None
-    app = silver_app(silver)
-    taken = txn(gold, app)
+    taken = txn(gold, silver_app(silver))
     again = _is_made_again(run, gold, taken)
     if taken == batch and not again:
         return None
     _require_columns(run, names_of(silver) | set(known))
     keys_are_nested = not (nested | _nested(silver)).isdisjoint(aggregate.keys)
     full = again or aggregate.mode == "recompute" or keys_are_nested
+    return _of_tables(run, game, silver, gold, batch, full=full)
+
+
+def _of_tables(run: GoldRun, game: str, silver: DeltaTable, gold: DeltaTable | None, batch: int, *, full: bool) -> GamePlan:
+    """The plan from these versions; `batch`: last bronze batch of silver's rows; `full`: all of them are aggregated."""
+    app = silver_app(silver)
+    taken = txn(gold, app)
     above = 0 if full else int(taken or 0)
     return GamePlan(
         game,
@@ -136,7 +142,7 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
         above=above,
         new=selection(silver, above),
         old=FileSelection("", ()) if gold is None or full else selection(gold),
-        same_keys=selection(silver) if aggregate.mode == "by_key" and not full else None,
+        same_keys=selection(silver) if run.aggregate.mode == "by_key" and not full else None,
     )
 
 

@@ -84,22 +84,31 @@ def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedP
     aggregate = player_agg(pipeline.settings)
     reshaped = unified is not None and not is_current(unified, aggregate)
     replaced = unified is not None and (full or reshaped or not is_partitioned(pipeline, unified))
-    # `pending` may have games that progress does not know: of a replaced bronze.
-    floor = state.floor(Layer.UNIFIED)
-    names = state.failed_in(Layer.UNIFIED) | {game for game, batch in state.games.items() if batch > floor}
+    # It may have games that progress does not know: of a replaced bronze.
+    names = _changed(state)
     whole = full or unified is None or reshaped or restored(unified) or (replaced and bool(names))
     if whole:
         names = state.games.keys() | _with_gold(pipeline)
     opened = for_games(sorted(names), guarded(lambda game: pipeline.handles.take(pipeline.lakehouse.gold(game))))
-    golds = {game: gold for game, gold in opened.items() if isinstance(gold, DeltaTable) and is_current(gold, aggregate)}
     unread = {game: why for game, why in opened.items() if isinstance(why, str)}
+    tables = {game: gold for game, gold in opened.items() if isinstance(gold, DeltaTable)}
+    golds = {game: gold for game, gold in tables.items() if is_current(gold, aggregate)}
     copies = _copies(pipeline, unified) if unified is not None and not replaced else {}
     games = for_games(golds, lambda game: _compared(golds[game], unified, copies.get(game, set())))
-    differing = {game: compared for game, compared in games.items() if compared is not None}
-    # Without any gold the rows stay.
-    lost = copies.keys() - golds.keys() - unread.keys() if whole and golds else set[str]()
-    gone = frozenset[str]().union(*(copies[game] for game in lost))
-    return UnifiedPlan(unified, replaced, whole, differing, gone, unread)
+    gone = frozenset[str]()
+    if whole and golds:  # without any gold the rows stay
+        gone = gone.union(*(copies[game] for game in copies.keys() - golds.keys() - unread.keys()))
+    return UnifiedPlan(unified, replaced, whole, _differing(games), gone, unread)
+
+
+def _changed(state: Progress) -> set[str]:
+    """Games with news since the last refresh, or that failed in it."""
+    floor = state.floor(Layer.UNIFIED)
+    return state.failed_in(Layer.UNIFIED) | {game for game, batch in state.games.items() if batch > floor}
+
+
+def _differing(games: Mapping[str, ComparedGame | None]) -> dict[str, ComparedGame]:
+    return {game: compared for game, compared in games.items() if compared is not None}
 
 
 def _with_gold(pipeline: Pipeline) -> set[str]:
@@ -140,14 +149,15 @@ def unified_columns(plan: UnifiedPlan, entity: str) -> pa.Schema:
     texts = list(dict.fromkeys(table.schema().to_json() for table in tables))
     whole, _ = merged_columns(StructType.fromJson(json.loads(text)) for text in texts)
     merged = pa.schema(Schema.from_json(whole.json()))
-    schemas = [pa.schema(Schema.from_json(text)) for text in reversed(texts)]
-    fields = {field.name: field for schema in schemas for field in schema if field.name != entity}
-    columns = [pa.field(entity, pa.string())]
-    for name, field in fields.items():
-        # Where types differ, those of the table stay.
-        known = merged if name in merged.names else next(schema for schema in schemas if name in schema.names)
-        columns.append(field.with_type(known.field(name).type))
-    return pa.schema(columns)
+    types: dict[str, pa.DataType] = {}
+    fields: dict[str, pa.Field] = {}
+    for schema in (pa.schema(Schema.from_json(text)) for text in reversed(texts)):
+        for field in schema:
+            types.setdefault(field.name, field.type)  # where types differ, those of the table, the last one of all, stay
+            fields[field.name] = field
+    types |= {field.name: field.type for field in merged}
+    columns = [field.with_type(types[name]) for name, field in fields.items() if name != entity]
+    return pa.schema([pa.field(entity, pa.string()), *columns])
 
 
 def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False) -> None:

@@ -48,8 +48,7 @@ def settle(
     rules = source.rules.rules
     failed = _failed(source, starts, result, report)
     ready = {game: start for game, start in starts.items() if game not in failed}
-    bronze = source.pipeline.open_bronze()
-    current = bronze is not None and BronzeIdentity.of(bronze) == source.bronze and erasures(bronze) == erasures(source.handle)
+    current = _is_current(source)
     retry = decide_rejections(source, decisions, ready, result, report) if current else set(ready)
     for game in {*retry, *failed}:  # `decide` has deleted the rejected rows of the games that it returned
         drop(source.pipeline, result, game, quarantine=game in failed or not current)
@@ -72,6 +71,14 @@ def settle(
     return committed
 
 
+def _is_current(source: SilverInput) -> bool:
+    """Whether bronze has the contents that were read, and nobody was erased from it since."""
+    bronze = source.pipeline.open_bronze()
+    if bronze is None or BronzeIdentity.of(bronze) != source.bronze:
+        return False
+    return erasures(bronze) == erasures(source.handle)
+
+
 def _failed(source: SilverInput, starts: Mapping[str, Start], result: FanOutResult, report: RunReport) -> dict[str, str]:
     """Game -> why nothing of it is committed: its files could not be written, or a rule forbids it."""
     rules = source.rules.rules
@@ -90,28 +97,24 @@ def decide_rejections(
 ) -> set[str]:
     """Commit which rows are rejected, of all games at once; returns the games to retry."""
     pipeline = source.pipeline
-    redecided = {game: start for game, start in starts.items() if start.redecide}
+    redecided = [game for game, start in starts.items() if start.redecide]
     if not (source.rules.has("quarantine") or decisions.in_force or redecided):
         # Decisions of a concurrent run with other rules hold for this run, too.
         return set(starts) if Decisions.read(pipeline, source.bronze.key).in_force else set()
     counts = {game: result.counts.get(game, RuleCounts()) for game in starts}
-    due = {
-        game: RejectionDecision(
-            source.batch,
-            result.rejected.get(game, []),
-            next_incarnation(decisions, game, start) if start.redecide else None,
-        )
-        for game, start in starts.items()
-    }
+    due: dict[str, RejectionDecision] = {}
+    for game, start in starts.items():
+        target = next_incarnation(decisions, game, start) if start.redecide else None
+        due[game] = RejectionDecision(source.batch, result.rejected.get(game, []), target)
     # Rows of quarantine that the rules of this run do not hold back are released.
-    released = {game: start for game, start in redecided.items() if decisions.rejected_rows[game] > counts[game].held}
+    released = {game: starts[game] for game in redecided if decisions.rejected_rows[game] > counts[game].held}
     rewritten = noted(source, decisions, released) if released else Rewritten()
     landed, moved = decide(pipeline, decisions, due, rewritten)
     if landed is None:
         return moved
-    reasons = sum((counts[game].reasons for game in due if game not in moved), Counter[str]())
-    report.add(LayerResult(rejected=reasons))
     _report_released(source, decisions, {game: counts[game] for game in released}, report)
+    reasons = sum((counts[game].reasons for game in due.keys() - moved), Counter[str]())
+    report.add(LayerResult(rejected=reasons))
     if reasons or rewritten.paths:
         with_rows = replace(landed, rows=reasons.total())
         report.add_landed(Layer.QUARANTINE, pipeline.quarantine, with_rows, QUARANTINE_COLUMNS, source.batch)

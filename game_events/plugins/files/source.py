@@ -243,15 +243,11 @@ class FileSource(Source):
             DataError: the file log was restored, or is not the one that bronze was read by.
             ConflictError: concurrent runs won every attempt to add files.
         """
-        archive = self.place.archive()
-        skipped: dict[str, str] = {}
-        found = self.place.listing(self.settings.files_pattern, skipped) if archive is None else self.place.files_of(archive)
-        self._log_skipped(skipped)
-        self.archive = None if archive is None else f"{self.place.root} {archive.metadata().id}"
-        self._there = frozenset(f.path for f in found)
+        listed = self._listed()
+        self._there = frozenset(file.path for file in listed)
         known = self._log.known()
         self._refuse_lost_log(known)
-        new, changed = known.compare(found)
+        new, changed = known.compare(listed)
         ready = self._ready(new)
         self.counts["waiting"] = len(new) - len(ready)
         end = len(known.entries)
@@ -269,6 +265,18 @@ class FileSource(Source):
         self._known = known
         files = _partition_of(known)
         return SourceSnapshot({files: 0}, {files: first_offset(end)}, FILE_ROWS)
+
+    def _listed(self) -> Sequence[SourceFile]:
+        """The files that are there: of an archive those of its newest version."""
+        archive = self.place.archive()
+        if archive is not None:
+            self.archive = f"{self.place.root} {archive.metadata().id}"
+            return self.place.files_of(archive)
+        self.archive = None
+        skipped: dict[str, str] = {}
+        files = self.place.listing(self.settings.files_pattern, skipped)
+        self._log_skipped(skipped)
+        return files
 
     def _log_skipped(self, skipped: dict[str, str]) -> None:
         new = sorted(skipped.keys() - self._skipped)
@@ -424,20 +432,20 @@ class FileSource(Source):
     def _ready(self, new: list[SourceFile]) -> list[SourceFile]:
         """New files that seem to be complete; others are left for a later snapshot."""
         now = time.time()
-        settled = [f for f in new if now - f.modified_us / 1e6 >= self.settings.files_settle_s]
-        young = [
-            f
-            for f in settled
-            if format_of(f.path, self.settings.files_format)[0] == PARQUET
-            and now - f.modified_us / 1e6 < self.settings.files_incomplete_s
-            and f not in self._ended
-        ]
-        if young:
-            with ThreadPoolExecutor(_FOOTER_CHECKS) as pool:
-                ends = dict(zip(young, pool.map(self._has_end, young), strict=True))
-            self._ended = {f for f in settled if ends.get(f, f in self._ended)}
-            settled = [f for f in settled if ends.get(f, True)]
-        return settled
+        settled = [file for file in new if now - file.modified_us / 1e6 >= self.settings.files_settle_s]
+        asked = [file for file in settled if self._may_lack_end(file, now)]
+        if not asked:
+            return settled
+        with ThreadPoolExecutor(_FOOTER_CHECKS) as pool:
+            ends = dict(zip(asked, pool.map(self._has_end, asked), strict=True))
+        self._ended = {file for file in settled if ends.get(file, file in self._ended)}
+        return [file for file in settled if ends.get(file, True)]
+
+    def _may_lack_end(self, file: SourceFile, now: float) -> bool:
+        """Whether a file is one of Parquet that may still be written."""
+        is_parquet = format_of(file.path, self.settings.files_format)[0] == PARQUET
+        is_young = now - file.modified_us / 1e6 < self.settings.files_incomplete_s
+        return is_parquet and is_young and file not in self._ended
 
     def _has_end(self, file: SourceFile) -> bool:
         """Whether a Parquet file exists and has the last bytes of its footer."""
