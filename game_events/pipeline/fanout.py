@@ -104,9 +104,9 @@ def write_game_files(rows: DataFrame, task: FanOut) -> FanOutResult:
     result = FanOutResult.sum(task.collect(rows))
     if result.crowded:
         result.discard(task.table)
-        if task.split is not None and task.split.quarantine is not None:
+        if task.outcome is not None and task.outcome.quarantine is not None:
             for files in result.rejected.values():
-                discard(task.split.quarantine, files)
+                discard(task.outcome.quarantine, files)
         return FanOutResult(crowded=True)
     for game in result.failed:
         # Files of other workers; never committed, removed by maintenance.

@@ -35,19 +35,19 @@ from game_events.workers.fanout import FanOut, OnePassTask, SecondStage
 from game_events.workers.job import WorkerJob
 from game_events.workers.record_filter import Mask, OpenRecordFilter, RecordFilter
 from game_events.workers.results import (
-    StageResult,
+    StagedRows,
     count_arrivals,
 )
 
 
 @dataclass(frozen=True)
-class DecodeJob(WorkerJob[StageResult]):
+class DecodeJob(WorkerJob[StagedRows]):
     """A worker job that decodes rows and writes them to files.
 
     `bronze`, `quarantine`: tables of the files; None: undecodable rows are not written to quarantine.
     """
 
-    result: ClassVar[type] = StageResult
+    result: ClassVar[type] = StagedRows
     bronze: Table
     quarantine: Table | None
     plan: DecodePlan
@@ -56,7 +56,7 @@ class DecodeJob(WorkerJob[StageResult]):
         """The job with another plan."""
         return replace(self, plan=plan)
 
-    def discard(self, staged: StageResult) -> None:
+    def discard(self, staged: StagedRows) -> None:
         """Delete the files that this job wrote; none of them is in a commit."""
         staged.discard(self.bronze, self.quarantine)
 
@@ -92,13 +92,13 @@ class BronzeTask(DecodeJob):
         fan_out = self.one_pass.fan_out(plan.columns) if self.one_pass is not None else None
         return replace(self, plan=plan, fan_out=fan_out)
 
-    def discard(self, staged: StageResult) -> None:
+    def discard(self, staged: StagedRows) -> None:
         """As every decode job's, silver's files too."""
         super().discard(staged)
         if self.one_pass is not None:
             staged.silver.discard(self.one_pass.lakehouse.silver)
 
-    def stage(self, batches: Iterable[pa.RecordBatch]) -> StageResult:
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
         """Read the records of the tasks of these numbers, decode them and write them to files."""
         decoder = BatchDecoder(self.plan)
         output = _Output(self)
@@ -161,7 +161,7 @@ def _marked(batch: pa.RecordBatch, deadly: Mapping[tuple[str, int], Mapping[int,
     return marked.set_column(batch.schema.get_field_index("detail"), "detail", detail)
 
 
-def _note_origins(batch: pa.RecordBatch, result: StageResult) -> None:
+def _note_origins(batch: pa.RecordBatch, result: StagedRows) -> None:
     """Note the last offset of each partition of records from files, also of those that quarantine holds already.
 
     Records of an archive have partitions of topics, or of other files; those of plain files the one of this lakehouse.
@@ -176,7 +176,7 @@ class _Output:
     """The files that a task writes, and its result."""
 
     def __init__(self, task: BronzeTask) -> None:
-        self.result = StageResult()
+        self.result = StagedRows()
         self._task = task
         self.good = StagedWriter(task.bronze, bronze_schema(task.plan.columns))
         self.bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
@@ -286,11 +286,11 @@ class StoredTask(DecodeJob):
     keep_undecodable: bool
     record_filter: RecordFilter | None = None
 
-    def stage(self, batches: Iterable[pa.RecordBatch]) -> StageResult:
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
         """Decode rows with bronze's own columns and write them to files."""
         decoder = BatchDecoder(self.plan)
         writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
-        result = StageResult()
+        result = StagedRows()
         open_filter = self.record_filter.open() if self.record_filter is not None else None
         for batch in (part for rows in batches for part in decoder.parts(rows, "_raw_value")):
             rows = pa.Table.from_batches([batch])
@@ -312,7 +312,7 @@ class StoredTask(DecodeJob):
         result.suppressed = len(result.suppressed_records)
         return result
 
-    def _write(self, rows: pa.Table, decoded: DecodedBatch, writer: StagedWriter, result: StageResult) -> None:
+    def _write(self, rows: pa.Table, decoded: DecodedBatch, writer: StagedWriter, result: StagedRows) -> None:
         """Write the rows, decoded and undecoded."""
         for at, schema_id, columns in decoded.good:
             own = self._own(rows, at, schema_id, keep_raw=self.keep_raw)
@@ -337,7 +337,7 @@ class StoredTask(DecodeJob):
         return own
 
 
-def _note_records(result: StageResult, rows: pa.Table, at: Rows) -> None:
+def _note_records(result: StagedRows, rows: pa.Table, at: Rows) -> None:
     """Note which records these rows are (`RECORD`)."""
     taken = rows.take(pa.array(at))
     result.suppressed_records += zip(*(taken.column(name).to_pylist() for name in RECORD), strict=True)

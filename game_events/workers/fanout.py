@@ -30,7 +30,7 @@ from game_events.workers.gold import PartialAggregate, PartialRows
 from game_events.workers.job import WorkerJob
 from game_events.workers.results import FanOutResult
 from game_events.workers.rows import FileRows, OldRows, parts_by_game
-from game_events.workers.rules import RuleSplit, Splitter
+from game_events.workers.rules import OutcomeWriter, RuleOutcome
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class FanOut(WorkerJob[FanOutResult]):
     Attributes:
         layer: silver or gold: which table of a game.
         game_column: column of the rows that names the game.
-        split: treatment of rows that violate rules; None: there are no rules, every row is written to its game's files.
+        outcome: treatment of rows that violate rules; None: there are no rules, every row is written to its game's files.
         aggregate: for gold: which of a game's tables.
         choice: the columns that not every game's table has; None: all tables have all of `schema`.
         source: files with the rows; None: Spark sends the rows.
@@ -156,7 +156,7 @@ class FanOut(WorkerJob[FanOutResult]):
     game_column: str
     schema: pa.Schema
     routing: Routing = field(default_factory=Routing)
-    split: RuleSplit | None = None
+    outcome: RuleOutcome | None = None
     aggregate: str = PLAYER_AGG
     choice: ColumnChoice | None = None
     source: FileRows | None = None
@@ -188,7 +188,7 @@ class Stage:
         self.result = FanOutResult()
         self._buffer: list[pa.RecordBatch] = []
         self._rows = self._bytes = self._held = 0
-        self._splitter = Splitter(task.split) if task.split is not None else None
+        self._splitter = OutcomeWriter(task.outcome) if task.outcome is not None else None
         self._rejected: dict[str, StagedWriter] = {}
         if self._splitter is not None:
             self._rejected, self.result.counts = self._splitter.writers, self._splitter.counts
@@ -273,7 +273,7 @@ class Stage:
         """Write each game's part of rows in the order by game."""
         task = self._task
         written = rows.select(task.schema.names).take(order).cast(task.schema)
-        more = rows.select(task.split.columns).take(order) if task.split is not None else written
+        more = rows.select(task.outcome.columns).take(order) if task.outcome is not None else written
         size = buffer_bytes(written)
         for game, part in parts.items():
             share = size * part[1] // rows.num_rows

@@ -250,7 +250,7 @@ class FanOutResult(Summed):
 
 
 @dataclass
-class StageResult(Summed):
+class StagedRows(Summed):
     """What workers return of a micro-batch, or of stored rows.
 
     Attributes:

@@ -47,7 +47,7 @@ class FileRows:
         few: each file has few rows: in an object store several are read at the same time.
         shares: tasks that read the same files, each the rows of its share of the games.
         game_column: with `shares`: names the game.
-        violations: those of silver's rules: rows have the columns of its `RuleSplit`, too. None: there are no rules.
+        violations: those of silver's rules: rows have the columns of its `RuleOutcome`, too. None: there are no rules.
     """
 
     lakehouse: Lakehouse

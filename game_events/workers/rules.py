@@ -34,7 +34,7 @@ BITS = 62
 DISPOSITION = "_disposition"
 
 #: Whether a row only has the results of rules, and is not written.
-APART = "_apart"
+RULE_RESULT = "_apart"
 
 
 #: Dispositions of a row: in the table; left out and counted; left out and written to quarantine; left out and in quarantine
@@ -85,15 +85,15 @@ class RuleColumns:
 
 
 @dataclass(frozen=True)
-class RuleSplit:
-    """Configuration of a `Splitter`; picklable.
+class RuleOutcome:
+    """Configuration of an `OutcomeWriter`; picklable.
 
     Attributes:
         rules: those that were evaluated on the rows.
         has_disposition: rows have a disposition (silver); else all are kept.
         quarantine: the table of rejected rows, with bronze's own columns; None: no rule rejects.
         run_id: the run that rejects them.
-        apart: rows with `APART` have the results of rules, the others are written.
+        apart: rows with `RULE_RESULT` have the results of rules, the others are written.
     """
 
     rules: RuleColumns
@@ -106,22 +106,27 @@ class RuleSplit:
     def columns(self) -> list[str]:
         """Columns of the rows besides those of the table."""
         heavy = BRONZE_ONLY if self.quarantine is not None else ()
-        return [*self.rules.names, *([DISPOSITION] if self.has_disposition else []), *heavy, *([APART] if self.apart else [])]
+        return [
+            *self.rules.names,
+            *([DISPOSITION] if self.has_disposition else []),
+            *heavy,
+            *([RULE_RESULT] if self.apart else []),
+        ]
 
 
-class Splitter:
+class OutcomeWriter:
     """One worker's pass."""
 
-    def __init__(self, task: RuleSplit) -> None:
+    def __init__(self, task: RuleOutcome) -> None:
         self._task = task
         self.counts: dict[str, RuleCounts] = {}
         self.writers: dict[str, StagedWriter] = {}
         self._now = datetime.now(UTC)
 
     def keep(self, game: str, rows: pa.Table, more: pa.Table) -> pa.Table:
-        """Count one game's rows, write rejected ones to quarantine, return those of the table; `more`: `RuleSplit.columns`."""
+        """Count a game's rows, write rejected ones to quarantine, return those of the table (`more`: `RuleOutcome.columns`)."""
         if self._task.apart:
-            judged = more.column(APART)
+            judged = more.column(RULE_RESULT)
             self._judge(game, rows.filter(judged), more.filter(judged))
             return rows.filter(pc.invert(judged))
         return self._judge(game, rows, more)
@@ -204,39 +209,39 @@ class Violations:
     """The rows that violate rules; picklable.
 
     Attributes:
-        split: what is done with them.
+        outcome: what is done with them.
         files: path of a file below the table's folder -> its violating rows, ascending, as an Arrow stream: `ROW`, and the
             bits of the rules. A file without any is left out.
     """
 
-    split: RuleSplit
+    outcome: RuleOutcome
     files: Mapping[str, bytes]
 
     def of_file(self, path: str) -> pa.Table:
         """A file's violating rows."""
         data = self.files.get(path)
-        return _read(data) if data is not None else bits_schema(self.split.rules).empty_table()
+        return _read(data) if data is not None else bits_schema(self.outcome.rules).empty_table()
 
     def schema(self, columns: pa.Schema, of_file: pa.Table) -> pa.Schema:
         """Columns to read of a file: those of the table, and bronze's own if rows are rejected."""
-        rejects = self.split.quarantine is not None and bool((self._dispositions(of_file) == REJECT).any())
+        rejects = self.outcome.quarantine is not None and bool((self._dispositions(of_file) == REJECT).any())
         return pa.schema([*columns, *(OWN_COLUMNS.field(name) for name in BRONZE_ONLY)]) if rejects else columns
 
     def added(self, rows: pa.Table, first: int, of_file: pa.Table) -> pa.Table:
-        """The rows, the first of which has the place `first`, with `RuleSplit.columns`: bronze's own of rejected rows only."""
+        """The rows, the first of which has the place `first`, with `RuleOutcome.columns`: bronze's own of rejected ones."""
         begin, end = np.searchsorted(of_file.column(ROW).to_numpy(), [first, first + rows.num_rows])
         mine = of_file.slice(begin, end - begin)
         places, dispositions = mine.column(ROW).to_numpy() - first, self._dispositions(mine)
-        more = {name: _at(places, mine.column(name).to_numpy(), rows.num_rows) for name in self.split.rules.names}
-        if self.split.has_disposition:
+        more = {name: _at(places, mine.column(name).to_numpy(), rows.num_rows) for name in self.outcome.rules.names}
+        if self.outcome.has_disposition:
             more[DISPOSITION] = _at(places, dispositions, rows.num_rows)
-        if self.split.quarantine is not None:
+        if self.outcome.quarantine is not None:
             more |= _only(rows, places[dispositions == REJECT])
         table = {name: rows.column(name) for name in rows.column_names if name not in BRONZE_ONLY}
-        return pa.table(table | {name: more[name] for name in self.split.columns})
+        return pa.table(table | {name: more[name] for name in self.outcome.columns})
 
     def _dispositions(self, violating: pa.Table) -> npt.NDArray[np.int32]:
-        rules = self.split.rules
+        rules = self.outcome.rules
         return rules.dispositions([violating.column(name).to_numpy() for name in rules.names])
 
 

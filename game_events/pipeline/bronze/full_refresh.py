@@ -39,7 +39,7 @@ from game_events.pipeline.reporting.result import BronzeResult
 from game_events.sources.rows import not_read
 from game_events.sources.source import MicroBatch, Offsets, Source, SourceSnapshot, plan_micro_batch
 from game_events.workers.job import Coordinates, FileStage
-from game_events.workers.results import StageResult
+from game_events.workers.results import StagedRows
 
 ALLOW = "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH"
 
@@ -192,7 +192,7 @@ class _FullRefresh:
     bronze: DeltaTable
     now: SourceSnapshot
     columns: ColumnMap
-    found: StageResult = field(default_factory=StageResult)
+    found: StagedRows = field(default_factory=StagedRows)
     start: Offsets = field(default_factory=dict)
     end: Offsets = field(default_factory=dict)
     kept: int = 0

@@ -42,7 +42,7 @@ from game_events.pipeline.quarantine import finish_reset, intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
 from game_events.sources.source import Gap, MicroBatch, SourceSnapshot
-from game_events.workers.results import StageResult
+from game_events.workers.results import StagedRows
 
 #: Records that a notice names.
 EXAMPLES = 5
@@ -169,7 +169,7 @@ def _commit_micro_batch(
 
 
 def _planned(
-    pipeline: Pipeline, tables: Tables, plan: OffsetPlan, part: MicroBatch, staged: StageResult, begun: int | None
+    pipeline: Pipeline, tables: Tables, plan: OffsetPlan, part: MicroBatch, staged: StagedRows, begun: int | None
 ) -> Commit:
     """The commit of a micro-batch to bronze; `begun`: announcements of commits to quarantine that it was planned after."""
     bronze, quarantine = tables
@@ -196,7 +196,7 @@ def _planned(
     return commit_of(pipeline, bronze, staged, expected, advance, info)
 
 
-def _report_part(report: RunReport, part: MicroBatch, staged: StageResult) -> None:
+def _report_part(report: RunReport, part: MicroBatch, staged: StagedRows) -> None:
     """Report what was read of the source, and what is not in bronze of it."""
     report.add_read(part.start, part.end, part.unit)
     report.add(BronzeResult(gaps=part.gaps, suppressed=staged.suppressed, nulled=staged.nulled))
@@ -206,7 +206,7 @@ def _report_part(report: RunReport, part: MicroBatch, staged: StageResult) -> No
     report.arrived(staged.arrivals)
 
 
-def archive_schemas(pipeline: Pipeline, report: RunReport, staged: StageResult) -> None:
+def archive_schemas(pipeline: Pipeline, report: RunReport, staged: StagedRows) -> None:
     """Keep the texts of the schemas that occurred, before the commit of their rows, and note those that are new."""
     new = pipeline.catalog.archive(i for i, _ in (*staged.types, *staged.undecoded))
     report.add(BronzeResult(new_schemas={schema_id: pipeline.catalog.version_of(schema_id) for schema_id in new}))
@@ -215,7 +215,7 @@ def archive_schemas(pipeline: Pipeline, report: RunReport, staged: StageResult) 
 def commit_of(
     pipeline: Pipeline,
     bronze: DeltaTable,
-    staged: StageResult,
+    staged: StagedRows,
     expected: Mapping[str, int | None],
     advance: Mapping[str, int],
     info: Mapping[str, str],
@@ -236,7 +236,7 @@ def commit_of(
     )
 
 
-def incomplete_records(staged: StageResult) -> list[str]:
+def incomplete_records(staged: StagedRows) -> list[str]:
     """A notice about records that were read without what no column can hold."""
     if not staged.incomplete:
         return []
@@ -246,7 +246,7 @@ def incomplete_records(staged: StageResult) -> list[str]:
 
 
 def report_batch(
-    pipeline: Pipeline, report: RunReport, known: Collection[str], planned: Commit, landed: Landed, staged: StageResult
+    pipeline: Pipeline, report: RunReport, known: Collection[str], planned: Commit, landed: Landed, staged: StagedRows
 ) -> None:
     """Report a commit of decoded rows; `known`: bronze's columns before it."""
     batch = planned.advance[Txn.BATCH]

@@ -50,7 +50,7 @@ from game_events.spark.failures import (
 from game_events.workers.decode import BronzeTask, DecodeJob
 from game_events.workers.job import task_numbers
 from game_events.workers.record_filter import RecordFilter
-from game_events.workers.results import StageResult
+from game_events.workers.results import StagedRows
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ def commit_undecodable(
     bronze: DeltaTable,
     quarantine: DeltaTable | None,
     part: MicroBatch,
-    staged: StageResult,
+    staged: StagedRows,
     report: RunReport,
 ) -> int:
     """Announce a micro-batch in bronze, then commit its undecodable records to quarantine; perhaps without a row.
@@ -198,7 +198,7 @@ def commit_undecodable(
     return begun
 
 
-def _announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: StageResult) -> int:
+def _announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: StagedRows) -> int:
     """Announce in bronze a commit to quarantine: micro-batches that were planned before cannot be committed any more.
 
     Raises as `commit_undecodable`.
@@ -227,7 +227,7 @@ def stage_micro_batch(
     batch: int,
     decided: Decided,
     one_pass: OnePass | None = None,
-) -> StageResult:
+) -> StagedRows:
     """Decode a micro-batch and write its files; `one_pass` gets silver's files of the same rows, where the workers write them.
 
     `bronze`: the version with the `erasures` that the commit compares; the list of erased data subjects is read after it.
@@ -238,7 +238,7 @@ def stage_micro_batch(
         WorkerCrashError: as `deadly_records`; or workers crash over no record in particular.
     """
     if part.records <= sum(gap.is_planned for gap in part.gaps):  # it only skips a gap
-        return StageResult()
+        return StagedRows()
     source, catalog = pipeline.source, pipeline.catalog
     catalog.offer(source.schemas())
     # Types to plan for before the first record.
@@ -270,13 +270,13 @@ class _Attempt:
     record_filter: RecordFilter | None
     sparing: bool = False
 
-    def run(self, part: MicroBatch, deadly: Deadly | None = None) -> StageResult:
+    def run(self, part: MicroBatch, deadly: Deadly | None = None) -> StagedRows:
         """Decode a part; raises WorkerCrashError. `deadly`: records that are quarantined without being decoded."""
         reading = self.pipeline.source.reading(part)
         _, staged = self._decoded(part, self._job(reading.sparing() if self.sparing else reading, deadly or {}))
         return staged
 
-    def with_silver(self, bronze: DeltaTable, part: MicroBatch, one_pass: OnePass | None) -> StageResult:
+    def with_silver(self, bronze: DeltaTable, part: MicroBatch, one_pass: OnePass | None) -> StagedRows:
         """As `run`; where it is possible, the workers write silver's files of the rows, too."""
         if one_pass is None:
             return self.run(part)
@@ -301,7 +301,7 @@ class _Attempt:
             _by_partition(deadly),
         )
 
-    def _decoded(self, part: MicroBatch, job: BronzeTask) -> tuple[BronzeTask, StageResult]:
+    def _decoded(self, part: MicroBatch, job: BronzeTask) -> tuple[BronzeTask, StagedRows]:
         """The job with its last plan, and what it wrote."""
         ranges = named([f"{partition} {part.start[partition]} to {end - 1}" for partition, end in sorted(part.end.items())])
         with crashes_explained(f" over {ranges}"), worker_errors_named():
@@ -317,7 +317,7 @@ def _by_partition(deadly: Deadly) -> Mapping[tuple[str, int], Mapping[int, str]]
     return found
 
 
-def _isolated(attempt: _Attempt, part: MicroBatch, error: WorkerCrashError) -> StageResult:
+def _isolated(attempt: _Attempt, part: MicroBatch, error: WorkerCrashError) -> StagedRows:
     """Decode a micro-batch over which a worker crashed; without the records that crash it if it crashes again."""
     pipeline = attempt.pipeline
     pipeline.on_progress(f"bronze: {error}. The micro-batch is tried again, then its halves")
@@ -333,7 +333,7 @@ def _isolated(attempt: _Attempt, part: MicroBatch, error: WorkerCrashError) -> S
 
 def run_decode_job(
     pipeline: Pipeline, job: Job, rows: DataFrame, columns: ColumnMap, wanted: Iterable[TypeKey]
-) -> tuple[Job, StageResult]:
+) -> tuple[Job, StagedRows]:
     """Run rows through the workers, again if types occurred that the plan did not know: only the driver asks the registry.
 
     Files of earlier attempts are deleted; so are files of a plan with types that did not occur and that changed columns, as the
@@ -350,7 +350,7 @@ def run_decode_job(
     room, rest = catalog.max_unknown_ids, None
     while True:
         job = job.planned(catalog.plan(columns, planned, rest))
-        staged = StageResult.sum(job.collect(rows))
+        staged = StagedRows.sum(job.collect(rows))
         catalog.offer(staged.schemas)
         new = staged.unknown - planned
         if not new and _same_columns(job.plan.columns, catalog.message_columns(columns, staged.types)):

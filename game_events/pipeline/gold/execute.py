@@ -55,7 +55,7 @@ from game_events.workers.gold import COUNT, FIRST, KEY, LAST, GoldMerge
 from game_events.workers.job import task_numbers
 from game_events.workers.results import FanOutResult
 from game_events.workers.rows import FileRows, OldRows
-from game_events.workers.rules import RuleColumns, RuleSplit
+from game_events.workers.rules import RuleColumns, RuleOutcome
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +95,9 @@ def execute(run: GoldRun, plans: Mapping[str, GamePlan]) -> Staged:
     # Custom aggregates have no rules.
     rules = RuleColumns.of(pipeline.rules if run.built_in else (), "gold", GAME)
     rows, schema, kept = _aggregated(run, plans, tasks, few=new <= TASK_ROWS, has_rules=bool(rules.rules))
-    split = RuleSplit(rules) if rules.rules else None
+    outcome = RuleOutcome(rules) if rules.rules else None
     require_valid(pipeline.spark, rules.rules, spark_schema(Schema.from_arrow(schema)))
-    task = FanOut(pipeline.lakehouse, Layer.GOLD, GAME, schema, aggregate=aggregate.name, split=split, old=kept)
+    task = FanOut(pipeline.lakehouse, Layer.GOLD, GAME, schema, aggregate=aggregate.name, outcome=outcome, old=kept)
     # One file for each game, which needs no compaction.
     rows = _by_game(rows, tasks)
     try:

@@ -37,7 +37,7 @@ from game_events.workers.rules import (
     REJECT,
     ROW,
     RuleColumns,
-    RuleSplit,
+    RuleOutcome,
     Violations,
     bits_schema,
 )
@@ -232,18 +232,18 @@ FILE = "_file"
 
 
 def find_violations(
-    spark: SparkSession, split: RuleSplit, files: FileSelection, columns: StructType, above: int | None
+    spark: SparkSession, outcome: RuleOutcome, files: FileSelection, columns: StructType, above: int | None
 ) -> Violations | None:
     """Evaluate silver's rules on the rows of bronze's files, in one job; None: more than `MOST_VIOLATIONS` rows violate them.
 
     Args:
         spark: the session.
-        split: with the rules.
+        outcome: with the rules.
         files: bronze's files.
         columns: of the rows.
         above: only rows of later bronze batches; None: all rows.
     """
-    rules = split.rules
+    rules = outcome.rules
     needed = {rules.game_column, "_batch"}.union(*(columns_in(rule.sql, columns.names) for rule in rules.rules))
     with null_on_error(spark):
         rows = read_files(spark, files.files, StructType([f for f in columns.fields if f.name in needed]))
@@ -256,7 +256,7 @@ def find_violations(
         found = rows.toArrow()
     if found.num_rows > MOST_VIOLATIONS:
         return None
-    return Violations(split, _by_path(found, files, bits_schema(split.rules)))
+    return Violations(outcome, _by_path(found, files, bits_schema(outcome.rules)))
 
 
 def _by_path(found: pa.Table, files: FileSelection, schema: pa.Schema) -> dict[str, bytes]:

@@ -23,14 +23,14 @@ from game_events.pipeline.quality.rules import failed_rules, judge
 from game_events.pipeline.quarantine import file_name, marked_files
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult
-from game_events.pipeline.silver.stage import SilverInput, Start, rows_from
+from game_events.pipeline.silver.stage import GameStart, SilverInput, rows_from
 from game_events.spark.config import null_on_error
 from game_events.workers.results import FanOutResult, RuleCounts
 from game_events.workers.rules import DISPOSITION, HELD_BACK, READMIT
 
 
 def settle(
-    source: SilverInput, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
+    source: SilverInput, decisions: Decisions, starts: Mapping[str, GameStart], result: FanOutResult, report: RunReport
 ) -> Committed:
     """Commit what was staged for the games of `starts`.
 
@@ -79,7 +79,7 @@ def _is_current(source: SilverInput) -> bool:
     return erasures(bronze) == erasures(source.handle)
 
 
-def _failed(source: SilverInput, starts: Mapping[str, Start], result: FanOutResult, report: RunReport) -> dict[str, str]:
+def _failed(source: SilverInput, starts: Mapping[str, GameStart], result: FanOutResult, report: RunReport) -> dict[str, str]:
     """Game -> why nothing of it is committed: its files could not be written, or a rule forbids it."""
     rules = source.rules.rules
     failed: dict[str, str] = {}
@@ -93,18 +93,18 @@ def _failed(source: SilverInput, starts: Mapping[str, Start], result: FanOutResu
 
 
 def decide_rejections(
-    source: SilverInput, decisions: Decisions, starts: Mapping[str, Start], result: FanOutResult, report: RunReport
+    source: SilverInput, decisions: Decisions, starts: Mapping[str, GameStart], result: FanOutResult, report: RunReport
 ) -> set[str]:
     """Commit which rows are rejected, of all games at once; returns the games to retry."""
     pipeline = source.pipeline
-    redecided = [game for game, start in starts.items() if start.redecide]
+    redecided = [game for game, start in starts.items() if start.judge_again]
     if not (source.rules.has("quarantine") or decisions.in_force or redecided):
         # Decisions of a concurrent run with other rules hold for this run, too.
         return set(starts) if Decisions.read(pipeline, source.bronze.key).in_force else set()
     counts = {game: result.counts.get(game, RuleCounts()) for game in starts}
     due: dict[str, RejectionDecision] = {}
     for game, start in starts.items():
-        target = next_incarnation(decisions, game, start) if start.redecide else None
+        target = next_incarnation(decisions, game, start) if start.judge_again else None
         due[game] = RejectionDecision(source.batch, result.rejected.get(game, []), target)
     # Rows of quarantine that the rules of this run do not hold back are released.
     released = {game: starts[game] for game in redecided if decisions.rejected_rows[game] > counts[game].held}
@@ -134,7 +134,7 @@ def _report_released(source: SilverInput, decisions: Decisions, released: Mappin
         )
 
 
-def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
+def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, GameStart]) -> Rewritten:
     """Rewrite the files of quarantine with these games' rejected rows; rows that are not held back now are marked as replayed.
 
     `replayed_batch` is the last bronze batch of the staged rows; `replayed_table`, of rows that pass, the id of the game's
@@ -160,7 +160,7 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]
         return Rewritten(*marked(source.pipeline, handle, touched, judged))
 
 
-def _columns(source: SilverInput, start: Start, result: FanOutResult, game: str) -> pa.Schema:
+def _columns(source: SilverInput, start: GameStart, result: FanOutResult, game: str) -> pa.Schema:
     """Columns of a game's table after its commit: those that every game has, that the game has sent, or that the table has.
 
     Rows that replace all others bring their own.
@@ -179,7 +179,7 @@ def drop(pipeline: Pipeline, result: FanOutResult, game: str, *, quarantine: boo
     result.counts.pop(game, None)
 
 
-def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: Start, result: FanOutResult) -> Commit | None:
+def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: GameStart, result: FanOutResult) -> Commit | None:
     """The commit of one game; None: plan it again."""
     handle = start.handle
     if source.bronze.erased(handle) > erasures(source.handle):
@@ -208,7 +208,7 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: St
     )
 
 
-def _advance(source: SilverInput, decisions: Decisions, game: str, start: Start, result: FanOutResult) -> dict[str, int]:
+def _advance(source: SilverInput, decisions: Decisions, game: str, start: GameStart, result: FanOutResult) -> dict[str, int]:
     """Transactions of a silver table after the commit."""
     handle = start.handle
     advance = {source.bronze.app: source.batch}
@@ -223,7 +223,7 @@ def _advance(source: SilverInput, decisions: Decisions, game: str, start: Start,
     return advance
 
 
-def next_incarnation(decisions: Decisions, game: str, start: Start) -> int:
+def next_incarnation(decisions: Decisions, game: str, start: GameStart) -> int:
     """Incarnation of a table after its rows are replaced; the one that quarantine has decided again for, if it has."""
     decided, before = decisions.incarnation(game), incarnation(start.handle)
-    return max(before, decided) + 1 if start.redecide else max(before + (start.handle is not None), decided)
+    return max(before, decided) + 1 if start.judge_again else max(before + (start.handle is not None), decided)

@@ -35,7 +35,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, SilverResult, TableReport
 from game_events.pipeline.silver.admission import admit, counted_routing, is_allowed, new_games, readmitted_rows
 from game_events.pipeline.silver.commit import drop, settle
-from game_events.pipeline.silver.stage import SilverInput, Staging, Start, stage_games
+from game_events.pipeline.silver.stage import GameStart, SilverInput, Staging, stage_games
 from game_events.workers.fanout import INVALID, NO_NAME, OVER_LIMIT, Routing
 from game_events.workers.results import FanOutResult
 
@@ -98,7 +98,7 @@ def run_pass(run: SilverRun, games: Collection[str] | None = None) -> PassResult
     return found.then(PassResult(done, outcome.failed, found.retry | outcome.again, replaced))
 
 
-def _stage_from_watermark(run: SilverRun, decisions: Decisions) -> tuple[dict[str, Start], FanOutResult, PassResult]:
+def _stage_from_watermark(run: SilverRun, decisions: Decisions) -> tuple[dict[str, GameStart], FanOutResult, PassResult]:
     """Stage all rows above the low watermark, and drop the files of games with tables that are not there."""
     pipeline, floor = run.pipeline, run.state.floor(Layer.SILVER)
     pipeline.on_progress(f"silver: batches {floor + 1} to {run.source.batch}")
@@ -109,14 +109,14 @@ def _stage_from_watermark(run: SilverRun, decisions: Decisions) -> tuple[dict[st
             f"names that are no {pipeline.settings.names.entities} yet stay in bronze, as there is no room for more: raise "
             "GAME_EVENTS_MAX_GAMES and GAME_EVENTS_MAX_GAMES_EVER, or name those you want in GAME_EVENTS_GAMES"
         )
-    starts: dict[str, Start] = {}
+    starts: dict[str, GameStart] = {}
     failed, retry = dict(result.failed), set()
     for game, start in starts_of(run, decisions, sorted(result.games), redecide=False).items():
-        if isinstance(start, Start) and is_at_watermark(run.state, decisions, game, start):
-            starts[game] = replace(start, begin=floor)
+        if isinstance(start, GameStart) and is_at_watermark(run.state, decisions, game, start):
+            starts[game] = replace(start, read_after=floor)
             continue
         drop(pipeline, result, game)
-        if isinstance(start, Start):
+        if isinstance(start, GameStart):
             retry.add(game)
         else:
             failed[game] = start
@@ -125,7 +125,7 @@ def _stage_from_watermark(run: SilverRun, decisions: Decisions) -> tuple[dict[st
 
 def _stage_from_tables(
     run: SilverRun, decisions: Decisions, games: Collection[str]
-) -> tuple[dict[str, Start], FanOutResult, PassResult]:
+) -> tuple[dict[str, GameStart], FanOutResult, PassResult]:
     """Stage each game's rows above the batch of its own table."""
     pipeline = run.pipeline
     starts, found = _starts_of_tables(run, decisions, games)
@@ -133,26 +133,26 @@ def _stage_from_tables(
     if starts:
         pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.names.entities} from their own progress")
         routed = Routing(frozenset(pipeline.settings.games), frozenset(starts))
-        lowest = min(start.begin for start in starts.values())
+        lowest = min(start.read_after for start in starts.values())
         result = stage_games(Staging(run.source, lowest, routed, len(starts), dict(starts), decisions))
         failpoints.reach("silver_replanned")
     for game in starts.keys() - result.games - result.failed.keys():
         start = starts[game]
         # All its rows are gone from bronze: the silver table is the only one that has them.
-        expired = start.handle is not None and start.taken is None and not pipeline.extensions.transformed(game)
+        expired = start.handle is not None and start.last_batch_in_table is None and not pipeline.extensions.transformed(game)
         if expired or not start.replace:
             del starts[game]
             if start.handle is not None and not expired:
-                found.done[game] = start.begin  # bronze has no new rows of the game
+                found.done[game] = start.read_after  # bronze has no new rows of the game
     return starts, result, found
 
 
-def _starts_of_tables(run: SilverRun, decisions: Decisions, games: Collection[str]) -> tuple[dict[str, Start], PassResult]:
+def _starts_of_tables(run: SilverRun, decisions: Decisions, games: Collection[str]) -> tuple[dict[str, GameStart], PassResult]:
     """The starts of games that have something to stage; the others are done, failed, or for the next pass."""
     batch = run.source.batch
     rejects = run.source.rules.has("quarantine") or decisions.in_force
     allowed = sorted(game for game in games if is_allowed(run.pipeline, game))
-    starts: dict[str, Start] = {}
+    starts: dict[str, GameStart] = {}
     done: dict[str, int] = {}
     failed: dict[str, str] = {}
     retry: set[str] = set()
@@ -161,10 +161,10 @@ def _starts_of_tables(run: SilverRun, decisions: Decisions, games: Collection[st
             failed[game] = start
         elif start.is_behind(batch):
             retry.add(game)  # a concurrent run has read later batches: this run would replace its rows by fewer
-        elif start.begin >= batch and not start.replace:
-            done[game] = start.begin
+        elif start.read_after >= batch and not start.replace:
+            done[game] = start.read_after
         else:
-            starts[game] = replace(start, decided=0) if start.redecide else start
+            starts[game] = replace(start, rejections_decided_to=0) if start.judge_again else start
     return starts, PassResult(done, failed, frozenset(retry))
 
 
@@ -211,12 +211,12 @@ def _held(run: SilverRun, work: Staging) -> FanOutResult | None:
     return run.one_pass.take(work.files, work.task)
 
 
-def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, redecide: bool) -> dict[str, Start | str]:
+def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, redecide: bool) -> dict[str, GameStart | str]:
     """Game -> from which batch it is staged, by its own table and quarantine's decisions; or why its table cannot be read."""
     bronze = run.source.bronze
     needed = (bronze.erased_app, Txn.ERASURES, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)
 
-    def start(game: str) -> Start:
+    def start(game: str) -> GameStart:
         handle = run.pipeline.handles.take(run.pipeline.lakehouse.silver(game))
         # The handle keeps what was read: during a long job the log may lose the entries that the commit needs.
         txns(handle, needed)
@@ -228,12 +228,19 @@ def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, red
         begin = 0 if taken is None or whole or again else taken
         if handle is not None and begin == 0:
             run.pipeline.lakehouse.silver(game).writable(handle, replaced=True)
-        return Start(handle, taken, begin, replace=handle is not None and begin == 0, decided=decided or 0, redecide=again)
+        return GameStart(
+            handle,
+            taken,
+            begin,
+            replace=handle is not None and begin == 0,
+            rejections_decided_to=decided or 0,
+            judge_again=again,
+        )
 
     return for_games(games, guarded(start))
 
 
-def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: Start) -> bool:
+def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: GameStart) -> bool:
     """Whether a game's rows above the low watermark are exactly those that its table lacks.
 
     | its silver table | at the low watermark |
@@ -248,15 +255,19 @@ def is_at_watermark(state: Progress, decisions: Decisions, game: str, start: Sta
     And quarantine has decided on no row that the table lacks: those decisions hold, whatever the rules are now.
     """
     floor = state.floor(Layer.SILVER)
-    if game in state.failed_in(Layer.SILVER) or start.redecide or start.decided > (start.taken or 0):
+    if (
+        game in state.failed_in(Layer.SILVER)
+        or start.judge_again
+        or start.rejections_decided_to > (start.last_batch_in_table or 0)
+    ):
         return False
     if decisions.incarnation(game) > incarnation(start.handle):
         return False
     if start.handle is None:
         return not floor or (game not in state.games and not state.left_out_to(game))
-    if start.taken is None:
+    if start.last_batch_in_table is None:
         return not floor
-    return not start.replace and max(state.games.get(game, 0), state.left_out_to(game)) <= start.taken <= floor
+    return not start.replace and max(state.games.get(game, 0), state.left_out_to(game)) <= start.last_batch_in_table <= floor
 
 
 #: Noted for a game with pending rows that is not in the allow list.

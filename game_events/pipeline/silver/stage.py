@@ -55,7 +55,7 @@ from game_events.spark.schemas import arrow_schema, quoted, united
 from game_events.workers.fanout import ColumnChoice, FanOut, Routing
 from game_events.workers.results import FanOutResult
 from game_events.workers.rows import FileRows
-from game_events.workers.rules import APART, DISPOSITION, KEEP, READMIT, REJECT, RuleColumns, RuleSplit, Violations
+from game_events.workers.rules import DISPOSITION, KEEP, READMIT, REJECT, RULE_RESULT, RuleColumns, RuleOutcome, Violations
 
 #: A row's name before a function, in an array: functions over all columns of texts leave it alone.
 _NAME_BEFORE = "_name_before"
@@ -281,28 +281,30 @@ SAMPLED_FILES = 8
 
 
 @dataclass(frozen=True)
-class Start:
+class GameStart:
     """From which bronze batch one game is staged.
 
     Attributes:
         handle: its silver table; None: there is none.
-        taken: last batch of this bronze in the table; None: it has rows of another bronze, or there is no table.
-        begin: rows of later bronze batches are staged.
+        last_batch_in_table: of this bronze; None: it has rows of another bronze, or there is no table.
+        read_after: rows of later bronze batches are staged.
         replace: the staged rows replace those of the table.
-        decided: last bronze batch for which quarantine has decided which rows are rejected.
-        redecide: the rules in force decide on all its rows again.
+        rejections_decided_to: last bronze batch for which quarantine has decided which rows are rejected.
+        judge_again: the rules in force decide on all its rows again.
     """
 
     handle: DeltaTable | None
-    taken: int | None
-    begin: int
+    last_batch_in_table: int | None
+    read_after: int
     replace: bool = False
-    decided: int = 0
-    redecide: bool = False
+    rejections_decided_to: int = 0
+    judge_again: bool = False
 
     def is_behind(self, batch: int) -> bool:
         """Whether rows up to this batch would replace, or decide again, rows of later ones."""
-        return (self.replace and (self.taken or 0) > batch) or (self.redecide and self.decided > batch)
+        return (self.replace and (self.last_batch_in_table or 0) > batch) or (
+            self.judge_again and self.rejections_decided_to > batch
+        )
 
 
 @dataclass(frozen=True)
@@ -310,31 +312,31 @@ class Staging:
     """One Spark job: rows above a low watermark, or rows of some games, each above its own.
 
     Attributes:
-        above: the low watermark, a bronze batch; with `starts` the lowest of them.
+        low_watermark: a bronze batch; with `starts` the lowest of them.
         games: estimated number of games; 0: unknown.
-        starts: game -> its start; None: every game starts at `above`, with nothing decided.
+        starts: game -> its start; None: every game starts there, with nothing decided.
         left_out: without `starts`: games of another pass.
     """
 
     source: SilverInput
-    above: int
+    low_watermark: int
     routing: Routing
     games: int
-    starts: Mapping[str, Start] | None
+    starts: Mapping[str, GameStart] | None
     decisions: Decisions
     left_out: frozenset[str] = frozenset()
 
     @cached_property
     def files(self) -> FileSelection:
         """Bronze's files with these rows."""
-        return selection(self.source.handle, self.above)
+        return selection(self.source.handle, self.low_watermark)
 
     def rows(self) -> DataFrame:
         """Bronze's rows with the column `DECIDED`."""
         rows = read_files(self.source.pipeline.spark, self.files.files, spark_schema(self.source.handle.schema()))
         if self.starts is not None:
             return rows_from(self.source, rows, self.starts)
-        rows = rows if self.files.exact else rows.where(F.col("_batch") > self.above)
+        rows = rows if self.files.exact else rows.where(F.col("_batch") > self.low_watermark)
         if self.left_out:
             rows = rows.where(~F.coalesce(self._named(self.left_out), F.lit(False)))
         return rows.withColumn(DECIDED, F.lit(0).cast("bigint"))
@@ -365,7 +367,7 @@ class Staging:
             TransientError, ConfigurationError: the object store failed, not this code.
         """
         already_rejected = self._already_rejected()
-        split = _split(self.source, held=already_rejected is not None)
+        outcome = _outcome(self.source, held=already_rejected is not None)
         # A part is what is left of a job that crashed: its workers get no row of another game.
         by_workers = part is None and self._is_plain
         games = self.games if part is None else len(part)
@@ -373,9 +375,9 @@ class Staging:
         if self.files.rows > TASK_ROWS and (by_workers or not games):
             sample = self._games_in_sample()
         games = games or len(sample)
-        task = replace(self.task, split=split)
+        task = replace(self.task, outcome=outcome)
         try:
-            read = self._read_by_workers(games, sample, split) if by_workers else None
+            read = self._read_by_workers(games, sample, outcome) if by_workers else None
             if read is not None:
                 return write_game_files(read.numbers(self.source.pipeline.spark), replace(task, source=read))
             return self._sent_by_spark(part, games, already_rejected, task)
@@ -388,17 +390,17 @@ class Staging:
     def _already_rejected(self) -> DataFrame | None:
         """Rows that quarantine has as rejected, of the games that may have some among these rows; None: there are none."""
         starts = (self.starts or {}).items()
-        asked = [game for game, start in starts if start.redecide or start.decided > start.begin]
+        asked = [game for game, start in starts if start.judge_again or start.rejections_decided_to > start.read_after]
         return self.decisions.held_rows(self.source.pipeline, asked) if asked else None
 
-    def _read_by_workers(self, games: int, sample: Counter[object], split: RuleSplit | None) -> FileRows | None:
+    def _read_by_workers(self, games: int, sample: Counter[object], outcome: RuleOutcome | None) -> FileRows | None:
         """The files as workers read them; None: the rows are shuffled, or too many violate rules."""
         largest = max(sample.values(), default=0) / max(1, sample.total())
         shares = shares_for(self.files.rows, games, largest)
         if is_shuffled(self.files.rows, games, shares):
             return None
-        violations = self._violations(split) if split is not None else None
-        if split is not None and violations is None:
+        violations = self._violations(outcome) if outcome is not None else None
+        if outcome is not None and violations is None:
             return None
         return replace(self.file_rows(tasks_for(self.files.rows, games), shares), violations=violations)
 
@@ -408,7 +410,7 @@ class Staging:
         """Run the job over rows that Spark reads."""
         source = self.source
         rows = self.rows() if part is None else self.rows().where(self._named(part))
-        rows = _prepared(source, rows, already_rejected, task.split)
+        rows = _prepared(source, rows, already_rejected, task.outcome)
         with null_on_error(source.pipeline.spark) if source.rules.rules else nullcontext():
             return write_game_files(spread(rows, task, self.files.rows, games, salt="_kafka_offset"), task)
 
@@ -432,7 +434,7 @@ class Staging:
         """The rows for workers that read bronze's files themselves, in so many tasks; `shares` of them read the same files."""
         pipeline, files, groups = self.source.pipeline, self.files, tasks // shares
         parts = parts_of(files, pipeline.bronze.key, files.rows // groups)
-        above = None if files.exact else self.above
+        above = None if files.exact else self.low_watermark
         by = pipeline.settings.entity_column
         return FileRows(pipeline.lakehouse, self.source.base, dealt(parts, groups), above, shares=shares, game_column=by)
 
@@ -447,60 +449,60 @@ class Staging:
             names.update(dict(zip(*(found.field(name).to_pylist() for name in ("values", "counts")), strict=True)))
         return names
 
-    def _violations(self, split: RuleSplit) -> Violations | None:
-        source, above = self.source, None if self.files.exact else self.above
-        return find_violations(source.pipeline.spark, split, self.files, source.columns, above)
+    def _violations(self, outcome: RuleOutcome) -> Violations | None:
+        source, above = self.source, None if self.files.exact else self.low_watermark
+        return find_violations(source.pipeline.spark, outcome, self.files, source.columns, above)
 
     @property
     def batches(self) -> str:
         """The batches of the rows, for messages."""
-        return f"batches {self.above + 1} to {self.source.batch} of {self.source.pipeline.bronze.name}"
+        return f"batches {self.low_watermark + 1} to {self.source.batch} of {self.source.pipeline.bronze.name}"
 
     def _named(self, games: Collection[str]) -> Column:
         return F.col(quoted(self.source.pipeline.settings.entity_column)).isin(list(games))
 
 
-def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, split: RuleSplit | None) -> DataFrame:
+def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, outcome: RuleOutcome | None) -> DataFrame:
     """The input of the workers.
 
     Rules are evaluated before user transformations, because a transformation may drop, multiply or reshape rows. Accepted rows
-    go through the transformation; the rules' results go to the workers in separate rows (`APART`), which are not written.
+    go through the transformation; the rules' results go to the workers in separate rows (`RULE_RESULT`), which are not written.
     Only rules are analyzed with `null_on_error`: what a transformation gives does not depend on whether there are rules.
     """
     names = source.base.names
-    if split is None:
+    if outcome is None:
         return source.transformed(rows.selectExpr(*map(quoted, names)))[0]
     names = [quoted(name) for name in names]
     with null_on_error(source.pipeline.spark):
         judged = judge(source.rules, rows, held)
-    more = _rule_results(split)
-    if not split.apart:
+    more = _rule_results(outcome)
+    if not outcome.apart:
         return judged.selectExpr(*names, *more)
-    kept = judged.where(F.col(DISPOSITION).isin(KEEP, READMIT)) if split.has_disposition else judged
+    kept = judged.where(F.col(DISPOSITION).isin(KEEP, READMIT)) if outcome.has_disposition else judged
     entity = quoted(source.pipeline.settings.entity_column)
     own = [name for name in names if name.startswith("`_") or name == entity]
-    apart = judged.selectExpr(*own, *more, f"true AS {APART}")
-    written = source.transformed(kept.selectExpr(*names))[0].withColumn(APART, F.lit(False))
+    apart = judged.selectExpr(*own, *more, f"true AS {RULE_RESULT}")
+    written = source.transformed(kept.selectExpr(*names))[0].withColumn(RULE_RESULT, F.lit(False))
     return united([written, apart])
 
 
-def _rule_results(split: RuleSplit) -> list[str]:
+def _rule_results(outcome: RuleOutcome) -> list[str]:
     """The columns of the rules' results, and bronze's own of rejected rows, as SQL."""
     # Raw values, keys and headers only of rows that go to quarantine. As SQL texts, as those of `bronze.staging.for_workers`.
     rejected = f"{DISPOSITION} = {REJECT}"
     sent = {name: f"if({rejected}, {name}, NULL)" for name in BRONZE_ONLY}
     # Never NULL between Spark and workers: see `spark_files.travelling`.
     sent[HEADERS] = f"if({rejected} AND {HEADERS} IS NOT NULL, {HEADERS}, {NO_HEADERS})"
-    return [f"{sent.get(name, quoted(name))} AS {quoted(name)}" for name in split.columns if name != APART]
+    return [f"{sent.get(name, quoted(name))} AS {quoted(name)}" for name in outcome.columns if name != RULE_RESULT]
 
 
-def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, Start]) -> DataFrame:
+def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, GameStart]) -> DataFrame:
     """Bronze's rows of some games, each above its own start, with the column `DECIDED`."""
     bounds = pa.table(
         {
             "_game": pa.array(starts, pa.string()),
-            "_from": pa.array((s.begin for s in starts.values()), pa.int64()),
-            DECIDED: pa.array((s.decided for s in starts.values()), pa.int64()),
+            "_from": pa.array((s.read_after for s in starts.values()), pa.int64()),
+            DECIDED: pa.array((s.rejections_decided_to for s in starts.values()), pa.int64()),
         }
     )
     limits = F.broadcast(source.pipeline.spark.createDataFrame(bounds))
@@ -509,12 +511,12 @@ def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, Start])
     )
 
 
-def _split(source: SilverInput, *, held: bool) -> RuleSplit | None:
+def _outcome(source: SilverInput, *, held: bool) -> RuleOutcome | None:
     rules = source.rules
     if not rules.rules and not held:
         return None
     rejects = rules.has("quarantine")
-    return RuleSplit(
+    return RuleOutcome(
         rules,
         has_disposition=held or rejects or rules.has("drop"),
         quarantine=source.pipeline.quarantine if rejects else None,

@@ -18,7 +18,7 @@ from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.table_checks import offsets_continuous
 from game_events.pipeline.reporting.report import RunReport
 from game_events.sources.source import Partition, SourceSnapshot
-from game_events.workers.results import StageResult
+from game_events.workers.results import StagedRows
 from game_events_tests.support.faults import handle_failpoints
 from game_events_tests.support.pipelines import reading, stage_by_hand, without_spark
 from game_events_tests.support.sources import ScriptedSource
@@ -83,7 +83,7 @@ class World:
             (pipeline.quarantine, QUARANTINE_COLUMNS, bad),
         ):
             files.append(staged(table, pa.Table.from_pylist(rows, schema=schema)))
-        return StageResult(*files, set(), set(), Counter())
+        return StagedRows(*files, set(), set(), Counter())
 
     def run(self):
         report = RunReport()

@@ -24,7 +24,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout import OnePass
 from game_events.sources.source import MicroBatch, Offsets, Partition, SourceSnapshot
 from game_events.workers.fanout import SecondStage
-from game_events.workers.results import StageResult
+from game_events.workers.results import StagedRows
 from game_events_tests.support.pipelines import reading, stage_by_hand
 from game_events_tests.support.sources import ScriptedSource
 
@@ -110,7 +110,7 @@ def stage_micro_batch(
     batch: int,
     decided: Any,
     one_pass: OnePass | None = None,
-) -> StageResult:
+) -> StagedRows:
     """For `staging.stage_micro_batch`: files of both tables; and those of silver, as the workers write them."""
     reader: Any = pipeline.source
     good, bad = [], []
@@ -130,7 +130,7 @@ def stage_micro_batch(
     files = write(pipeline.bronze, bronze.bronze_schema(columns), good), write(pipeline.quarantine, QUARANTINE_COLUMNS, bad)
     if one_pass is not None:
         _write_silver(pipeline, handle, columns, good, one_pass)
-    return StageResult(*files, types, set(), Counter({UNKNOWN: len(bad)} if bad else {}))
+    return StagedRows(*files, types, set(), Counter({UNKNOWN: len(bad)} if bad else {}))
 
 
 def _write_silver(pipeline: Pipeline, handle: Any, columns: ColumnMap, rows: list[dict[str, Any]], one_pass: OnePass) -> None:

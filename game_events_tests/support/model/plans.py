@@ -20,7 +20,7 @@ from game_events.pipeline.fanout import spread, write_game_files
 from game_events.pipeline.gold.execute import GAME, Staged
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
 from game_events.pipeline.quality.decisions import Decisions, Rewritten
-from game_events.pipeline.silver.stage import SilverInput, Staging, Start, _split
+from game_events.pipeline.silver.stage import GameStart, SilverInput, Staging, _split
 from game_events.rules import Rule
 from game_events.workers.fanout import INVALID, OVER_LIMIT, FanOut
 from game_events.workers.results import FanOutResult
@@ -53,22 +53,22 @@ def violates(rule: Rule, n: int) -> bool:
 def stage_games(work: Staging) -> FanOutResult:
     """For `silver_isolated.stage_games`."""
     source, starts = work.source, work.starts
-    asked = [g for g, s in (starts or {}).items() if s.redecide or s.decided > s.begin]
+    asked = [g for g, s in (starts or {}).items() if s.judge_again or s.rejections_decided_to > s.read_after]
     held = set(_rejected(work.decisions, asked)) if asked else None
     split = _split(source, held=bool(held))
     rows = read_arrow(source.pipeline.bronze, source.handle).to_pylist()
     judged: list[dict[str, Any]] = []
     for row in rows:
-        start = Start(None, None, work.above) if starts is None else starts.get(row["game_name"])
+        start = GameStart(None, None, work.low_watermark) if starts is None else starts.get(row["game_name"])
         left_out = starts is None and row["game_name"] in work.left_out
-        if start is not None and row["_batch"] > start.begin and not left_out:
+        if start is not None and row["_batch"] > start.read_after and not left_out:
             judged.append(row | _judged(source.rules.rules, row, start, held or set()))
     if not judged:
         return FanOutResult()
     mask = [pa.field(name, pa.int64()) for name in source.rules.names]
     schema = pa.schema([*pa.schema(source.handle.schema()), *mask, pa.field(DISPOSITION, pa.int32())])
     table = pa.Table.from_pylist(judged, schema=schema)
-    task = FanOut(source.pipeline.lakehouse, "silver", "game_name", source.schema, work.routing, split=split)
+    task = FanOut(source.pipeline.lakehouse, "silver", "game_name", source.schema, work.routing, outcome=split)
     found: Any = Rows(table.to_batches(max_chunksize=5))
     return write_game_files(spread(found, task, len(judged), work.games, salt="_kafka_offset"), task)
 
@@ -76,7 +76,7 @@ def stage_games(work: Staging) -> FanOutResult:
 def new_names(work: Staging, known: set[str]) -> tuple[dict[str, int], Counter[str]]:
     """For `silver.admission._new_names`."""
     rows = read_arrow(work.source.pipeline.bronze, work.source.handle, ["game_name", "_batch"]).to_pylist()
-    names = Counter(row["game_name"] for row in rows if row["_batch"] > work.above)
+    names = Counter(row["game_name"] for row in rows if row["_batch"] > work.low_watermark)
     new = {name: count for name, count in names.items() if name not in known | work.left_out}
     valid = {name: count for name, count in new.items() if is_game(name)}
     return valid, Counter({INVALID: sum(new.values()) - sum(valid.values()), OVER_LIMIT: sum(valid.values())})
@@ -94,7 +94,7 @@ def is_kept_out(row: Mapping[str, Any], games: Iterable[str]) -> bool:
     return row["layer"] == "silver" and row["replayed_batch"] is None and row["game"] in games
 
 
-def note(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start]) -> Rewritten:
+def note(source: SilverInput, decisions: Decisions, starts: Mapping[str, GameStart]) -> Rewritten:
     """For `silver.commit.noted`."""
     assert decisions.handle is not None
     held = set(_rejected(decisions, list(starts)))
@@ -102,7 +102,9 @@ def note(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start])
     for row in read_arrow(source.pipeline.bronze, source.handle).to_pylist():
         if row["game_name"] in starts:
             place = (row["_kafka_partition"], row["_kafka_offset"], row["game_name"])
-            fates[place] = _judged(source.rules.rules, row, replace(starts[row["game_name"]], decided=0), held)[DISPOSITION]
+            fates[place] = _judged(source.rules.rules, row, replace(starts[row["game_name"]], rejections_decided_to=0), held)[
+                DISPOSITION
+            ]
     rows, rewritten = [], set()
     for path in paths(decisions.handle):
         of_file = pq.read_table(f"{decisions.table.uri}/{path}").to_pylist()
@@ -116,10 +118,10 @@ def note(source: SilverInput, decisions: Decisions, starts: Mapping[str, Start])
     return Rewritten(write(decisions.table, QUARANTINE_COLUMNS, rows), frozenset(rewritten))
 
 
-def _judged(rules: tuple[Rule, ...], row: dict[str, Any], start: Start, held: set[tuple[int, int, str]]) -> dict[str, Any]:
+def _judged(rules: tuple[Rule, ...], row: dict[str, Any], start: GameStart, held: set[tuple[int, int, str]]) -> dict[str, Any]:
     broken = [bit for bit, rule in enumerate(rules) if violates(rule, row["n"])]
     rejected, dropped = (any(rules[bit].action == action for bit in broken) for action in ("quarantine", "drop"))
-    decided = row["_batch"] <= start.decided
+    decided = row["_batch"] <= start.rejections_decided_to
     is_held = (row["_kafka_partition"], row["_kafka_offset"], row["game_name"]) in held
     if is_held and (decided or rejected or dropped):
         fate = HELD_BACK

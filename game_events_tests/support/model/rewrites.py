@@ -22,7 +22,7 @@ from game_events.pipeline.bronze.full_refresh import Expired
 from game_events.pipeline.bronze.load import bronze_schema
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.quarantine import ResetList
-from game_events.workers.results import StageResult
+from game_events.workers.results import StagedRows
 from game_events_tests.support.model.bronze import write
 
 Row = dict[str, Any]
@@ -43,7 +43,7 @@ def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def stage_replay(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: reprocessing.ReplaySelection, batch: int, _: Any
-) -> StageResult:
+) -> StagedRows:
     """For `reprocessing._stage`."""
     reader: Any = pipeline.source
     here = str(bronze.metadata().id)
@@ -62,7 +62,7 @@ def stage_replay(
             left[row["reason"]] += 1
     types = {(row["_schema_id"], (0,)) for row in good}
     columns = pipeline.catalog.message_columns(None, types)  # type: ignore[arg-type]
-    return StageResult(write(pipeline.bronze, bronze_schema(columns), good), [], types, set(), left)
+    return StagedRows(write(pipeline.bronze, bronze_schema(columns), good), [], types, set(), left)
 
 
 def stage_notes(

@@ -16,7 +16,7 @@ from game_events.plugins.governance.worker import Suppression, entity_hash
 from game_events.workers.decode import BronzeTask
 from game_events.workers.fanout import INVALID, OnePassTask, Routing
 from game_events.workers.gold import COUNT, GAME, PartialAggregate
-from game_events.workers.results import StageResult
+from game_events.workers.results import StagedRows
 from game_events_tests.support.worker_jobs import ReadByHand, run, task_numbers
 from game_events_tests.unit.workers.test_decode import OLD, PLAN, good, records
 
@@ -30,7 +30,7 @@ def staged(
     plan: DecodePlan = PLAN,
     columns: PartialAggregate = OF,
     suppression: Suppression | None = None,
-) -> tuple[Lakehouse, StageResult]:
+) -> tuple[Lakehouse, StagedRows]:
     lakehouse = Lakehouse(str(folder))
     one_pass = OnePassTask(lakehouse, Routing(), columns, True, None)
     tables = lakehouse.table(BRONZE), lakehouse.table(QUARANTINE)

@@ -21,8 +21,8 @@ from game_events.pipeline.offsets import offsets_of
 from game_events.pipeline.quality.decisions import Decisions, RejectionDecision, decide
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.silver.commit import settle
-from game_events.pipeline.silver.stage import SilverInput, Start
-from game_events.workers.results import FanOutResult, StageResult
+from game_events.pipeline.silver.stage import GameStart, SilverInput
+from game_events.workers.results import FanOutResult, StagedRows
 from game_events_tests.support.offsets import by_partition, seen
 from game_events_tests.support.pipelines import reading, stage_by_hand, without_spark
 from game_events_tests.support.sources import ScriptedSource
@@ -70,7 +70,7 @@ class World:
         rows = [dict(zip(COORDINATES, at, strict=True)) | {"_kafka_topic_id": ID, "_batch": batch} for at in offsets]
         bad = [r for r in rows if r["_kafka_offset"] % 3 == 0]
         new = [r | {"layer": "bronze"} for r in bad if r["_kafka_offset"] not in decided.get((ID, r["_kafka_partition"]), ())]
-        staged = StageResult(
+        staged = StagedRows(
             write(pipeline.bronze, bronze_schema(columns), [r for r in rows if r not in bad]),
             write(pipeline.quarantine, QUARANTINE_COLUMNS, new),
             set(),
@@ -202,7 +202,7 @@ def test_a_silver_table_that_is_restored_while_its_rows_are_made_is_planned_agai
     silver, source = pipeline.lakehouse.silver("uno"), SilverInput.of(pipeline, pipeline.bronze.open())
     for batch in (0, 1):
         put(silver, OWN_COLUMNS.empty_table(), {source.bronze.app: batch}, info={BATCH_INFO: str(batch)})
-    start = Start(silver.open(), 1, 1)
+    start = GameStart(silver.open(), 1, 1)
     silver.open().restore(0)
     version = silver.open().version()
     outcome = settle(source, Decisions.read(pipeline, source.bronze.key), {"uno": start}, FanOutResult(), RunReport())

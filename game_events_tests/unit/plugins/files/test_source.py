@@ -22,7 +22,7 @@ from game_events.plugins.files.location import SourceLocation
 from game_events.plugins.files.records import FILE_ROWS, FileGap
 from game_events.plugins.files.source import FileSource
 from game_events.sources.source import Partition, SourceContext
-from game_events.workers.results import StageResult
+from game_events.workers.results import StagedRows
 from game_events_tests.support.pipelines import stage_by_hand
 from game_events_tests.support.worlds.file_samples import put
 
@@ -109,7 +109,7 @@ def test_a_full_refresh_goes_on_behind_an_archive_that_has_grown(
     pipeline = Pipeline(allowed, lambda: pytest.fail("no Spark here"))
     bronze._create(pipeline, pipeline.source.snapshot(), RunReport())
     topic = Partition("games", "5cB9Bc9QRbCeqUM/tZO+tg", 2)
-    staged = StageResult([], [], set(), set(), Counter(), origins={topic: 7})
+    staged = StagedRows([], [], set(), set(), Counter(), origins={topic: 7})
     stage_by_hand(monkeypatch, lambda *_: staged)
     report = RunReport()
     bronze_reset.replace_bronze(pipeline, report)

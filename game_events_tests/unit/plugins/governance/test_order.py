@@ -26,7 +26,7 @@ from game_events.plugins.governance.commits import remove_old_files
 from game_events.plugins.governance.erased_people import add_suppressed, hashes_of, read_suppressed, record_filter
 from game_events.plugins.governance.run import resume
 from game_events.sources.source import MicroBatch
-from game_events.workers.results import StageResult
+from game_events.workers.results import StagedRows
 from game_events_tests.support.altered_tables import altered, not_null
 from game_events_tests.support.offsets import seen, splits
 from game_events_tests.support.pipelines import stage_by_hand, without_spark
@@ -57,7 +57,7 @@ def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine
     def stage(*_):
         advance(pipeline.bronze, **{Txn.ERASURES: 1})
         files = staged_file(pipeline.bronze, OWN_COLUMNS), staged_file(pipeline.quarantine, QUARANTINE_COLUMNS)
-        return StageResult(*files, set(), set(), Counter())
+        return StagedRows(*files, set(), set(), Counter())
 
     stage_by_hand(monkeypatch, stage)
     now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(splits(TOPIC, ID, {0: 0}), splits(TOPIC, ID, {0: 2}))
@@ -80,7 +80,7 @@ def test_a_slice_without_undecodable_records_that_was_staged_before_bronze_chang
 
     def stage(*_):
         advance(pipeline.bronze, **meanwhile)
-        return StageResult(staged_file(pipeline.bronze, OWN_COLUMNS), [], set(), set(), Counter())
+        return StagedRows(staged_file(pipeline.bronze, OWN_COLUMNS), [], set(), set(), Counter())
 
     stage_by_hand(monkeypatch, stage)
     now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(splits(TOPIC, ID, {0: 0}), splits(TOPIC, ID, {0: 2}))
