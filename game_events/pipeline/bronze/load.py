@@ -67,8 +67,7 @@ def load_bronze(
     target = until or pipeline.source.snapshot()
     _prepare(pipeline, target, report)
     failures = 0
-    is_full = False
-    while not is_full:
+    while True:
         # Each time: a commit that is planned from a version restored meanwhile would hide the restore from all later runs.
         tables = intact_tables(pipeline, report)
         if tables is None:
@@ -85,8 +84,9 @@ def load_bronze(
             failures += 1
             if failures >= CONFLICT_ATTEMPTS or not _is_planned_again(pipeline, plan.micro_batch, error):
                 raise
-        else:
-            is_full = max_commits is not None and len(report.batches) >= max_commits
+            continue
+        if max_commits is not None and len(report.batches) >= max_commits:
+            break
     _report_source(pipeline, plan, report)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
     return max([counter(tables[0], Txn.BATCH), *report.batches])

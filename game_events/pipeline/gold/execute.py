@@ -369,12 +369,15 @@ def taken_partials(run: GoldRun, plans: Mapping[str, GamePlan], one_pass: OnePas
     """Game -> partial rows of exactly the rows of silver that its plan reads; without the games that need Spark's aggregate."""
     if one_pass is None or not run.built_in or not has_shipped_columns(run.aggregate):
         return {}
-    taken = {game: one_pass.take_partial(game, plan.new) for game, plan in plans.items()}
-    if RuleColumns.of(run.pipeline.rules, "gold", GAME).rules:
+    fitting: dict[str, pa.Table] = {}
+    for game, of_game in plans.items():
+        rows = one_pass.take_partial(game, of_game.new)
+        if rows is not None and _fits(run, of_game, rows):
+            fitting[game] = rows
+    if not fitting or RuleColumns.of(run.pipeline.rules, "gold", GAME).rules:
         return {}
-    fitting = {game: rows for game, rows in taken.items() if rows is not None and _fits(run, plans[game], rows)}
-    first = next(iter(fitting.values()), None)
-    return {game: rows for game, rows in fitting.items() if first is not None and rows.schema == first.schema}
+    first = next(iter(fitting.values()))
+    return {game: rows for game, rows in fitting.items() if rows.schema == first.schema}
 
 
 def _fits(run: GoldRun, plan: GamePlan, rows: pa.Table) -> bool:

@@ -17,6 +17,7 @@ from deltalake import DeltaTable, Schema
 from pyspark.sql.types import StructType
 
 from game_events.errors import ConflictError, DataError, GameEventsError
+from game_events.extending import GoldAggregate
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, Landed, comments_in, commit, retry_on_conflict
 from game_events.lakehouse.commits.evolution import changed_types
@@ -91,14 +92,19 @@ def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedP
         names = state.games.keys() | _with_gold(pipeline)
     opened = for_games(sorted(names), guarded(lambda game: pipeline.handles.take(pipeline.lakehouse.gold(game))))
     unread = {game: why for game, why in opened.items() if isinstance(why, str)}
-    tables = {game: gold for game, gold in opened.items() if isinstance(gold, DeltaTable)}
-    golds = {game: gold for game, gold in tables.items() if is_current(gold, aggregate)}
+    golds = _current(opened, aggregate)
     copies = _copies(pipeline, unified) if unified is not None and not replaced else {}
     games = for_games(golds, lambda game: _compared(golds[game], unified, copies.get(game, set())))
     gone = frozenset[str]()
     if whole and golds:  # without any gold the rows stay
         gone = gone.union(*(copies[game] for game in copies.keys() - golds.keys() - unread.keys()))
     return UnifiedPlan(unified, replaced, whole, _differing(games), gone, unread)
+
+
+def _current(opened: Mapping[str, DeltaTable | str | None], aggregate: GoldAggregate) -> dict[str, DeltaTable]:
+    """The tables that were opened, and are of the present declaration."""
+    tables = {game: gold for game, gold in opened.items() if isinstance(gold, DeltaTable)}
+    return {game: gold for game, gold in tables.items() if is_current(gold, aggregate)}
 
 
 def _changed(state: Progress) -> set[str]:

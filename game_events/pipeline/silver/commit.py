@@ -97,17 +97,13 @@ def decide_rejections(
 ) -> set[str]:
     """Commit which rows are rejected, of all games at once; returns the games to retry."""
     pipeline = source.pipeline
-    redecided = [game for game, start in starts.items() if start.judge_again]
-    if not (source.rules.has("quarantine") or decisions.in_force or redecided):
-        # Decisions of a concurrent run with other rules hold for this run, too.
-        return set(starts) if Decisions.read(pipeline, source.bronze.key).in_force else set()
+    judged_again = [game for game, start in starts.items() if start.judge_again]
+    if not (source.rules.has("quarantine") or decisions.in_force or judged_again):
+        return _decided_by_others(source, starts)
     counts = {game: result.counts.get(game, RuleCounts()) for game in starts}
-    due: dict[str, RejectionDecision] = {}
-    for game, start in starts.items():
-        target = next_incarnation(decisions, game, start) if start.judge_again else None
-        due[game] = RejectionDecision(source.batch, result.rejected.get(game, []), target)
+    due = {game: _decision(source, decisions, game, start, result) for game, start in starts.items()}
     # Rows of quarantine that the rules of this run do not hold back are released.
-    released = {game: starts[game] for game in redecided if decisions.rejected_rows[game] > counts[game].held}
+    released = {game: starts[game] for game in judged_again if decisions.rejected_rows[game] > counts[game].held}
     rewritten = noted(source, decisions, released) if released else Rewritten()
     landed, moved = decide(pipeline, decisions, due, rewritten)
     if landed is None:
@@ -119,6 +115,20 @@ def decide_rejections(
         with_rows = replace(landed, rows=reasons.total())
         report.add_landed(Layer.QUARANTINE, pipeline.quarantine, with_rows, QUARANTINE_COLUMNS, source.batch)
     return moved
+
+
+def _decided_by_others(source: SilverInput, starts: Mapping[str, GameStart]) -> set[str]:
+    """The games to retry if this run decides nothing: decisions of a concurrent run with other rules hold for it, too."""
+    decisions = Decisions.read(source.pipeline, source.bronze.key)
+    return set(starts) if decisions.in_force else set()
+
+
+def _decision(
+    source: SilverInput, decisions: Decisions, game: str, start: GameStart, result: FanOutResult
+) -> RejectionDecision:
+    """Which of a game's rows are rejected; if all of them were judged again, with the incarnation of its next table."""
+    target = next_incarnation(decisions, game, start) if start.judge_again else None
+    return RejectionDecision(source.batch, result.rejected.get(game, []), target)
 
 
 def _report_released(source: SilverInput, decisions: Decisions, released: Mapping[str, RuleCounts], report: RunReport) -> None:
