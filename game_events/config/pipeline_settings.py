@@ -188,7 +188,7 @@ class ExportSettings(BaseSettings):
 
     group: ClassVar[str] = "rest"
 
-    # --- export over HTTP (docs/rest-export.md)
+    # --- export over HTTP (docs/export.md)
     rest_url: SecretUrl | None = None
     """where rows are POSTed; without it nothing is exported; may hold a token, never shown"""
     rest_source: Literal["silver", "gold"] = "silver"
