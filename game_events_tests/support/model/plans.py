@@ -20,7 +20,7 @@ from game_events.pipeline.fanout import spread, write_game_files
 from game_events.pipeline.gold.execute import GAME, Staged
 from game_events.pipeline.gold.plan import GamePlan, GoldRun
 from game_events.pipeline.quality.decisions import Decisions, Rewritten
-from game_events.pipeline.silver.stage import GameStart, SilverInput, Staging, _split
+from game_events.pipeline.silver.stage import GameStart, SilverInput, Staging, _outcome
 from game_events.rules import Rule
 from game_events.workers.fanout import INVALID, OVER_LIMIT, FanOut
 from game_events.workers.results import FanOutResult
@@ -55,7 +55,7 @@ def stage_games(work: Staging) -> FanOutResult:
     source, starts = work.source, work.starts
     asked = [g for g, s in (starts or {}).items() if s.judge_again or s.rejections_decided_to > s.read_after]
     held = set(_rejected(work.decisions, asked)) if asked else None
-    split = _split(source, held=bool(held))
+    split = _outcome(source, held=bool(held))
     rows = read_arrow(source.pipeline.bronze, source.handle).to_pylist()
     judged: list[dict[str, Any]] = []
     for row in rows:
