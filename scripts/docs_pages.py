@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 from typer.cli import get_docs_for_click
 
 from game_events.cli.main import all_commands
-from game_events.config.settings import settings_class
+from game_events.config.settings import groups_of, settings_class
 
 Settings = settings_class()
 ROOT = Path(__file__).parents[1]
@@ -101,7 +101,7 @@ def settings() -> str:
 
 def groups() -> list[str]:
     """Names of the groups of settings."""
-    return [vars(owner)["group"] for owner in Settings.__mro__ if "group" in vars(owner)]
+    return list(dict.fromkeys(group.group for group in groups_of(Settings)))
 
 
 def meanings() -> dict[str, str]:
@@ -111,7 +111,7 @@ def meanings() -> dict[str, str]:
         SystemExit: a setting has none.
     """
     found: dict[str, str] = {}
-    for owner in (c for c in Settings.__mro__ if "group" in vars(c)):
+    for owner in groups_of(Settings):
         (body,) = ast.parse(inspect.getsource(owner)).body
         for field, below in pairwise(cast(ast.ClassDef, body).body):
             match field, below:
@@ -129,7 +129,7 @@ def sections() -> dict[str, list[str]]:
         SystemExit: a setting is below no heading.
     """
     found: dict[str, list[str]] = {}
-    for owner in sorted((c for c in Settings.__mro__ if c.__module__.startswith("game_events.")), key=lambda c: c is Settings):
+    for owner in groups_of(Settings):
         names = None
         for line in inspect.getsource(owner).splitlines():
             match = _SECTION.match(line)

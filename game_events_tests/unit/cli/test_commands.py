@@ -64,8 +64,7 @@ def test_a_run_without_an_export_imports_none_of_what_sends_rows(tmp_path):
 
 def test_imports_are_not_searched_for_garbage(tmp_path):
     program = "import gc, sys; import game_events.cli.main as m; sys.exit = print; m.command_line = lambda: lambda **_: None; "
-    program += "m.main(); 
-    program += "print(gc.get_threshold()[0] == m.OBJECTS_BEFORE_GC)"
+    program += "m.main(); print(gc.get_threshold()[0] == m.OBJECTS_BEFORE_GC)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
 
