@@ -182,8 +182,8 @@ def how(published: Mapping[str, Any]) -> str:
         return "Not measured yet.\n"
     common = _common(published)
     said = (
-        f"{common['cores']} cores, {common['events']:,} events, commit {common['commit']}, {common['finished']}. Figures are medians "
-        f"of {common['pairs']} repetitions in turns, the lowest and the highest in brackets."
+        f"{common['cores']} cores, {common['events']:,} events, commit {common['commit']}, {common['finished']}. Figures are "
+        f"medians of {common['pairs']} repetitions in turns, the lowest and the highest in brackets."
     )
     return textwrap.fill(said, 120) + "\n"
 
@@ -253,11 +253,12 @@ def _tables(figures: Sequence[Mapping[str, Any]]) -> list[str]:
         text += ["", f"| {title} | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
         for line, cells in lines.items():
             # Columns of different measures, as seconds and MiB, share a run: its spread is shown once.
-            alike = any("alike" in figure and figure["unit"] not in ("MiB", "us") for figure in cells.values())
+            alike = any("alike" in figure for figure in cells.values())
+            spread = set(columns) if alike else {columns[0]}
             row_goals = {figure["target"] for figure in cells.values()}
             of_row = row_goals.pop() if shared is None and len(row_goals) == 1 and len(cells) > 1 else None
             goal = shared is None and of_row is None
-            shown = [_cell_of_many(cells.get(name), spread=alike or name == columns[0], goal=goal) for name in columns]
+            shown = [_cell_of_many(cells.get(name), spread=name in spread, goal=goal) for name in columns]
             text.append(f"| {line}; goal {of_row} | {' | '.join(shown)} |" if of_row else f"| {line} | {' | '.join(shown)} |")
     return text[1:]
 
@@ -268,7 +269,7 @@ def _cell_of_many(figure: Mapping[str, Any] | None, *, spread: bool, goal: bool)
         return ""
     said = [f"goal {figure['target']}"] if goal and figure["target"] else []
     said += ["missed"] if figure["target"] and not figure["met"] else []
-    value = _cell(figure) if spread else _number(figure["median"])
+    value = _cell(figure) if spread and figure["unit"] not in ("MiB", "us") else _number(figure["median"])
     return f"{value}; {', '.join(said)}" if said else value
 
 
