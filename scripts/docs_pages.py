@@ -39,26 +39,17 @@ _KINDS = {
 }  # fmt: skip
 
 
-def reference(root: Path) -> dict[str, str]:
-    """File name in docs/reference -> its text, made from the code and from the titles of decisions."""
-    pages = {"commands.md": commands(), "decisions.md": decisions(root / "docs" / "decisions"), "settings.md": settings()}
+def reference() -> dict[str, str]:
+    """File name in docs/reference -> its text, made from the code."""
+    pages = {"commands.md": commands(), "settings.md": settings()}
     return {name: text.replace("\n", f"\n\n{_GENERATED}\n", 1).rstrip() + "\n" for name, text in pages.items()}
 
 
 def check(root: Path) -> list[str]:
     """Reference pages that differ from the code."""
     there = {path.name: path.read_text() for path in (root / REFERENCE).glob("*.md") if path.name not in WRITTEN}
-    wanted = reference(root)
+    wanted = reference()
     return sorted(name for name in there.keys() | wanted.keys() if there.get(name) != wanted.get(name))
-
-
-def decisions(folder: Path) -> str:
-    """Every decision with its title."""
-    text = "# Decisions\n\nOne page each: what was decided, why, what it costs, and when to think again.\n\n"
-    for path in sorted(folder.glob("*.md")):
-        number, _, title = path.read_text().partition("\n")[0].removeprefix("# ").partition(": ")
-        text += f"- [{number}](../decisions/{path.name}) {title}\n"
-    return text
 
 
 def settings() -> str:
@@ -201,14 +192,14 @@ def gather(root: Path, to: Path) -> None:
 
 
 def relinked(text: str, folder: str) -> str:
-    """A page's text with its links as they are in the site; links to files that are no pages become plain text."""
+    """A page's text with its links as they are in the site; those to folders and to files outside of docs/ become text."""
     own = posixpath.relpath(folder or "docs", "docs")
 
     def link(found: re.Match[str]) -> str:
         words, target, anchor = found.groups()
         path = posixpath.normpath(posixpath.join(folder, target))
         path = "docs/index.md" if path == "README.md" else path
-        if not path.startswith("docs/"):
+        if not path.startswith("docs/") or not posixpath.splitext(path)[1]:
             return words
         return f"[{words}]({posixpath.relpath(path.removeprefix('docs/'), own)}{anchor})"
 
@@ -230,6 +221,6 @@ if __name__ == "__main__":
             sys.exit(f"out of date in {REFERENCE}: {', '.join(stale)}. Run: make docs")
     else:
         (ROOT / REFERENCE).mkdir(exist_ok=True)
-        for file, content in reference(ROOT).items():
+        for file, content in reference().items():
             (ROOT / REFERENCE / file).write_text(content)
         gather(ROOT, ROOT / "build" / "docs")
