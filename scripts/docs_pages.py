@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from typer.cli import get_docs_for_click
 
 from game_events.cli.main import all_commands
-from game_events.config.settings import Settings
+from game_events.config.settings import Settings, groups_of, settings_class
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = PurePath("docs", "reference")
@@ -70,7 +70,7 @@ def settings() -> str:
         text += f"See [{page[2].removesuffix('.md')}](../{page[2]}).\n\n" if page else ""
         text += "| setting | type | default | meaning |\n|---|---|---|---|\n"
         for name in names:
-            field = Settings.model_fields[name]
+            field = settings_class().model_fields[name]
             cells = (f"`{name.upper()}`", kind(field), default(field), described[name])
             text += "| " + " | ".join(cell(value) for value in cells) + " |\n"
     return text
@@ -78,7 +78,7 @@ def settings() -> str:
 
 def groups() -> list[str]:
     """Names of the groups of settings."""
-    return [vars(owner)["group"] for owner in Settings.__mro__ if "group" in vars(owner)]
+    return [vars(group)["group"] for group in groups_of(settings_class())]
 
 
 def meanings() -> dict[str, str]:
@@ -88,13 +88,13 @@ def meanings() -> dict[str, str]:
         SystemExit: a setting has none.
     """
     found: dict[str, str] = {}
-    for owner in (c for c in Settings.__mro__ if "group" in vars(c)):
+    for owner in groups_of(settings_class()):
         (body,) = ast.parse(inspect.getsource(owner)).body
         for field, below in pairwise(cast(ast.ClassDef, body).body):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     found[name] = " ".join(text.split())
-    if lacking := set(Settings.model_fields) - found.keys():
+    if lacking := set(settings_class().model_fields) - found.keys():
         sys.exit(f"settings without a docstring: {', '.join(sorted(lacking))}")
     return found
 
@@ -106,17 +106,17 @@ def sections() -> dict[str, list[str]]:
         SystemExit: a setting is below no heading.
     """
     found: dict[str, list[str]] = {}
-    for owner in sorted((c for c in Settings.__mro__ if c.__module__.startswith("game_events.")), key=lambda c: c is Settings):
+    for owner in (*groups_of(settings_class()), Settings):
         names = None
         for line in inspect.getsource(owner).splitlines():
             match = _SECTION.match(line)
             if match and match["title"]:
                 names = found.setdefault(match["title"], [])
-            elif match and match["name"] in Settings.model_fields:
+            elif match and match["name"] in settings_class().model_fields:
                 if names is None:
                     sys.exit(f"{owner.__module__}: `{match['name']}` is below no heading (`# --- title`)")
                 names.append(match["name"])
-    lacking = set(Settings.model_fields).difference(*found.values())
+    lacking = set(settings_class().model_fields).difference(*found.values())
     if lacking:
         sys.exit(f"settings that are below no heading (`# --- title`): {', '.join(sorted(lacking))}")
     return {title: names for title, names in found.items() if names}
