@@ -111,7 +111,7 @@ def size(rows_per_s: float, latency_ms: float, rows_per_call: int, calls_per_tas
     """Tasks and cores for a rate.
 
     Concurrent calls = calls per second x seconds per call (Little's law). Waiting needs no core: cores follow from the measured
-    processor time of a call and a row (docs/rest-export.md).
+    processor time of a call and a row (docs/export.md).
     """
     calls_per_s = rows_per_s / rows_per_call
     at_once = max(1, math.ceil(round(calls_per_s * latency_ms / 1000, 9)))
