@@ -95,7 +95,8 @@ TABLES: Mapping[str, Sequence[tuple[str, str]]] = {
 }
 #: Scenario -> figures that are in the JSON only: they follow from others, or say what another scenario says.
 _LEFT_OUT: Mapping[str, str] = {
-    "graph": r".+ \| (k events/s|bytes an event)",
+    "graph": r".+ \| (k events/s|bytes an event|peak memory \(MiB\))",
+    "continuous": r"memory of .+",
     "increments": r".+ \| processor time \(s\)",
     "records": r".+ \| (processor time.+|peak memory.+|bytes an event)",
     "time_breakdown": r".+ \| share \(%\)",
