@@ -1,4 +1,4 @@
-"""Tables and charts of docs/benchmarks.md, and the formula of docs/scale.md, from published measurements of one commit.
+"""Tables of docs/benchmarks.md, and the formula of docs/scale.md, from published measurements of one commit.
 
 `python -m benchmarks.page --take benchmarks/results/latest.json` publishes a run's scenarios and writes the pages; `--check`
 writes nothing, and fails if a page differs from `benchmarks/published.json`, if scenarios are of different commits, or if the
@@ -101,14 +101,6 @@ _LEFT_OUT: Mapping[str, str] = {
     "records": r".+ \| (processor time.+|peak memory.+|bytes an event)",
     "time_breakdown": r".+ \| share \(%\)",
 }
-#: Charts of a scenario: title, unit, and label -> name of a figure.
-Charts = Sequence[tuple[str, str, Mapping[str, str]]]
-_PEERS = ("native loop", "Python, partitioned", "Python, table a game", "this project", "Spark, partitioned")
-CHARTS: Mapping[str, Charts] = {
-    "graph": [
-        ("First load of 10 games", "k events/s", {name: f"10 games | {name} | k events/s" for name in _PEERS}),
-    ],
-}
 
 
 def main(
@@ -210,9 +202,6 @@ def _part(name: str, published: Mapping[str, Any]) -> str:
     if cells and lines:
         text.append("")
     text += _table(lines) if lines else []
-    by_name = {figure["name"]: figure for figure in measured["figures"]}
-    for chart in CHARTS.get(name, ()):
-        text += _chart(*chart, by_name)
     return "\n".join(text) + "\n"
 
 
@@ -301,24 +290,6 @@ def _table(figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def _cell(figure: Mapping[str, Any]) -> str:
     median, low, high = (_number(figure[key]) for key in ("median", "min", "max"))
     return median if low == high else f"{median} ({low}..{high})"
-
-
-def _chart(title: str, unit: str, bars: Mapping[str, str], figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A bar for each figure that was measured; nothing if none was."""
-    found = {label: figures[name]["median"] for label, name in bars.items() if name in figures}
-    if not found:
-        return []
-    return [
-        "",
-        "<!-- not run: a chart -->",
-        "```mermaid",
-        "xychart-beta horizontal",
-        f'  title "{title} ({unit})"',
-        f"  x-axis [{', '.join(json.dumps(label) for label in found)}]",
-        f'  y-axis "{unit}" 0 --> {1.1 * max(found.values()):.3g}',
-        f"  bar [{', '.join(f'{value:.3g}' for value in found.values())}]",
-        "```",
-    ]
 
 
 def _number(value: float) -> str:

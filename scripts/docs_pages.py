@@ -72,10 +72,10 @@ def settings() -> str:
         heading = title.removesuffix(page[0]) if page else title
         text += f"\n## {heading[0].upper()}{heading[1:]}\n\n"
         text += f"See [{page[2].removesuffix('.md')}](../{page[2]}).\n\n" if page else ""
-        text += "| setting | type | default | meaning |\n|---|---|---|---|\n"
+        text += "| setting, type | default | meaning |\n|---|---|---|\n"
         for name in names:
             field = settings_class().model_fields[name]
-            cells = (f"`{name.upper()}`", kind(field), default(field), described[name])
+            cells = (f"`{name.upper()}`, {kind(field)}", default(field), described[name])
             text += "| " + " | ".join(cell(value) for value in cells) + " |\n"
     return text
 

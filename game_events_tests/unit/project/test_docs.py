@@ -27,7 +27,7 @@ MAX_LINE, MAX_WORDS = 120, 40_000
 def test_every_setting_is_in_the_reference_with_its_default():
     described = runpy.run_path(str(ROOT / "scripts" / "docs_pages.py"))["meanings"]()
     for name, field in settings_class().model_fields.items():
-        line = next((line for line in SETTINGS.splitlines() if line.startswith(f"| `{name.upper()}` |")), None)
+        line = next((line for line in SETTINGS.splitlines() if line.startswith(f"| `{name.upper()}`, ")), None)
         assert line is not None, name
         assert described[name].replace("|", "\\|") in line, name
         default = field.get_default(call_default_factory=True)
