@@ -110,7 +110,8 @@ def sections() -> dict[str, list[str]]:
         SystemExit: a setting is below no heading.
     """
     found: dict[str, list[str]] = {}
-    for owner in (*groups_of(settings_class()), Settings):
+    owners: list[type[BaseModel]] = [*groups_of(settings_class()), Settings]
+    for owner in owners:
         names = None
         for line in inspect.getsource(owner).splitlines():
             match = _SECTION.match(line)
