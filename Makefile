@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench bench-all chaos fuzz docs docs-serve up wheel lock lock-jars audit clean prerequisites
+.PHONY: help setup demo test test-all coverage lint bench bench-all chaos fuzz docs docs-serve up wheel lock lock-jars audit clean prerequisites
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ test: setup  ## Tests in minutes: all but the long scenarios, and one of each ki
 
 test-all: test  ## All tests: those of make test, then the long scenarios
 	@$(PYTEST) -m "scenario and not sample"
+
+coverage: setup  ## Line and branch coverage of the unit tests: a table, and pages in build/coverage
+	@$(PYTEST) -m unit game_events_tests/unit --cov --cov-report=term:skip-covered --cov-report=html
 
 lint: setup  ## ruff (style, format), mypy (types), import-linter (which package imports which), and whether generated pages are up to date
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/docs_pages.py --check && \
