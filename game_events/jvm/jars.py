@@ -186,12 +186,17 @@ def _fill(folder: Path, group: Group, pins: Mapping[str, str]) -> None:
     shutil.rmtree(ivy_cache, ignore_errors=True)
 
 
-def _ivy_jar() -> Path:
+def spark_home() -> Path:
+    """The folder of the installed PySpark, which is a whole Spark; nothing of it is imported."""
     spec = importlib.util.find_spec("pyspark")
-    places = spec.submodule_search_locations if spec else None
-    for place in places or ():
-        for jar in (Path(place) / "jars").glob("ivy-*.jar"):
-            return jar
+    if spec is None or spec.origin is None:
+        raise ConfigurationError("PySpark is not installed: install this project's requirements again")
+    return Path(spec.origin).parent
+
+
+def _ivy_jar() -> Path:
+    for jar in (spark_home() / "jars").glob("ivy-*.jar"):
+        return jar
     raise ConfigurationError("PySpark's jars/ivy-*.jar is missing: install this project's requirements again")
 
 

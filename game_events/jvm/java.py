@@ -29,7 +29,7 @@ def find_java() -> Path:
     if found is None:
         where = f"in JAVA_HOME={home}" if home else "on PATH, and JAVA_HOME is not set"
         raise ConfigurationError(f"no java {where}: {HOW_TO_INSTALL}")
-    answer = version_text(found)
+    answer = _version_text(found)
     # 17 of `openjdk version "17.0.15"`, 8 of `java version "1.8.0_452"`.
     version = re.search(r'version "(?:1\.)?(\d+)', answer)
     if version is None:
@@ -40,7 +40,7 @@ def find_java() -> Path:
 
 
 @functools.lru_cache
-def version_text(java: str) -> str:
+def _version_text(java: str) -> str:
     """All that an executable says of its version and build; ConfigurationError if it does not run."""
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)

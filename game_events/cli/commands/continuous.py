@@ -11,9 +11,8 @@ from typing import Self
 
 from dagster import DagsterInstance
 
-from game_events.cli.dagster_home import dagster_home
+from game_events.cli.dagster_run import JobResult, dagster_home, run_job, show_run
 from game_events.cli.output import Output
-from game_events.cli.summary import JobResult, run_job, show_run
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse

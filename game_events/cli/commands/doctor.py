@@ -9,24 +9,21 @@ from typing import Any
 
 import yaml
 
-from game_events.cli.dagster_home import INSTANCE_FILE, find_dagster_home
+from game_events.cli.dagster_run import INSTANCE_FILE, find_dagster_home
 from game_events.cli.output import Json, Output
 from game_events.cli.shared_spark import spark_session
-from game_events.config.network import begin_call
 from game_events.config.settings import load_settings
-from game_events.decoding import compiler_child
-from game_events.jvm.java import find_java
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.preflight import Check, Hint, PreflightResult, state_checks, validation
 
 
 def doctor(as_json: Json = False) -> None:
     """Check Java, the Java parts, Kafka, the registry, the lakehouse; exit code 1 if one fails. Then how the tables stand."""
-    # Two other processes take a while to start: they do it while the checks are imported.
-    compiler_child.CHILD.begin()
-    begin_call(find_java, "java")
-
-    check_all(Output(as_json=as_json))
+    output = Output(as_json=as_json)
+    settings = load_settings()
+    pipeline = Pipeline(settings, spark_session)
+    instance: dict[str, Check] = {"dagster": lambda: check_instance(find_dagster_home(settings))}
+    show_checks(output, "doctor", validation(pipeline, instance | state_checks(pipeline)))
 
 
 LOGGER = "game_events"
@@ -37,14 +34,6 @@ NO_POOLS = "no pool limit (concurrency.pools.default_limit): two runs may do the
 NO_MONITORING = "no run monitoring (run_monitoring.enabled): a run that never starts or never stops is not ended"
 
 NO_LOGGER = f"the logger {LOGGER} is not managed (python_logs.managed_python_loggers): progress is in no run's log"
-
-
-def check_all(output: Output) -> None:
-    """Check all that a run needs, and how the tables stand; exit code 1 if a check fails."""
-    settings = load_settings()
-    pipeline = Pipeline(settings, spark_session)
-    instance: dict[str, Check] = {"dagster": lambda: check_instance(find_dagster_home(settings))}
-    show_checks(output, "doctor", validation(pipeline, instance | state_checks(pipeline)))
 
 
 def show_checks(output: Output, title: str, found: Sequence[PreflightResult]) -> None:

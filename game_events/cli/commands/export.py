@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from game_events.cli.dagster_run import finish, run_job
 from game_events.cli.output import Json, Output, words
-from game_events.cli.summary import finish, run_job
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.export.delivery import RestTarget

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from game_events.cli.dagster_run import finish, run_job, show_run
 from game_events.cli.output import Json, Output, harmless, words
-from game_events.cli.summary import finish, run_job, show_run
 from game_events.config.settings import load_settings
 from game_events.decoding.frame import Reason
 from game_events.lakehouse.data.columns import SCHEMA_COLUMNS

@@ -15,6 +15,7 @@ from game_events.config.settings import Settings
 from game_events.jvm.private_folders import private_folder, process_temporary_folder, remove_left_behind
 from game_events.spark.config import shares_python_environment, spark_config
 from game_events.spark.connect import TOKEN_VARIABLE
+from game_events.spark.session import READY_FILE
 from game_events.stack import connect_server
 from game_events.stack.connect_server import PrivateSocket
 from game_events.stack.server_process import ServerProcess, find, free_ports, stop
@@ -55,7 +56,7 @@ class WarmSpark:
         self._file = self._folder / "connect.json"
         # Not where each session ships this project to machines or workers that do not have it.
         shared = shares_python_environment(settings) and settings.spark_ship_code != "always"
-        self._ready = self._folder / "connect.ready" if shared else None
+        self._ready = settings.state_dir.resolve() / READY_FILE if shared else None
         self._say = say
         self._token = token_urlsafe(32)
         self._ending = threading.Event()

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +14,7 @@ import httpx2
 import psutil
 import typer
 
-from game_events.cli.dagster_home import WORKSPACE_FILE, dagster_file, dagster_home, share_dagster_home
-from game_events.cli.forked_command import fork_server
+from game_events.cli.dagster_run import WORKSPACE_FILE, dagster_file, dagster_home, share_dagster_home
 from game_events.cli.local.spark_server import WarmSpark
 from game_events.cli.output import Output
 from game_events.config.http_bounds import bounded
@@ -44,7 +43,6 @@ def up(
     share_dagster_home(settings)
     server: subprocess.Popen[bytes] | None = None
     warm: WarmSpark | None = None
-    forks = ExitStack()
     try:
         if stack:
             local_stack.up(settings.state_dir, on_progress=output.say)
@@ -56,8 +54,6 @@ def up(
             warm.start()
         server = _start(settings, port, warm.environment if warm is not None else {})
         _wait(server, port)
-        if settings.warm_spark:
-            forks.enter_context(fork_server())
         output.say(f"Dagster UI: http://{HOST}:{port}   (Ctrl-C stops it)")
         output.say("in another terminal: game-events produce (the sensor kafka_lag does the rest within a minute)")
         code = server.wait()
@@ -70,7 +66,6 @@ def up(
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if server is not None:
             _stop(server)
-        forks.close()
         if warm is not None:
             warm.end()
         if stack:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from game_events.cli.local.class_archive import GAME_EVENTS
+from game_events_tests.support.commands import GAME_EVENTS
 
 #: A command that says when it has begun, and does not end.
 SLOW = """
@@ -22,7 +22,7 @@ def slow(json: bool = False):
 
 m.app = typer.Typer()
 m.app.command()(slow)
-m.run_here()
+m.main()
 """
 
 
