@@ -9,6 +9,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -145,14 +146,23 @@ def log(
 def _run_line(event: dict[str, Any]) -> str:
     """`time run kind what: status, numbers; detail`."""
     what = " ".join(str(event[c]) for c in ("table", "name") if event[c]) or event["layer"] or ""
-    facts = [event["status"]] if event["status"] else []
-    facts += [f"{name} {event[name]:,}" for name in ("rows", "table_rows", "lag", "delta_version") if event[name] is not None]
-    facts += [f"{event['seconds']:.1f} s"] if event["seconds"] is not None else []
+    facts = ", ".join(_facts(event))
+    start = f"{event['time']:%Y-%m-%d %H:%M:%S} {event['run_id'][:8]} {event['kind']:<8} {what}: {facts}"
     # Errors of Spark are pages; py4j's begin with a line that says nothing.
     detail = re.sub(r"^(\w+: )?An error occurred while calling \S+ : ", r"\1", " ".join(_words(event["detail"]).split()))
-    detail = detail if len(detail) <= SHOWN_CHARS else detail[:SHOWN_CHARS] + "..."
-    start = f"{event['time']:%Y-%m-%d %H:%M:%S} {event['run_id'][:8]} {event['kind']:<8} {what}: {', '.join(facts)}"
+    if len(detail) > SHOWN_CHARS:
+        detail = detail[:SHOWN_CHARS] + "..."
     return harmless(f"{start}; {detail}" if detail else start)
+
+
+def _facts(event: dict[str, Any]) -> Iterator[str]:
+    if event["status"]:
+        yield event["status"]
+    for name in ("rows", "table_rows", "lag", "delta_version"):
+        if event[name] is not None:
+            yield f"{name} {event[name]:,}"
+    if event["seconds"] is not None:
+        yield f"{event['seconds']:.1f} s"
 
 
 def _words(detail: dict[str, Any] | None) -> str:

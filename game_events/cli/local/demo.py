@@ -180,13 +180,9 @@ def truths(settings: Settings) -> dict[str, Truth | None]:
 def differences(settings: Settings, manifest: Manifest) -> list[str]:
     """Where gold differs from what was sent; empty if nowhere."""
     wrong: list[str] = []
-    lakehouse, key = Lakehouse.of(settings), settings.key_column
     known = {column: truth for column, truth in truths(settings).items() if truth is not None}
     for entity, keys in manifest.truth.items():
-        table = lakehouse.gold(entity)
-        handle = table.open()
-        rows = read_arrow(table, handle).to_pylist() if handle is not None else []
-        held = {row[key]: tuple(row[column] for column in known) for row in rows}
+        held = {row[settings.key_column]: tuple(row[column] for column in known) for row in _gold_rows(settings, entity)}
         sent = {name: tuple(truth(t) for truth in known.values()) for name, t in keys.items()}
         wrong += [
             f"{entity}/{name}: {held.get(name)} is not {sent.get(name)}"
@@ -194,6 +190,12 @@ def differences(settings: Settings, manifest: Manifest) -> list[str]:
             if not _same(held.get(name), sent.get(name))
         ]
     return wrong
+
+
+def _gold_rows(settings: Settings, entity: str) -> list[dict[str, Any]]:
+    table = Lakehouse.of(settings).gold(entity)
+    handle = table.open()
+    return read_arrow(table, handle).to_pylist() if handle is not None else []
 
 
 def _truth(settings: Settings, sql: str) -> Truth | None:

@@ -45,10 +45,7 @@ def up(
     warm: WarmSpark | None = None
     try:
         if stack:
-            local_stack.up(settings.state_dir, on_progress=output.say)
-            local = load_settings()
-            for topic in local.kafka_topics:
-                ensure_topic(local, 4, topic)
+            _start_stack(settings, output)
         if settings.warm_spark and not settings.spark_remote:
             warm = WarmSpark(settings, output.say)
             warm.start()
@@ -71,6 +68,13 @@ def up(
         if stack:
             local_stack.down(settings.state_dir)
         output.say("stopped")
+
+
+def _start_stack(settings: Settings, output: Output) -> None:
+    local_stack.up(settings.state_dir, on_progress=output.say)
+    local = load_settings()
+    for topic in local.kafka_topics:
+        ensure_topic(local, 4, topic)
 
 
 def _start(settings: Settings, port: int, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
