@@ -98,11 +98,13 @@ class LazyCommand(TyperCommand):
     def load(self) -> TyperCommand | TyperGroup:
         """The command or group itself."""
         module, attribute = COMMANDS[str(self.name)][0].split(":")
-        found = getattr(import_module(f"game_events.cli.{module}"), attribute)
-        if not isinstance(found, typer.Typer):
-            function, found = found, typer.Typer(add_completion=False)
-            found.command(self.name)(function)
-        command = cast(TyperCommand | TyperGroup, typer.main.get_command(found))
+        target = getattr(import_module(f"game_events.cli.{module}"), attribute)
+        if isinstance(target, typer.Typer):
+            group = target
+        else:
+            group = typer.Typer(add_completion=False)
+            group.command(self.name)(target)
+        command = cast(TyperCommand | TyperGroup, typer.main.get_command(group))
         command.name = self.name
         return command
 

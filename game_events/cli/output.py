@@ -205,7 +205,7 @@ def since(text: str | None, now: datetime | None = None, option: str = "--since"
     try:
         if length:
             return (now or datetime.now(UTC)) - timedelta(**{_UNITS[length[2]]: int(length[1])})
-        found = datetime.fromisoformat(text.strip())
+        time = datetime.fromisoformat(text.strip())
     except (ValueError, OverflowError):
         raise ConfigurationError(f"{option}: {text!r} is no time: 30m, 12h, 1d, 2w, or 2026-03-01T12:00") from None
-    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+    return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)

@@ -85,26 +85,26 @@ def shared_spark(settings: Settings) -> SharedSpark | None:
     if not only_mine(file, file.parent):
         return None
     with suppress(OSError, ValidationError):
-        found = SharedSpark.model_validate_json(file.read_bytes())
-        if found.digest == _digest(settings) and _accepts(found.address):
-            return found
+        server = SharedSpark.model_validate_json(file.read_bytes())
+        if server.digest == _digest(settings) and _accepts(server.address):
+            return server
     return None
 
 
-def use(found: SharedSpark) -> None:
+def use(server: SharedSpark) -> None:
     """Sessions of this process are on that server from now on, once settings are read again."""
-    os.environ.update(found.environment)
+    os.environ.update(server.environment)
 
 
-def leave(found: SharedSpark) -> None:
+def leave(server: SharedSpark) -> None:
     """Sessions of this process have a JVM of their own again, once settings are read again."""
-    for name in (*found.environment, CONNECT_MODE):
+    for name in (*server.environment, CONNECT_MODE):
         os.environ.pop(name, None)
 
 
 def _python_path() -> list[str]:
-    found = os.environ.get("PYTHONPATH")
-    return found.split(os.pathsep) if found else []
+    path = os.environ.get("PYTHONPATH")
+    return path.split(os.pathsep) if path else []
 
 
 def _digest(settings: Settings) -> str:

@@ -117,25 +117,25 @@ def pinned(group: Group) -> Mapping[str, str]:
 
 def digests(folder: Path) -> Mapping[str, str]:
     """Path below a folder -> SHA-256 of the file there."""
-    found = {}
+    files = {}
     for path in sorted(path for path in folder.rglob("*") if not path.is_dir()):
         with path.open("rb") as source:
-            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(source, "sha256").hexdigest()
-    return found
+            files[path.relative_to(folder).as_posix()] = hashlib.file_digest(source, "sha256").hexdigest()
+    return files
 
 
 def check_pins(folder: Path, pins: Mapping[str, str], what_to_do: str) -> None:
     """Raise ConfigurationError for the first file of a folder that differs from its pin, is missing, or has no pin."""
-    found = digests(folder)
-    for name in sorted(pins.keys() | found.keys()):
-        if found.get(name) == pins.get(name):
+    files = digests(folder)
+    for name in sorted(pins.keys() | files.keys()):
+        if files.get(name) == pins.get(name):
             continue
-        if name not in found:
+        if name not in files:
             problem = "is missing"
         elif name not in pins:
             problem = "is in no list of this version"
         else:
-            problem = f"has the SHA-256 {found[name]}, not the pinned {pins[name]}"
+            problem = f"has the SHA-256 {files[name]}, not the pinned {pins[name]}"
         raise ConfigurationError(f"the Java part {name} {problem}; nothing of it is run: {what_to_do}")
 
 

@@ -220,10 +220,10 @@ def has_this_project(settings: Settings) -> bool:
 
 def refuse_credentials(conf: Mapping[str, str]) -> None:
     """Raise ConfigurationError for credentials in a user's Spark settings: `ps` and Spark's UI show these."""
-    found = sorted(name for name, value in conf.items() if is_credential(name, value))
-    if found:
+    names = sorted(name for name, value in conf.items() if is_credential(name, value))
+    if names:
         raise ConfigurationError(
-            f"GAME_EVENTS_SPARK_CONF: {', '.join(found)} would be in the command line of Spark's JVM, which every user of this "
+            f"GAME_EVENTS_SPARK_CONF: {', '.join(names)} would be in the command line of Spark's JVM, which every user of this "
             "machine can read: give them by the environment, a role, a core-site.xml in HADOOP_CONF_DIR or a "
             "spark-defaults.conf in SPARK_CONF_DIR (docs/security.md)"
         )

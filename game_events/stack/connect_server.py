@@ -129,7 +129,8 @@ class PrivateSocket:
 
         `accept_s`: seconds within which the server must accept a connection.
         """
-        self._server, self._accept_s = server, accept_s
+        self._server = server
+        self._accept_s = accept_s
         self._path = path
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="private_socket", daemon=True)

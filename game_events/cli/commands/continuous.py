@@ -150,7 +150,8 @@ def _switch_off(home: str, settings: Settings) -> None:
 
 def _show(output: Output, settings: Settings, result: JobResult) -> None:
     show_run(output, result.report, settings.names)
-    loop, latency = result.report["continuous"], result.report["latency"]
+    loop = result.report["continuous"]
+    latency = result.report["latency"]
     if latency:
         rows = [(layer, times["rows"], times["p50_s"], times["p95_s"]) for layer, times in latency.items()]
         output.table("from produce to visible (s)", ("layer", "rows", "p50", "p95"), rows)

@@ -36,12 +36,12 @@ NO_MONITORING = "no run monitoring (run_monitoring.enabled): a run that never st
 NO_LOGGER = f"the logger {LOGGER} is not managed (python_logs.managed_python_loggers): progress is in no run's log"
 
 
-def show_checks(output: Output, title: str, found: Sequence[PreflightResult]) -> None:
+def show_checks(output: Output, title: str, results: Sequence[PreflightResult]) -> None:
     """All of them, also for `run --dry-run`; exit code 1 if one has failed."""
-    rows = [(c.check, "FAILED" if not c.ok else "LOOK" if c.look else "ok", c.detail) for c in found]
+    rows = [(c.check, "FAILED" if not c.ok else "LOOK" if c.look else "ok", c.detail) for c in results]
     output.table(title, ("check", "", "detail"), rows)
-    healthy = all(c.ok for c in found)
-    output.result({"success": healthy, "checks": [c.to_dict() for c in found]}, success=healthy)
+    healthy = all(c.ok for c in results)
+    output.result({"success": healthy, "checks": [c.to_dict() for c in results]}, success=healthy)
 
 
 def check_instance(home: Path) -> str:
@@ -49,8 +49,8 @@ def check_instance(home: Path) -> str:
     if not home.is_dir() or not any(home.iterdir()):
         return f"{home}: made by the first run"
     file = home / INSTANCE_FILE
-    found = yaml.safe_load(file.read_text()) if file.exists() else {}
-    lacks = _missing_in(found if isinstance(found, Mapping) else {})
+    config = yaml.safe_load(file.read_text()) if file.exists() else {}
+    lacks = _missing_in(config if isinstance(config, Mapping) else {})
     if not lacks:
         return f"{home}: limits its pools, monitors runs, shows their progress"
     return Hint(f"{file}: {'; '.join(lacks)}; docs/dagster.md has what to add")
@@ -62,8 +62,8 @@ def _missing_in(config: Mapping[str, Any]) -> list[str]:
     limited = "default_limit" in _part(concurrency, "pools") or "default_op_concurrency_limit" in concurrency
     managed = {"root", LOGGER} & set(_part(config, "python_logs").get("managed_python_loggers") or ())
     monitored = _part(config, "run_monitoring").get("enabled", False)
-    found = {NO_POOLS: limited, NO_MONITORING: monitored, NO_LOGGER: managed}
-    return [lack for lack, there in found.items() if not there]
+    there = {NO_POOLS: limited, NO_MONITORING: monitored, NO_LOGGER: managed}
+    return [lack for lack, is_there in there.items() if not is_there]
 
 
 def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

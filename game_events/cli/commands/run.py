@@ -117,10 +117,10 @@ def show_dry_run(output: Output, asked: Mapping[str, list[str]]) -> None:
     try:
         settings = load_settings()
     except GameEventsError as error:
-        found = [PreflightResult("settings", False, str(error))]
+        results = [PreflightResult("settings", False, str(error))]
     else:
-        found = dry_run(Pipeline(settings, spark_session), lambda: build_defs(settings), **asked)  # only rules need Spark
-    show_checks(output, "dry run: nothing was written", found)
+        results = dry_run(Pipeline(settings, spark_session), lambda: build_defs(settings), **asked)  # only rules need Spark
+    show_checks(output, "dry run: nothing was written", results)
 
 
 def run_on(server: SharedSpark, output: Output, settings: Settings, asked: Mapping[str, object]) -> JobResult:

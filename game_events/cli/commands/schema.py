@@ -42,10 +42,10 @@ Subject = Annotated[str | None, typer.Option("--subject", help="Default: <topic>
 
 def _history(subject: str | None) -> SchemaHistory:
     settings = load_settings()
-    found = [subject] if subject else subjects(settings)
-    if len(found) != 1:
-        raise ConfigurationError(f"there are {len(found)} subjects: choose one with --subject ({', '.join(found)})")
-    return SchemaHistory(SchemaRegistry(settings), Lakehouse.of(settings), found[0], kept_columns(settings))
+    named = [subject] if subject else subjects(settings)
+    if len(named) != 1:
+        raise ConfigurationError(f"there are {len(named)} subjects: choose one with --subject ({', '.join(named)})")
+    return SchemaHistory(SchemaRegistry(settings), Lakehouse.of(settings), named[0], kept_columns(settings))
 
 
 @app.command("show")
@@ -58,7 +58,8 @@ def show(
     output = Output(as_json=as_json)
     history = _history(subject)
     chosen = history.version(version)
-    fields, occurred = history.fields(chosen), history.occurred()
+    fields = history.fields(chosen)
+    occurred = history.occurred()
     for message in dict.fromkeys(f.message for f in fields):
         rows = [(f.names, f.declared, f.column, _stored_as(f.field.type)) for f in fields if f.message == message]
         output.table(
@@ -199,12 +200,12 @@ def _origin(origin: ColumnOrigin) -> dict[str, object]:
     return {name: getattr(origin, name) for name in ("message", "field", "declared", "first_schema", "first_version")}
 
 
-def _names(found: list[ColumnOrigin]) -> str:
-    return ", ".join(dict.fromkeys(f"{o.message.rpartition('.')[2]}.{o.field}" for o in found))
+def _names(columns: list[ColumnOrigin]) -> str:
+    return ", ".join(dict.fromkeys(f"{o.message.rpartition('.')[2]}.{o.field}" for o in columns))
 
 
-def _first(found: list[ColumnOrigin]) -> str:
-    if not found:
+def _first(columns: list[ColumnOrigin]) -> str:
+    if not columns:
         return ""
-    first = found[0]
+    first = columns[0]
     return f"version {first.first_version}" if first.first_version is not None else f"schema id {first.first_schema}"

@@ -84,7 +84,8 @@ def _use(folder: Path, state: StackState) -> Settings:
 
 
 def _waves(output: Output, settings: Settings) -> dict[str, object]:
-    words, sample = settings.names, settings.producer
+    words = settings.names
+    sample = settings.producer
     usual = Simulation(games=sample.entities, gamers_per_game=sample.keys_per_entity)
     output.step(
         "2. first wave",
@@ -124,7 +125,8 @@ def _compared(output: Output, settings: Settings, truth: Manifest, appeared: lis
     """Compare the tables with the records that were sent; the demo's result."""
     words = settings.names
     poison = sum(truth.poison.values())
-    bronze, held = _rows(settings, BRONZE), _rows(settings, QUARANTINE)
+    bronze = _rows(settings, BRONZE)
+    held = _rows(settings, QUARANTINE)
     output.say(f"schema versions seen: {', '.join(map(str, truth.schema_ids))}; columns that appeared: {', '.join(appeared)}")
     undecodable = f"(undecodable records sent: {poison})"
     output.say(f"Kafka {truth.records_total:,} records = bronze {bronze:,} + quarantine {held:,} {undecodable}")
@@ -156,8 +158,8 @@ def _top(output: Output, settings: Settings) -> None:
     if handle is None:
         raise DataError(f"{table.uri} is not there")
     entity, key, first, *_ = columns = [f.name for f in handle.schema().fields]
-    found = read_arrow(table, handle).sort_by([(first, "descending"), (key, "ascending"), (entity, "ascending")]).to_pylist()
-    output.table(f"top {settings.names.keys} ({table.name})", columns, [[row[c] for c in columns] for row in found[:5]])
+    rows = read_arrow(table, handle).sort_by([(first, "descending"), (key, "ascending"), (entity, "ascending")]).to_pylist()
+    output.table(f"top {settings.names.keys} ({table.name})", columns, [[row[c] for c in columns] for row in rows[:5]])
 
 
 def _columns(settings: Settings, name: str) -> list[str]:
@@ -255,8 +257,11 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
 ) -> None:
     """Register the schema versions, write events to the topic, and say exactly what was sent."""
     _refuse_options_without_effect(context, bulk=bulk is not None)
-    output, settings = Output(as_json=as_json), _settings(topic)
-    names, wanted, before = _names(games, settings), _numbers("--versions", versions), _manifest(manifest)
+    output = Output(as_json=as_json)
+    settings = _settings(topic)
+    names = _names(games, settings)
+    wanted = _numbers("--versions", versions)
+    before = _manifest(manifest)
     both: dict[str, Any] = {"games": names, "versions": wanted if "," in versions else wanted[0], "seed": seed}
     both["gamers_per_game"] = settings.producer.keys_per_entity
     shares = {"late_share": late_share, "duplicate_share": duplicate_share, "poison_share": poison_share}
@@ -345,5 +350,5 @@ def _named_errors() -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        found = "; ".join(f"--{e['loc'][0]}: {e['msg']}" if e["loc"] else e["msg"] for e in error.errors())
-        raise ConfigurationError(f"cannot simulate that: {found}") from None
+        problems = "; ".join(f"--{e['loc'][0]}: {e['msg']}" if e["loc"] else e["msg"] for e in error.errors())
+        raise ConfigurationError(f"cannot simulate that: {problems}") from None

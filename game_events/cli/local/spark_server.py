@@ -48,7 +48,8 @@ class WarmSpark:
         `look_s`: between two looks; `first_pause_s`: after the server's end, doubled each time; `start`: starts a server.
         """
         self._start_server = start
-        self._look_s, self._first_pause_s = look_s, first_pause_s
+        self._look_s = look_s
+        self._first_pause_s = first_pause_s
         self._settings = settings
         self._conf = spark_config(settings)
         self._folder = private_folder(settings.state_dir.resolve() / "spark")
@@ -100,7 +101,8 @@ class WarmSpark:
         return self._server if self._ready is None or self._ready.exists() else None
 
     def _watch(self) -> None:
-        pause, started = self._first_pause_s, time.monotonic()
+        pause = self._first_pause_s
+        started = time.monotonic()
         while not self._ending.wait(self._look_s):
             if find(self._server) is not None:
                 continue

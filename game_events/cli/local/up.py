@@ -124,7 +124,8 @@ def _status(url: str, seconds: float, headers: Mapping[str, str] | None = None) 
 
 
 def _wait(server: subprocess.Popen[bytes], port: int) -> None:
-    deadline, url = time.monotonic() + START_DEADLINE_S, f"http://{HOST}:{port}/server_info"
+    deadline = time.monotonic() + START_DEADLINE_S
+    url = f"http://{HOST}:{port}/server_info"
     while time.monotonic() < deadline:
         if server.poll() is not None:
             raise TransientError(f"Dagster ended with code {server.returncode} while starting; its messages are above")
