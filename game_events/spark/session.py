@@ -8,12 +8,13 @@ import logging
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from game_events.config.logging import limit_library_loggers
-from game_events.config.network import UNIX_SOCKET
+from game_events.config.network import UNIX_SOCKET, begin_call
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, first_few
 from game_events.spark.config import server_only_settings, session_config, shares_python_environment, ship_code, spark_config
@@ -66,6 +67,14 @@ def new_session(settings: Settings, more: Mapping[str, str] | None = None) -> Sp
         close_session(session)
         raise
     return session
+
+
+def begin_session(settings: Settings) -> None:
+    """Begin to make the session of the settings while this process imports what will use it.
+
+    Whoever needs it calls `new_session`, which waits for this one, as PySpark makes one at a time, or meets its error again.
+    """
+    begin_call(partial(new_session, settings), "begin_session")
 
 
 def edited_since_up(settings: Settings) -> list[str]:

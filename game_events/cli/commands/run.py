@@ -18,6 +18,7 @@ from game_events.pipeline.runs.loop import idle_report
 from game_events.pipeline.runs.preflight import PreflightResult
 from game_events.pipeline.runs.refresh import ALL, selection_of
 from game_events.spark.connect import lost
+from game_events.spark.session import begin_session
 
 FULL_REFRESH = "--full-refresh"
 
@@ -104,6 +105,8 @@ def run_once(output: Output, settings: Settings, asked: Mapping[str, list[str]],
     config = {**asked, "ignore_intervals": ignore_intervals}
     server = shared_spark(settings)
     if server is None:
+        if not settings.spark_remote:
+            begin_session(settings)
         return run_and_show(output, settings, config)
     return run_on(server, output, settings, config)
 
