@@ -21,11 +21,11 @@ from pyspark.sql import SparkSession
 from benchmarks.arena import Arena, make_spark, settings_for
 from benchmarks.figures import Figure, Step, Target
 from game_events.config.settings import Settings
-from game_events.export.run import export_rows
 from game_events.lakehouse.tables import REST_TABLES
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
+from game_events.plugins.export.run import export_rows
 from game_events_tests.support.commands import GAME_EVENTS
 
 GAMES, ROWS = 10, 21_932

@@ -16,16 +16,16 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from game_events.cli.local.spark_server import WarmSpark
 from game_events.cli.shared_spark import publish
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import ConfigurationError
 from game_events.jvm.private_folders import private_folder, process_temporary_folder
+from game_events.plugins.local.servers.connect_server import PrivateSocket
+from game_events.plugins.local.servers.server_process import ServerProcess
+from game_events.plugins.local.spark_server import WarmSpark
 from game_events.spark.config import DAEMON
 from game_events.spark.connect import CONNECT_MODE, close_session
 from game_events.spark.session import new_session
-from game_events.stack.connect_server import PrivateSocket
-from game_events.stack.server_process import ServerProcess
 from game_events_tests.support.servers.small_jvm import OF_A_COMMAND
 from game_events_tests.support.waiting import until
 from game_events_tests.support.worlds.quality import Event, send_events
