@@ -74,7 +74,8 @@ def begin_session(settings: Settings) -> None:
 
     Whoever needs it calls `new_session`, which waits for this one, as PySpark makes one at a time, or meets its error again.
     """
-    begin_call(partial(new_session, settings), "begin_session")
+    if not settings.spark_remote:  # there is little to wait for
+        begin_call(partial(new_session, settings), "begin_session")
 
 
 def edited_since_up(settings: Settings) -> list[str]:

@@ -1,6 +1,7 @@
 """`game-events run`: one Dagster run over all layers or those selected, or the long one of continuous mode."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -97,16 +98,15 @@ def run_once(output: Output, settings: Settings, asked: Mapping[str, list[str]],
     """A run over all layers, or what was asked for, and its summary; no run is made where there is nothing to do."""
     # A wrong name is said at once, without a run that fails.
     selection_of(Pipeline(settings, no_spark), **asked)
+    server = shared_spark(settings)
     if not any(asked.values()):
-        idle = idle_report(settings, ignore_intervals=ignore_intervals)
+        on_work = partial(begin_session, settings) if server is None else (lambda: None)
+        idle = idle_report(settings, ignore_intervals=ignore_intervals, on_work=on_work)
         if idle is not None:
             show_run(output, idle.to_dict(), settings.names)
             return JobResult("", True, idle.to_dict())
     config = {**asked, "ignore_intervals": ignore_intervals}
-    server = shared_spark(settings)
     if server is None:
-        if not settings.spark_remote:
-            begin_session(settings)
         return run_and_show(output, settings, config)
     return run_on(server, output, settings, config)
 

@@ -339,8 +339,12 @@ def _rss(process: psutil.Process) -> int:
     return 0
 
 
-def idle_report(settings: Settings, *, ignore_intervals: bool = False) -> RunReport | None:
+def idle_report(
+    settings: Settings, *, ignore_intervals: bool = False, on_work: Callable[[], None] = lambda: None
+) -> RunReport | None:
     """The report of a run that would find nothing to do or to say; None: it would, or that is not known.
+
+    `on_work` is called once it is known that there is work.
 
     Guarantee: no table was changed, and no Spark session was made; offsets of a consumer group are committed, as by a run.
     What a run would do is not decided here: its steps are made, and the first one that needs Spark or would change a table
@@ -363,10 +367,12 @@ def idle_report(settings: Settings, *, ignore_intervals: bool = False) -> RunRep
             step()
         before = newest_run(pipeline.lakehouse)
     except ReadOnlyError:
+        on_work()
         return None
     except Exception as error:  # noqa: BLE001 - whatever it is, the run meets it again, and reports it
         log.debug("error=%s", type(error).__name__)
         return None
     if met or not report.is_empty:
+        on_work()
         return None
     return report if before is None or before["status"] == SUCCEEDED else None
