@@ -10,7 +10,8 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
-from game_events.spark.session import READY_FILE, edited_since_up, new_session
+from game_events.spark import session
+from game_events.spark.session import READY_FILE, begin_session, edited_since_up, new_session
 
 NAME = "module_of_a_user"
 LONG_S = 1_000_000_000
@@ -73,3 +74,13 @@ def test_without_a_server_whose_sessions_share_workers_nothing_is_edited(setting
     edited(module, settings, 1)
     (settings.state_dir / READY_FILE).unlink()
     assert edited_since_up(settings) == []
+
+
+def test_only_a_session_of_ones_own_jvm_is_begun_early(settings, monkeypatch):
+    begun = []
+    monkeypatch.setattr(session, "begin_call", lambda call, _name: begun.append(call.args))
+    begin_session(settings)
+    assert begun == []
+    own = settings.model_copy(update={"spark_remote": None})
+    begin_session(own)
+    assert begun == [(own,)]
