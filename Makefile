@@ -25,16 +25,15 @@ endef
 
 $(READY): requirements-dev.lock pyproject.toml
 	@$(MAKE) --no-print-directory prerequisites
-	@echo "setting up $(VENV) (once; about two minutes)"
+	@echo "setting up $(VENV) (once; about a minute)"
 	$(call INSTALL_LOCKED,uv)
 # uv needs a third of pip's time. It does not know of pip's own settings: where those name another package index, pip does it.
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --no-deps --require-hashes -r requirements-dev.lock || \
 	  { echo "uv could not install the packages, trying with pip" >&2; $(PIP) install --quiet --no-deps --require-hashes -r requirements-dev.lock; }
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m game_events.jvm.jars
-	@$(BIN)/python -m game_events.plugins.local.class_archive
 # The instance that `dagster dev` and `dg dev` share with this project's commands.
-	@$(BIN)/python -m game_events.cli.dagster_home
+	@$(BIN)/python -m game_events.cli.dagster_run
 	@touch $(READY)
 
 setup: prerequisites $(READY)  ## Make .venv and fetch the Java parts (every other target does this by itself)
