@@ -1,7 +1,7 @@
 """Decoder of JSON payloads of one schema into Arrow columns: parser of documents, and exact conversion of their values.
 
-msgspec parses, which refuses what is no JSON and keeps all digits of a number; what it refuses Python's own parser reads once more,
-for the reason. pyarrow's and DuckDB's readers take a batch as one text, round numbers, and do not report which row was bad.
+msgspec parses, which refuses what is no JSON and keeps all digits of a number; Python's own parser reads once more what it
+refuses, for the reason. pyarrow's and DuckDB's readers take a batch as one text, round numbers, and do not report bad rows.
 """
 
 import json
@@ -24,7 +24,7 @@ from game_events.decoding.projection import VALUE, CellBudget, RowDecoder, cells
 
 #: Levels of nesting at most.
 MAX_LEVELS = 100
-#: Opening brackets of a document that msgspec parses: each level takes some 400 bytes of the stack, where a thread may have 512 KiB.
+#: Opening brackets of a document that msgspec parses: a level takes some 400 bytes of the stack, and a thread may have 512 KiB.
 MAX_BRACKETS = 500
 _escaped = json.encoder.encode_basestring
 LONG_RANGE = (-(2**63), 2**63 - 1)

@@ -9,40 +9,14 @@ from hypothesis import strategies as st
 from game_events.decoding.frame import DAMAGE, DamageError, Reason, as_damage
 from game_events.decoding.json.decoder import MAX_LEVELS, Constant, Real, parse
 
-NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,4})?", fullmatch=True) | st.sampled_from(
-    [
-        "-0",
-        "-0.0",
-        "1e400",
-        "1" * 4_300,
-        "1" * 4_301,
-        "18446744073709551616",
-        "NaN",
-        "-Infinity",
-        "Infinity",
-        "01",
-        "1.",
-        ".5",
-        "+1",
-    ]
-)
-TEXTS = st.text(max_size=6).map(json.dumps) | st.sampled_from(
-    [
-        '"\\ud800"',
-        '"\\udc00\\ud800"',
-        '"\\ud83d\\ude00"',
-        '"\\u0000"',
-        '"\n"',
-        '"\x7f"',
-        '"\\/"',
-        '"\\x"',
-        '"\\u12',
-        '"é"',
-        "'a'",
-        '"',
-    ]
-)
-SCALARS = NUMBERS | TEXTS | st.sampled_from(["true", "false", "null", "nul", "", "/**/1"])
+ODD_NUMBERS = ["-0", "-0.0", "1e400", "1" * 4_300, "1" * 4_301, "18446744073709551616", "NaN", "-Infinity", "Infinity"]
+NO_NUMBERS = ["01", "1.", ".5", "+1"]
+NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,4})?", fullmatch=True)
+ODD_TEXTS = ['"\\ud800"', '"\\udc00\\ud800"', '"\\ud83d\\ude00"', '"\\u0000"', '"\n"', '"\x7f"', '"\\/"', '"\\x"']
+NO_TEXTS = ['"\\u12', "'a'", '"']
+TEXTS = st.text(max_size=6).map(json.dumps)
+OTHERS = ["true", "false", "null", "nul", "", "/**/1"]
+SCALARS = NUMBERS | TEXTS | st.sampled_from([*ODD_NUMBERS, *NO_NUMBERS, *ODD_TEXTS, *NO_TEXTS, *OTHERS])
 
 
 def joined(inner):
@@ -80,25 +54,21 @@ def refuse(name):
 
 
 def by_python(payload, *, lenient):
-    """What Python's parser makes of a payload."""
+    """What Python's parser makes of a payload: a document, or a reason, or an error's text."""
     constant = Constant if lenient else refuse
     try:
         document = json.JSONDecoder(parse_float=Real, parse_constant=constant).decode(payload.decode())
     except json.JSONDecodeError as error:
         return error.msg
-    except UnicodeDecodeError:
-        return Reason.BAD_UTF8
-    except DamageError as damage:
-        return damage.reason, damage.what
+    except (UnicodeDecodeError, DamageError, RecursionError) as error:
+        return as_damage(error).reason
     except ValueError:
         return Reason.OUT_OF_RANGE
-    if depth(document) > MAX_LEVELS:
-        return Reason.TOO_DEEP
     try:
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return Reason.BAD_UTF8
-    return document
+        return Reason.TOO_DEEP if depth(document) > MAX_LEVELS else Reason.BAD_UTF8
+    return Reason.TOO_DEEP if depth(document) > MAX_LEVELS else document
 
 
 def types_of(document):
@@ -107,16 +77,13 @@ def types_of(document):
     return [type(document), *(kind for value in inner for kind in types_of(value))]
 
 
-@settings(max_examples=1_000)
+@settings(max_examples=500)
 @given(payloads(), st.booleans())
 @example(b'{"a":1,"a":{"b":2}}', False)
 @example(b'{"a":NaN,"b":"\\ud800"}', True)
 @example(b"[" * 2_000 + b"]" * 2_000, False)
 def test_documents_and_reasons_are_those_of_pythons_parser(payload, lenient):
-    try:
-        expected = by_python(payload, lenient=lenient)
-    except RecursionError:
-        expected = Reason.TOO_DEEP
+    expected = by_python(payload, lenient=lenient)
     more = {"second_parser": json.JSONDecoder(parse_float=Real, parse_constant=Constant)} if lenient else {}
     try:
         document = parse(payload, **more)
@@ -125,8 +92,6 @@ def test_documents_and_reasons_are_those_of_pythons_parser(payload, lenient):
         match expected:
             case Reason():
                 assert damage.reason is expected
-            case tuple():
-                assert (damage.reason, damage.what) == expected
             case _:
                 assert damage.reason in (Reason.TRUNCATED, Reason.MALFORMED)
                 assert f"no JSON document: {expected} at character" in damage.what
