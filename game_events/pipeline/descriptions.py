@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 
 from game_events.config.masking import without_secrets
 from game_events.decoding.columns import ColumnMap, field_key
-from game_events.decoding.compiler_process import clean
+from game_events.decoding.comments import clean
 from game_events.decoding.decoder import TypeKey
 from game_events.decoding.frame import ordered
 from game_events.errors import ConfigurationError, GameEventsError, first_line

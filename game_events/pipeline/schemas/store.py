@@ -20,7 +20,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.decoding.columns import Field
-from game_events.decoding.compiler_process import NO_COMMENTS, Comments, read_comments
+from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
 from game_events.decoding.decoder import RecentlyUsed, TypeKey, compile_schema, declared_names, first_decoders
 from game_events.decoding.frame import IndexPath, RegistrySchema, SchemaId, SchemaRef, ordered
 from game_events.decoding.projection import CompiledSchema, PayloadDecoder
