@@ -1,7 +1,8 @@
 """Schemas compared: two versions by field, with the effects on columns, and two texts of one id.
 
-Two texts of one id mean the same if every record is decoded by both to the same values. A registry may spell a schema otherwise after an upgrade or a move to another product: keys in another order, maps as messages,
-a descriptor in place of text, other comments and options. The texts are compiled only if they differ.
+Two texts of one id mean the same if every record is decoded by both to the same values. A registry may spell a schema otherwise
+after an upgrade or a move to another product: keys in another order, maps as messages, a descriptor in place of text, other
+comments and options. The texts are compiled only if they differ.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

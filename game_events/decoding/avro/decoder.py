@@ -1,16 +1,13 @@
-"""Decoder of Avro payloads, by their writer schema, into Arrow columns.
+"""Decoder of Avro payloads, by their writer schema, into Arrow columns: lists of Python values, converted to arrays at the end.
 
 Own code, because no library reads strictly: fastavro takes a negative branch or symbol index for the last one, misreads
 numbers of more than 64 bits, loops on an array of 2^62 nulls, and ends the process on types nested 20,000 deep; libraries for
 Arrow lack maps, unions or decimals.
-
-Column builders of Avro's simple types: lists of Python values, converted to Arrow arrays at the end.
-
-Column builders of nested Avro types: records, arrays, maps, unions, recursive types.
 """
 
 import struct
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from itertools import pairwise
@@ -87,7 +84,8 @@ class Leaf:
 
     def null_bad_values(self, nulled: list[str], column: str) -> None:
         """From now on values outside of the type's range are NULL, and their column is noted."""
-        strict, append = self.read, self.values.append
+        strict = self.read
+        append = self.values.append
 
         def read(buf: bytes, at: int) -> int:
             try:
@@ -296,7 +294,8 @@ class RecordColumn:
 
     def finish(self) -> pa.Array:
         """The records so far."""
-        count, self._count = self._count, 0
+        count = self._count
+        self._count = 0
         if not self.members:
             return pa.array([True] * count, pa.bool_())
         return pa.StructArray.from_arrays([c.finish() for _, c in self.members], fields=list(self.type))
@@ -323,7 +322,8 @@ class _ArrayColumn:
         self._items.truncate(self._offsets[-1])
 
     def finish(self) -> pa.Array:
-        offsets, self._offsets = self._offsets, [0]
+        offsets = self._offsets
+        self._offsets = [0]
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), self._items.finish(), type=self.type)
 
 
@@ -334,7 +334,8 @@ class _MapColumn(_ArrayColumn):
         super().__init__(items, least + 1, budget)
         self.type = pa.map_(pa.string(), items.type)
         self._keys: list[str] = []
-        self._read_item, self._cells = self._entry, self._cells + 1
+        self._read_item = self._entry
+        self._cells += 1
 
     def _entry(self, buf: bytes, at: int) -> int:
         key, at = read_bytes(buf, at)
@@ -346,16 +347,19 @@ class _MapColumn(_ArrayColumn):
         del self._keys[self._offsets[-1] :]
 
     def finish(self) -> pa.Array:
-        keys, offsets = self._keys, self._offsets
-        self._keys, self._offsets = [], [0]
+        keys = self._keys
         items = self._items.finish()
         # Last index of each key, in the order of first appearance.
-        kept, ends = [], [0]
-        for begin, end in pairwise(offsets):
+        kept: list[int] = []
+        ends = [0]
+        for begin, end in pairwise(self._offsets):
             kept += list({keys[i]: i for i in range(begin, end)}.values())
             ends.append(len(kept))
         if len(kept) != len(keys):
-            items, keys = items.take(pa.array(kept, pa.int64())), [keys[i] for i in kept]
+            items = items.take(pa.array(kept, pa.int64()))
+            keys = [keys[i] for i in kept]
+        self._keys = []
+        self._offsets = [0]
         return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), pa.array(keys, pa.string()), items, type=self.type)
 
 
@@ -366,8 +370,10 @@ class _OptionalLeaf:
         self.type: pa.DataType = inner.type
         self.is_text = inner.is_text
         self._null = null
-        self._read, self._append = inner.read, inner.values.append
-        self.truncate, self.finish = inner.truncate, inner.finish
+        self._read = inner.read
+        self._append = inner.values.append
+        self.truncate = inner.truncate
+        self.finish = inner.finish
 
     def read(self, buf: bytes, at: int) -> int:
         index, at = read_index(buf, at, 2, "union branch")
@@ -413,7 +419,8 @@ class UnionColumn:
     def finish(self) -> pa.Array:
         """The values so far: each branch has only its own values, which are spread over all rows."""
         chosen = np.asarray(self._chosen, dtype=np.int64)
-        self._counts, self._chosen = [0] * len(self._branches), []
+        self._counts = [0] * len(self._branches)
+        self._chosen = []
         arrays = []
         for index, branch in enumerate(self._branches):
             if branch is not None:
@@ -446,21 +453,33 @@ class ColumnBuilder:
         inside = (*above, id(type_))
         match type_.kind:
             case "record":
-                parts = [(f.name, f.identity, *self._member(f.identity, f.type, inside)) for f in type_.fields]
-                fields = tuple(Field(_identity(id_, column), name, column.type, inner) for name, id_, column, inner in parts)
-                return RecordColumn([(name, column) for name, _, column, _ in parts]), fields
+                return self._record(type_, inside)
             case "array" | "map":
                 items, fields = self.build(type_.items[0], inside)
                 make = _ArrayColumn if type_.kind == "array" else _MapColumn
                 return make(items, min_bytes(type_.items[0]), self.budget), fields
             case "union":
-                return self.union(type_, inside)
+                others = _others(type_)
+                if len(others) > 1:
+                    return self.union(type_, inside)
+                return self._optional(type_, *self.build(others[0], inside))
             case _:
-                made = leaf(type_)
-                if self._column is not None:
-                    made.null_bad_values(self._nulled, self._column)
-                fields = tuple(Field(f.name, f.name, f.type) for f in DURATION) if made.type == DURATION else ()
-                return made, fields
+                return self._leaf(type_)
+
+    def _record(self, type_: AvroType, inside: tuple[int, ...]) -> Built:
+        members: list[tuple[str, Column]] = []
+        fields: list[Field] = []
+        for member in type_.fields:
+            column, inner = self._member(member.identity, member.type, inside)
+            members.append((member.name, column))
+            fields.append(Field(_identity(member.identity, column), member.name, column.type, inner))
+        return RecordColumn(members), tuple(fields)
+
+    def _leaf(self, type_: AvroType) -> Built:
+        made = leaf(type_)
+        if self._column is not None:
+            made.null_bad_values(self._nulled, self._column)
+        return made, tuple(Field(f.name, f.name, f.type) for f in DURATION) if made.type == DURATION else ()
 
     def _member(self, identity: str, type_: AvroType, above: tuple[int, ...]) -> Built:
         """A member's column; at the top it decides about the bad values in it."""
@@ -472,20 +491,33 @@ class ColumnBuilder:
                 self._column = None
         return self.build(type_, above)
 
-    def union(self, type_: AvroType, above: tuple[int, ...], *, always_struct: bool = False) -> Built:
-        """A union's column; `always_struct` also for a single type."""
-        others = [b for b in type_.items if b.kind != "null"] or type_.items
-        built = {id(b): self._member(b.name, b, above) if always_struct else self.build(b, above) for b in others}
-        short = [b.short_name for b in others]
-        names = {id(b): b.short_name if short.count(b.short_name) == 1 else b.name for b in others}
-        branches = [(names[id(b)], built[id(b)][0]) if id(b) in built else None for b in type_.items]
-        if len(others) == 1 and not always_struct:
-            column, fields = built[id(others[0])]
-            if isinstance(column, Leaf) and len(branches) == 2:
-                return _OptionalLeaf(column, branches.index(None)), fields
-            return UnionColumn(branches), fields
-        fields = tuple(Field(b.name, names[id(b)], built[id(b)][0].type, built[id(b)][1]) for b in others)
-        return UnionColumn(branches, always_struct=True), fields
+    def union(self, type_: AvroType, above: tuple[int, ...], *, at_top: bool = False) -> Built:
+        """A struct with a member for each branch but null; `at_top`: these are members of the schema."""
+        others = _others(type_)
+        short = Counter(branch.short_name for branch in others)
+        branches: list[tuple[str, Column] | None] = []
+        fields: list[Field] = []
+        for branch in type_.items:
+            if branch not in others:
+                branches.append(None)
+                continue
+            column, inner = self._member(branch.name, branch, above) if at_top else self.build(branch, above)
+            name = branch.short_name if short[branch.short_name] == 1 else branch.name
+            branches.append((name, column))
+            fields.append(Field(branch.name, name, column.type, inner))
+        return UnionColumn(branches, always_struct=True), tuple(fields)
+
+    def _optional(self, type_: AvroType, column: Column, fields: tuple[Field, ...]) -> Built:
+        """A union of one type, which has this column, and perhaps null."""
+        if isinstance(column, Leaf) and len(type_.items) == 2:
+            return _OptionalLeaf(column, [branch.kind for branch in type_.items].index("null")), fields
+        (other,) = _others(type_)
+        return UnionColumn([(other.short_name, column) if branch is other else None for branch in type_.items]), fields
+
+
+def _others(union: AvroType) -> list[AvroType]:
+    """The branches of a union besides null; of null alone, that."""
+    return [branch for branch in union.items if branch.kind != "null"] or union.items
 
 
 def _identity(name: str, column: Column) -> str:
@@ -521,7 +553,8 @@ class AvroDecoder(RowDecoder):
         self._rows += 1
 
     def _finish(self) -> pa.RecordBatch:
-        array, self._rows = self._column.finish(), 0
+        array = self._column.finish()
+        self._rows = 0
         if not self.fields:
             return pa.RecordBatch.from_arrays([], names=[])
         arrays = array.flatten() if isinstance(self._column, RecordColumn | UnionColumn) else [array]
@@ -531,7 +564,7 @@ class AvroDecoder(RowDecoder):
 def _columns(root: AvroType, builder: ColumnBuilder) -> tuple[Column, tuple[Field, ...], Budget]:
     """The column of a schema's values, the fields at its top, and the budget of a payload."""
     if root.kind == "union":
-        column, fields = builder.union(root, (), always_struct=True)
+        column, fields = builder.union(root, (), at_top=True)
     else:
         column, fields = builder.build(root)
         if not isinstance(column, RecordColumn):

@@ -37,7 +37,9 @@ def read_long(buf: bytes, at: int) -> tuple[int, int]:
     octet = buf[at]
     if octet < 0x80:
         return (octet >> 1) ^ -(octet & 1), at + 1
-    value, shift, end = octet & 0x7F, 7, at + 1
+    value = octet & 0x7F
+    shift = 7
+    end = at + 1
     while True:
         octet = buf[end]
         value |= (octet & 0x7F) << shift
@@ -256,20 +258,25 @@ class _Readers:
         return read
 
     def _items(self, type_: AvroType) -> ReadValue:
-        inner, is_map = self.of(type_.items[0]), type_.kind == "map"
-        least, cells = min_bytes(type_.items[0]) + is_map, _cells(type_.items[0])
+        inner = self.of(type_.items[0])
+        is_map = type_.kind == "map"
+        least = min_bytes(type_.items[0]) + is_map
+        cells = _cells(type_.items[0])
 
         def read(buf: bytes, at: int) -> tuple[Value, int]:
-            found: list[tuple[str, Value]] = []
+            keys: list[str] = []
+            values: list[Value] = []
 
             def item(buf: bytes, at: int) -> int:
-                key, at = read_text(buf, at) if is_map else ("", at)
+                if is_map:
+                    key, at = read_text(buf, at)
+                    keys.append(key)
                 value, at = inner(buf, at)
-                found.append((key, value))
+                values.append(value)
                 return at
 
             _, at = read_blocks(buf, at, least, self._budget, item, cells)
-            return (dict(found) if is_map else [value for _, value in found]), at
+            return (dict(zip(keys, values, strict=True)) if is_map else values), at
 
         return read
 
@@ -280,7 +287,8 @@ def _cells(type_: AvroType, name: str = "") -> int:
 
 
 def _simple(type_: AvroType) -> ReadValue:
-    read, as_json = SIMPLE[type_.kind](type_), _AS_JSON.get(type_.kind)
+    read = SIMPLE[type_.kind](type_)
+    as_json = _AS_JSON.get(type_.kind)
     if as_json is None:
         return read
 

@@ -1,11 +1,7 @@
-"""Avro schemas of a registry: JSON text and references -> a tree of types with resolved names.
+"""Avro schemas of a registry: JSON text and references -> a tree of types with resolved names and logical types.
 
-Source: Apache Avro 1.12 specification, "Schema Declaration". Aliases and defaults are for readers' schemas and change nothing
-here but a field's identity.
-
-Types of Avro schemas, named types resolved, with their logical types.
-
-Source: Apache Avro 1.12 specification, "Logical Types": an unknown or impossible one (a scale above the precision) is ignored.
+Source: Apache Avro 1.12 specification, "Schema Declaration" and "Logical Types": an unknown or impossible logical type (a scale
+above the precision) is ignored. Aliases and defaults are for readers' schemas and change nothing here but a field's identity.
 """
 
 from __future__ import annotations
@@ -96,7 +92,8 @@ _FITS = {
 
 def logical_type(node: Node) -> Logical | None:
     """The logical type of an annotated type; ValueError for more than `MAX_PRECISION` digits."""
-    name, kind = str(node.get("logicalType")), node["type"]
+    name = str(node.get("logicalType"))
+    kind = node["type"]
     if name == "decimal" and kind in ("bytes", "fixed"):
         return _decimal(node.get("precision"), node.get("scale", 0))
     fits = (f"fixed{node['size']}" if kind == "fixed" else kind) in _FITS.get(name, ())
@@ -238,7 +235,8 @@ class AvroSchema(SingleTypeSchema):
 
     def enums(self) -> dict[str, dict[int | str, str]]:
         """Full names of its enums with their symbols."""
-        waiting, seen = [self.root], dict[int, AvroType]()
+        waiting = [self.root]
+        seen: dict[int, AvroType] = {}
         while waiting:
             kind = waiting.pop()
             if id(kind) not in seen:
@@ -266,17 +264,17 @@ def _reduced(node: Any) -> Any:  # noqa: ANN401 - any JSON
     if not isinstance(node, dict):
         return node
     # An attribute of a wrong type stays one: without it, its default would apply (a scale of 0, the namespace around).
-    found = {key: node[key] if isinstance(node[key], str | int) else None for key in _ATTRIBUTES if key in node}
+    kept = {key: node[key] if isinstance(node[key], str | int) else None for key in _ATTRIBUTES if key in node}
     if "type" in node:
-        found["type"] = _reduced(node["type"])
-    match node:
-        case {"type": "array" | "map" as kind}:
-            found[_ITEMS[kind]] = _reduced(node[_ITEMS[kind]])
-        case {"type": "enum"}:
-            found["symbols"] = node["symbols"]
-        case {"type": "record" | "error"}:
-            found["fields"] = [_reduced(item) | {"aliases": [_first_alias(item)]} for item in node["fields"]]
-    return found
+        kept["type"] = _reduced(node["type"])
+    match node["type"] if isinstance(node.get("type"), str) else None:
+        case "array" | "map" as kind:
+            kept[_ITEMS[kind]] = _reduced(node[_ITEMS[kind]])
+        case "enum":
+            kept["symbols"] = node["symbols"]
+        case "record" | "error":
+            kept["fields"] = [_reduced(item) | {"aliases": [_first_alias(item)]} for item in node["fields"]]
+    return kept
 
 
 def _error(path: str, what: str) -> ValueError:
@@ -285,10 +283,10 @@ def _error(path: str, what: str) -> ValueError:
 
 def _listed(node: Node, key: str, is_good: Callable[[Any], bool], otherwise: str) -> list[Any]:
     """A list of good items; raises ValueError for anything else."""
-    found = node.get(key)
-    if not isinstance(found, list) or not all(map(is_good, found)):
+    items = node.get(key)
+    if not isinstance(items, list) or not all(map(is_good, items)):
         raise ValueError(otherwise)
-    return found
+    return items
 
 
 def _has_name(node: object) -> bool:
@@ -300,8 +298,8 @@ def _full_name(name: str, namespace: str) -> str:
 
 
 def _text(node: Node, key: str) -> str:
-    found = node.get(key)
-    return found if isinstance(found, str) else ""
+    text = node.get(key)
+    return text if isinstance(text, str) else ""
 
 
 def _first_alias(node: Node) -> str:
