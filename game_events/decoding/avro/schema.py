@@ -267,14 +267,19 @@ def _reduced(node: Any) -> Any:  # noqa: ANN401 - any JSON
     kept = {key: node[key] if isinstance(node[key], str | int) else None for key in _ATTRIBUTES if key in node}
     if "type" in node:
         kept["type"] = _reduced(node["type"])
-    match node["type"] if isinstance(node.get("type"), str) else None:
+    return kept | _reduced_inside(node)
+
+
+def _reduced_inside(node: Node) -> Node:
+    """What a type has inside, by the attribute that holds it."""
+    match node.get("type"):
         case "array" | "map" as kind:
-            kept[_ITEMS[kind]] = _reduced(node[_ITEMS[kind]])
+            return {_ITEMS[kind]: _reduced(node[_ITEMS[kind]])}
         case "enum":
-            kept["symbols"] = node["symbols"]
+            return {"symbols": node["symbols"]}
         case "record" | "error":
-            kept["fields"] = [_reduced(item) | {"aliases": [_first_alias(item)]} for item in node["fields"]]
-    return kept
+            return {"fields": [_reduced(item) | {"aliases": [_first_alias(item)]} for item in node["fields"]]}
+    return {}
 
 
 def _error(path: str, what: str) -> ValueError:
