@@ -5,8 +5,8 @@ Message types that are not in the plan are reported, and the driver plans again 
 all payload formats, by the registry's ``schemaType`` of each schema id.
 
 A schema is untrusted text: it is compiled, and its decoders are tried, in a child process, so that a bad one affects only its
-own records. If it is invalid, crashes the compiler, takes too long or too much memory, it raises a DataError. One that the child
-has handled within its limits is then used in this process and in Spark's workers, which never compile.
+own records. If it is invalid, crashes the compiler, takes too long or too much memory, it raises a DataError. One that the
+child has handled within its limits is then used in this process and in Spark's workers, which never compile.
 """
 
 import base64
@@ -147,7 +147,7 @@ class BatchDecoder:
         for group in groups:
             key = (group.schema_id, group.path)
             # First, as types that are not selected need not be decodable.
-            unselected = next((k for k in (key, (group.schema_id, ())) if k in self._plan.undecoded), None)
+            unselected = self._unselected(key)
             refusal = self._plan.rejected.get(key) or self._plan.rejected.get((group.schema_id, ()))
             if unselected is not None:
                 result.undecoded.append((group.rows, unselected))
@@ -163,8 +163,16 @@ class BatchDecoder:
                 result.unknown.add(key)
             else:
                 nowhere.setdefault(group.schema_id, []).append(group)
-        result.rejected += [item for schema_id, lost in nowhere.items() for item in _without_message(schema_id, lost)]
+        for schema_id, lost in nowhere.items():
+            result.rejected += _without_message(schema_id, lost)
         return known
+
+    def _unselected(self, key: TypeKey) -> TypeKey | None:
+        """What of the plan says that a type is not selected: the type, or its whole schema; None: it is selected."""
+        for candidate in (key, (key[0], ())):
+            if candidate in self._plan.undecoded:
+                return candidate
+        return None
 
     def _add_bad(self, bad: frames.BadFrames, result: DecodedBatch) -> None:
         """Add rows without a readable frame."""

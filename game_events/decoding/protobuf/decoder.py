@@ -1,18 +1,16 @@
 """Decoder of protobuf payloads into Arrow columns, equal to Python's protobuf; a bad row affects no other one.
 
-The native decoder reads whole batches. Rows that it refuses, or may have read differently (see `verification`), are re-encoded
-by Python's protobuf and decoded natively again; rows that Python's protobuf refuses are rejected with a diagnosis.
-
-The native decoder (ptars, Rust) of a message type, on a surrogate schema; panics become errors.
+The native decoder (ptars, Rust) reads whole batches, on a surrogate schema. Rows that it refuses, or may have read differently
+(see `verification`), are re-encoded by Python's protobuf and decoded natively again; rows that Python's protobuf refuses are
+rejected with a diagnosis.
 
 The surrogate schema has the same wire format without constructs that the native decoder refuses or misreads: only names
 ``f<number>``, one proto3 file, no recursion, no google types, no enums. 32-bit integers are read as 64-bit ones, to detect
 truncation, and strings as bytes, so that bad UTF-8 does not fail a batch; `verification` converts the result.
 
-Counts the cells of the lists in protobuf payloads before anything is decoded: parsers allocate each element in full.
-
-Walks over the tags only, and enters only messages with lists in them, and those that are parsed whole. What is malformed ends
-the count: parsers end there, too.
+Before anything is decoded, the cells of the lists in long payloads are counted, as parsers allocate each element in full: a walk
+over the tags that enters only messages with lists in them, and those that are parsed whole. What is malformed ends the count:
+parsers end there, too.
 """
 
 from __future__ import annotations
@@ -224,7 +222,8 @@ class ProtobufDecoder:
             if len(left):
                 # Many are bad: Python's protobuf finds them in one pass.
                 more, left, others = self._native.decode(payloads, self._readable(payloads, left, bad))
-                decoded, failed = decoded + more, failed + others
+                decoded += more
+                failed += others
             again = np.concatenate([left, np.asarray([at for at, _ in failed], dtype=np.int64)])
             for part, batch in decoded:
                 sure, doubted = self._verified(payloads, part, batch, lengths, bad)
@@ -232,9 +231,10 @@ class ProtobufDecoder:
                 again = np.concatenate([again, doubted])
         if len(again):
             parts += self._reencoded(payloads, again, bad)
-        found = self._projection.decoded(parts, columns, bad)
-        found.nulled, self._nulled = self._nulled, Counter()
-        return found
+        result = self._projection.decoded(parts, columns, bad)
+        result.nulled = self._nulled
+        self._nulled = Counter()
+        return result
 
     def _countable(self, payloads: pa.BinaryArray, lengths: Rows, bad: Bad) -> Rows:
         """The rows without those with too many values, which become bad before a parser allocates them."""
@@ -286,14 +286,16 @@ class ProtobufDecoder:
             text = message.SerializePartialToString(deterministic=True)
             texts.append(text if self._foreign is None else self._foreign.converted(text))
             kept.append(at)
-        written, origin = pa.array(texts, pa.binary()), np.asarray(kept, dtype=np.int64)
+        written = pa.array(texts, pa.binary())
+        origin = np.asarray(kept, dtype=np.int64)
         lengths = np.asarray([len(text) for text in texts], dtype=np.int64)
         decoded, _, failed = self._native.decode(written, np.arange(len(kept)), max_failures=None)
         for at, failure in failed:
             self._reject(bad, kept[at], payloads[kept[at]].as_py(), str(failure))
         parts = []
         for part, batch in decoded:
-            reading, places = read(self._nodes, batch, lengths[part], self._nullable), origin[part]
+            reading = read(self._nodes, batch, lengths[part], self._nullable)
+            places = origin[part]
             # Only values may be wrong now.
             unfit = _distinct(reading.doubts.unfit)
             for at in places[unfit].tolist():
@@ -312,7 +314,8 @@ class ProtobufDecoder:
         checked = rows if among is None else among
         if not len(checked):
             return rows
-        parse, refused = self._python().ParseFromString, []
+        parse = self._python().ParseFromString
+        refused: list[int] = []
         for at, payload in zip(checked.tolist(), payloads.take(pa.array(checked)).to_pylist(), strict=True):
             try:
                 parse(payload)
@@ -389,7 +392,9 @@ class CellCounter:
                     return False
                 continue
             tag, at = (payload[at], at + 1) if payload[at] < _TWO_BYTES else varint(payload, at, end)
-            number, wire, item = tag >> 3, tag & 7, fields.get(tag >> 3, _OTHER)
+            number = tag >> 3
+            wire = tag & 7
+            item = fields.get(number, _OTHER)
             if wire == LENGTH:
                 size, at = (payload[at], at + 1) if at < end and payload[at] < _TWO_BYTES else varint(payload, at, end)
                 if size > end - at:
@@ -405,10 +410,11 @@ class CellCounter:
                     return False
                 levels.pop()
             elif wire == GROUP:
+                total += item.cells
                 levels.append((end, item.inside if item.is_group else {}, number))
             else:
+                total += item.cells
                 at = at + FIXED_WIRES[wire] if wire in FIXED_WIRES else varint(payload, at, end)[1]
-            total += item.cells if wire not in (LENGTH, END_OF_GROUP) else 0
             if total > MAX_RECORD_CELLS or len(levels) > MAX_LEVELS + 1:
                 return total > MAX_RECORD_CELLS
         return True
@@ -420,21 +426,26 @@ def _packed(content: bytes, size: int) -> int:
 
 def _items(nodes: Iterable[Node], pool: DescriptorPool, parsed: dict[str, dict[int, _Item]]) -> dict[int, _Item]:
     """The fields that are lists or maps, or messages with lists in them, by number."""
-    found = {}
-    for node in nodes:
-        inside: Mapping[int, _Item] = _items(node.children, pool, parsed) if node.role is Role.STRUCT else {}
-        cells, packed = 0, None
-        if node.label is not Label.ONE:
-            cells = cells_of_element(node.stored())
-            if node.role is Role.SCALAR and node.descriptor.type not in _TEXTS and node.key is None:
-                packed = FIXED_SIZES.get(node.descriptor.type, 0)
-        if node.role in (Role.OPAQUE, Role.JSON):
-            cells, inside = cells + len(node.message.fields), _parsed(node.message, pool, parsed)
-        if node.label is Label.MAP and inside:
-            inside = {2: _Item(0, inside, is_group(node.descriptor), None)}
-        if cells or inside:
-            found[node.number] = _Item(cells, inside, is_group(node.descriptor), packed)
-    return found
+    items = {node.number: _item(node, pool, parsed) for node in nodes}
+    return {number: item for number, item in items.items() if item.cells or item.inside}
+
+
+def _item(node: Node, pool: DescriptorPool, parsed: dict[str, dict[int, _Item]]) -> _Item:
+    cells = 0
+    packed: int | None = None
+    inside: Mapping[int, _Item] = {}
+    if node.role is Role.STRUCT:
+        inside = _items(node.children, pool, parsed)
+    if node.label is not Label.ONE:
+        cells = cells_of_element(node.stored())
+        if node.role is Role.SCALAR and node.descriptor.type not in _TEXTS and node.key is None:
+            packed = FIXED_SIZES.get(node.descriptor.type, 0)
+    if node.role in (Role.OPAQUE, Role.JSON):
+        cells += len(node.message.fields)
+        inside = _parsed(node.message, pool, parsed)
+    if node.label is Label.MAP and inside:
+        inside = {2: _Item(0, inside, is_group(node.descriptor), None)}
+    return _Item(cells, inside, is_group(node.descriptor), packed)
 
 
 def _parsed(message: Descriptor, pool: DescriptorPool, known: dict[str, dict[int, _Item]]) -> dict[int, _Item]:

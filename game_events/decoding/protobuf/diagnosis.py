@@ -29,8 +29,16 @@ _NAMED = 10
 _F = FieldDescriptor
 #: A varint has ten bytes at most (bits beyond 64 are ignored).
 _LONG_VARINT = re.compile(rb"[\x80-\xff]{10}")
-LENGTH, GROUP, END_OF_GROUP, FIXED_WIRES = 2, 3, 4, {1: 8, 5: 4}
-_TAG_BYTES, _MAX_TAG, _MAX_LENGTH, _ALL_BITS = 5, 2**32, 2**31, 2**64 - 1
+#: Wire types; those of fixed size with it. A tag is the field's number and, in the lowest three bits, the wire type: ``12`` is
+#: 2 << 3 | 2, field 2 of a LENGTH.
+LENGTH = 2
+GROUP = 3
+END_OF_GROUP = 4
+FIXED_WIRES = {1: 8, 5: 4}
+_TAG_BYTES = 5
+_MAX_TAG = 2**32
+_MAX_LENGTH = 2**31
+_ALL_BITS = 2**64 - 1
 
 
 class FaultError(Exception):
@@ -85,10 +93,13 @@ class FaultFinder:
 
     def _plain_end(self, payload: bytes) -> int:
         """The position behind the first fields at the top that are short and have no fault, which costs a third of the walk."""
-        at, end, plain = 0, len(payload), self._plain
+        at = 0
+        end = len(payload)
+        plain = self._plain
         try:
             for _ in range(MAX_STEPS):
-                check, size = plain.get(payload[at]), payload[at + 1]
+                check = plain.get(payload[at])
+                size = payload[at + 1]
                 if check is None or size > 0x7F:
                     break
                 if payload[at] & 7 != LENGTH:
@@ -136,12 +147,7 @@ class _Walk:
 
     def _field(self, begin: int, end: int, message: Descriptor | None, group: int) -> int:
         """One field, or the tag that opens or closes a level; returns the next position."""
-        tag, at = varint(self._payload, begin, end)
-        number, wire = tag >> 3, tag & 7
-        if not number:
-            raise FaultError(Reason.MALFORMED, "field number 0", begin)
-        if at - begin > _TAG_BYTES or tag >= _MAX_TAG:
-            raise FaultError(Reason.MALFORMED, "the field number is too great", begin)
+        number, wire, at = self._tag(begin, end)
         if wire == END_OF_GROUP and group == number:
             self._levels.pop()
             self.path.pop()
@@ -153,17 +159,29 @@ class _Walk:
         if wire == GROUP:
             self._open(end, known.message if known is not None and known.is_group else None, number, begin)
             return at
-        if wire == 0:
-            _, at = varint(self._payload, at, end)
-        elif wire in FIXED_WIRES:
-            at += FIXED_WIRES[wire]
-            if at > end:
-                raise FaultError(Reason.TRUNCATED, "the value runs past the end", begin)
-        else:
-            what = "the end of a group that was not opened" if wire == END_OF_GROUP else f"wire type {wire}"
-            raise FaultError(Reason.MALFORMED, what, begin)
+        at = self._number(wire, begin, at, end)
         self.path.pop()
         return at
+
+    def _tag(self, begin: int, end: int) -> tuple[int, int, int]:
+        """Field number and wire type, and the position after them."""
+        tag, at = varint(self._payload, begin, end)
+        if not tag >> 3:
+            raise FaultError(Reason.MALFORMED, "field number 0", begin)
+        if at - begin > _TAG_BYTES or tag >= _MAX_TAG:
+            raise FaultError(Reason.MALFORMED, "the field number is too great", begin)
+        return tag >> 3, tag & 7, at
+
+    def _number(self, wire: int, begin: int, at: int, end: int) -> int:
+        """A varint or a value of fixed size; returns the position after it."""
+        if wire == 0:
+            return varint(self._payload, at, end)[1]
+        if wire in FIXED_WIRES:
+            if at + FIXED_WIRES[wire] > end:
+                raise FaultError(Reason.TRUNCATED, "the value runs past the end", begin)
+            return at + FIXED_WIRES[wire]
+        what = "the end of a group that was not opened" if wire == END_OF_GROUP else f"wire type {wire}"
+        raise FaultError(Reason.MALFORMED, what, begin)
 
     def _delimited(self, begin: int, at: int, end: int, known: _Known | None) -> int:
         """A delimited value."""
@@ -231,15 +249,20 @@ def _check(payload: bytes, begin: int, end: int, known: _Known) -> None:
 
 def _check_time(content: bytes, parse: Callable[[bytes], Any], role: Role | None, at: int) -> None:
     """Raises FaultError for a time or a duration out of range, DecodeError for a malformed one."""
-    time, is_time = parse(content), role is Role.TIME
+    time = parse(content)
+    is_time = role is Role.TIME
     if not is_in_range(time.seconds, time.nanos, is_time=is_time):
         what = "outside protobuf's range of a " + ("time" if is_time else "duration")
         raise FaultError(Reason.OUT_OF_RANGE, what, at)
 
 
 def varint(payload: bytes, at: int, end: int) -> tuple[int, int]:
-    """A varint, and the position after it."""
-    begin, value, shift = at, 0, 0
+    """A varint, and the position after it: seven bits in each byte, the lowest first, and 0x80 where another byte follows.
+
+    ``ac 02`` is 0x2c + (0x02 << 7) = 300.
+    """
+    begin = at
+    value = shift = 0
     while at < end:
         octet = payload[at]
         at += 1

@@ -1,12 +1,8 @@
 """Tree of a protobuf message type's fields, from which surrogate schema, columns and verification are derived.
 
-It alone maps types that Spark does not have (docs/decoding.md, "Protobuf types").
-
-Conversion of fields that the native decoder cannot read: groups, message sets, great field numbers.
-
-A group becomes a delimited message, a great number another one (`Node.native`).
-
-Messages that are decimals: their exact values as Arrow decimals, if the setting `decimal_messages` asks for that.
+It alone maps types that Spark does not have (docs/decoding.md, "Protobuf types"). Fields that the native decoder cannot read are
+converted before: a group becomes a delimited message, a great field number another one (`Node.native`), a message set a message.
+Messages that are decimals become exact Arrow decimals, if the setting `decimal_messages` asks for that.
 
 Sources: confluent/type/decimal.proto (unscaled value, big endian; scale), google/type/decimal.proto (a text), and
 google/type/money.proto (units, nanos of the same sign).
@@ -31,7 +27,8 @@ from game_events.decoding.columns import UINT64, Field, decimal_array
 from game_events.decoding.frame import Mask
 
 #: Columns of `confluent.type.Decimal` and `google.type.Decimal`, whose values have a scale each; and of a sum of money.
-DECIMAL, MONEY = pa.decimal128(38, 18), pa.decimal128(28, 9)
+DECIMAL = pa.decimal128(38, 18)
+MONEY = pa.decimal128(28, 9)
 
 #: Bytes of an unscaled value, and characters of a text, at most: far more than 38 digits.
 _MOST = 100
@@ -46,14 +43,15 @@ Unscaled = Callable[..., int | None]
 
 
 def _scaled(number: int, exponent: int) -> int | None:
-    """``number * 10**exponent`` in units of `DECIMAL`."""
-    shift, limit = exponent + DECIMAL.scale, 10**DECIMAL.precision
+    """``number * 10**exponent`` in units of `DECIMAL`, 1e-18: of 12.5, which is 125 and -1, 125 * 10**17; None: it does not fit."""
+    shift = exponent + DECIMAL.scale
+    limit = 10**DECIMAL.precision
     if not number:
         return 0
     if shift < -4 * _MOST or shift > DECIMAL.precision:
         return None
-    found, rest = (number * 10**shift, 0) if shift >= 0 else divmod(number, 10**-shift)
-    return found if not rest and -limit < found < limit else None
+    scaled, rest = (number * 10**shift, 0) if shift >= 0 else divmod(number, 10**-shift)
+    return scaled if not rest and -limit < scaled < limit else None
 
 
 def _confluent(value: bytes | None, _precision: int | None, scale: int | None) -> int | None:
@@ -62,11 +60,14 @@ def _confluent(value: bytes | None, _precision: int | None, scale: int | None) -
 
 
 def _google(value: str | None) -> int | None:
-    found = _TEXT.fullmatch(value or "") if len(value or "") <= _MOST else None
-    if found is None or not (found[2] or found[3]):
+    text = value or ""
+    number = _TEXT.fullmatch(text) if len(text) <= _MOST else None
+    if number is None:
         return None
-    digits = found[2] + (found[3] or "")
-    return _scaled(int(found[1] + digits), int(found[4] or 0) - len(found[3] or ""))
+    sign, whole, fraction, exponent = number.groups("")
+    if not whole and not fraction:
+        return None
+    return _scaled(int(sign + whole + fraction), int(exponent or 0) - len(fraction))
 
 
 def _money(_currency: str | None, units: int | None, nanos: int | None) -> int | None:
@@ -87,7 +88,8 @@ def amounts(name: str, fields: list[pa.Array], kind: pa.DataType, present: Mask)
 
     `fields`: their fields by number, shape (n,) each; `present`: messages that are set.
     """
-    read, rows = _READ[name], zip(*(field.to_pylist() for field in fields), strict=True)
+    read = _READ[name]
+    rows = zip(*(field.to_pylist() for field in fields), strict=True)
     values = [read(*row) if is_set else None for row, is_set in zip(rows, present.tolist(), strict=True)]
     bad = present & np.fromiter((value is None for value in values), dtype=bool, count=len(values))
     return decimal_array(values, kind), bad
@@ -119,7 +121,8 @@ class Role(Enum):
     OPAQUE = auto()  # a recursive message: serialized bytes
 
 
-INT64, INT32 = FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_INT32
+INT64 = FieldDescriptor.TYPE_INT64
+INT32 = FieldDescriptor.TYPE_INT32
 
 _WRAPPED = {
     "Double": FieldDescriptor.TYPE_DOUBLE, "Float": FieldDescriptor.TYPE_FLOAT, "Int64": INT64, "Int32": INT32,
@@ -302,7 +305,8 @@ def members(message: Descriptor, pool: DescriptorPool) -> Iterator[FieldDescript
 
 def _nodes(message: Descriptor, pool: DescriptorPool, decimals: bool) -> list[Node]:
     fields = sorted(members(message, pool), key=lambda f: int(f.number))
-    used, names = {f.number for f in fields}, Counter(f.name for f in fields)
+    used = {f.number for f in fields}
+    names = Counter(f.name for f in fields)
     free = (number for number in range(1, MAX_NATIVE_NUMBER) if number not in used)
     nodes = []
     for item in fields:

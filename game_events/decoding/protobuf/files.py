@@ -1,14 +1,12 @@
-"""Compiles a registry's protobuf schema, with all imports, to descriptors.
+"""Compiles a registry's protobuf schema, with all imports, to descriptors with what decoding needs.
 
 Only for `compiler_process`: protoc is C++ code that reads untrusted text, and writes errors to the process's stderr. Nothing of
 a schema becomes an argument of protoc or a path: each text is compiled as the only file of a folder, under a generated name;
 imports are passed as data (`--descriptor_set_in`), under their names.
 
-What decoding needs of a protobuf schema: message types, with fields, enums and imports.
-
-Services, JSON names and most options change nothing that is decoded. They are cut out of `.proto` texts that do not compile
-with them, so that a mistake there (a rule of a validator, a file of options that was never registered) loses no record, and
-out of all descriptors, so that no process keeps them.
+Decoding needs message types, with fields, enums and imports. Services, JSON names and most options change nothing that is
+decoded. They are cut out of `.proto` texts that do not compile with them, so that a mistake there (a rule of a validator, a file
+of options that was never registered) loses no record, and out of all descriptors, so that no process keeps them.
 
 Source: Protocol Buffers language specification; google/protobuf/descriptor.proto.
 """
@@ -233,20 +231,28 @@ class _Files:
         return files.SerializeToString()
 
 
+#: Name, number and label of a map entry's fields.
+_ENTRY_FIELDS = [("key", 1, FieldDescriptorProto.LABEL_OPTIONAL), ("value", 2, FieldDescriptorProto.LABEL_OPTIONAL)]
+
+
 def _make_map_entry(file: FileDescriptorProto, path: Names) -> None:
     """Restore a message's option `map_entry`, if it has the form of a map entry."""
     messages: Sequence[DescriptorProto] = file.message_type
-    outer, inner = DescriptorProto(), DescriptorProto()
+    around = [DescriptorProto()]
     for name in path:
-        outer, inner = inner, next(m for m in messages if m.name == name)
-        messages = inner.nested_type
-    full = ".".join(["", *([file.package] if file.package else []), *path])
-    fields = [(f.name, f.number, f.label) for f in inner.field]
-    optional, repeated = FieldDescriptorProto.LABEL_OPTIONAL, FieldDescriptorProto.LABEL_REPEATED
-    used = any(f.type_name == full and f.label == repeated for f in outer.field)
-    if fields != [("key", 1, optional), ("value", 2, optional)] or not used or inner.oneof_decl or inner.nested_type:
-        raise DataError(f"{full[1:]} has the option map_entry and is no entry of a map")
-    inner.options.map_entry = True
+        around.append(next(m for m in messages if m.name == name))
+        messages = around[-1].nested_type
+    full = ".".join([file.package, *path] if file.package else path)
+    if not _is_map_entry(around[-1], around[-2], f".{full}"):
+        raise DataError(f"{full} has the option map_entry and is no entry of a map")
+    around[-1].options.map_entry = True
+
+
+def _is_map_entry(message: DescriptorProto, outer: DescriptorProto, type_name: str) -> bool:
+    fields = [(f.name, f.number, f.label) for f in message.field]
+    if fields != _ENTRY_FIELDS or message.oneof_decl or message.nested_type:
+        return False
+    return any(f.type_name == type_name and f.label == FieldDescriptorProto.LABEL_REPEATED for f in outer.field)
 
 
 def _protoc(arguments: Sequence[str], output: Path, names: Sequence[str]) -> str | None:
