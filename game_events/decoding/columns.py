@@ -338,7 +338,9 @@ class _Nested:
     """Names the nested fields of one message; new names and owners are added to the map's."""
 
     def __init__(self, message: str, names: dict[str, str], owners: dict[str, str]) -> None:
-        self._message, self._names, self._owners = message, names, owners
+        self._message = message
+        self._names = names
+        self._owners = owners
         #: Names used by fields of this message, by parent path: two fields of one message never share a column.
         self.owned: dict[str, set[str]] = {}
         for key, name in names.items():

@@ -23,10 +23,13 @@ from game_events.errors import DataError
 log = logging.getLogger(__name__)
 
 #: Schemas visited for one property of a JSON Schema, and types of one schema that may have comments.
-MAX_PLACES, MAX_TYPES = 200, 10_000
+MAX_PLACES = 200
+MAX_TYPES = 10_000
 
 #: Numbers of `message_type`, `nested_type` and `field` in the messages that describe a file, and a message.
-_MESSAGE, _NESTED, _FIELD = 4, 3, 2
+_MESSAGE = 4
+_NESTED = 3
+_FIELD = 2
 
 Place = tuple[int, ...]
 

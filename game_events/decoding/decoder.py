@@ -237,7 +237,8 @@ def _of_smallest_ids(keys: set[TypeKey], number: int) -> set[TypeKey]:
 
 def _without_message(schema_id: SchemaId, groups: list[frames.FrameGroup]) -> Iterator[Rejected]:
     """Rows whose index paths name no message of their schema; past `MAX_UNKNOWN_PATHS` the paths are not named."""
-    named, others = groups[:MAX_UNKNOWN_PATHS], groups[MAX_UNKNOWN_PATHS:]
+    named = groups[:MAX_UNKNOWN_PATHS]
+    others = groups[MAX_UNKNOWN_PATHS:]
     for group in named:
         detail = f"schema id {schema_id} has no message at index path {list(group.path)}"
         yield Rejected(Reason.BAD_INDEX, detail, group.rows, schema_id)

@@ -54,7 +54,7 @@ class Column(Protocol):
     type: pa.DataType
     is_text: bool
 
-    def read(self, buf: bytes, at: int, /) -> int:
+    def read(self, buf: bytes, pos: int, /) -> int:
         """Read one value at a position into the column; returns the position after it."""
 
     def truncate(self, count: int) -> None:
@@ -68,17 +68,18 @@ class Leaf:
     """A column of single values."""
 
     def __init__(self, type_: pa.DataType, parse: Callable[[bytes, int], tuple[Any, int]], *, is_text: bool = False) -> None:
-        self.type, self.is_text = type_, is_text
+        self.type = type_
+        self.is_text = is_text
         self.values: list[Any] = []
         self.read = self._reader(parse)
 
     def _reader(self, parse: Callable[[bytes, int], tuple[Any, int]]) -> Callable[[bytes, int], int]:
         append = self.values.append
 
-        def read(buf: bytes, at: int) -> int:
-            value, at = parse(buf, at)
+        def read(buf: bytes, pos: int) -> int:
+            value, pos = parse(buf, pos)
             append(value)
-            return at
+            return pos
 
         return read
 
@@ -87,9 +88,9 @@ class Leaf:
         strict = self.read
         append = self.values.append
 
-        def read(buf: bytes, at: int) -> int:
+        def read(buf: bytes, pos: int) -> int:
             try:
-                return strict(buf, at)
+                return strict(buf, pos)
             except DamageError as damage:
                 if damage.end is None:
                     raise
@@ -123,16 +124,16 @@ class _StringLeaf(Leaf):
     def _reader(self, parse: Callable[[bytes, int], tuple[Any, int]]) -> Callable[[bytes, int], int]:
         append = self.values.append
 
-        def read(buf: bytes, at: int) -> int:
-            size = buf[at]
+        def read(buf: bytes, pos: int) -> int:
+            size = buf[pos]
             if size < 0x80 and not size & 1:
-                end = at + 1 + (size >> 1)
+                end = pos + 1 + (size >> 1)
                 if end <= len(buf):
-                    append(str(buf[at + 1 : end], "utf-8"))
+                    append(str(buf[pos + 1 : end], "utf-8"))
                     return end
-            text, at = parse(buf, at)
+            text, pos = parse(buf, pos)
             append(text)
-            return at
+            return pos
 
         return read
 
@@ -142,19 +143,21 @@ class _NumberLeaf(Leaf):
 
     def __init__(self, type_: pa.DataType, bounds: tuple[int, int], times: int = 1, per: int = 1) -> None:
         """A column of ``value * times // per``; values outside `bounds` are rejected."""
-        self._bounds, self._times, self._per = bounds, times, per
+        self._bounds = bounds
+        self._times = times
+        self._per = per
         super().__init__(type_, read_long)
 
     def _reader(self, parse: Callable[[bytes, int], tuple[Any, int]]) -> Callable[[bytes, int], int]:
         append = self.values.append
         low, high = self._bounds
 
-        def read(buf: bytes, at: int) -> int:
-            value, at = parse(buf, at)
+        def read(buf: bytes, pos: int) -> int:
+            value, pos = parse(buf, pos)
             if not low <= value <= high:
-                raise DamageError(Reason.OUT_OF_RANGE, f"a number outside {low}..{high}", at)
+                raise DamageError(Reason.OUT_OF_RANGE, f"a number outside {low}..{high}", pos)
             append(value)
-            return at
+            return pos
 
         return read
 
@@ -188,12 +191,12 @@ class _DecimalLeaf(Leaf):
         fits = logical.precision <= MAX_DIGITS
         limit = 10**logical.precision
 
-        def parse(buf: bytes, at: int) -> tuple[int, int]:
-            raw, at = take(buf, at, type_.size) if type_.kind == "fixed" else read_bytes(buf, at)
+        def parse(buf: bytes, pos: int) -> tuple[int, int]:
+            raw, pos = take(buf, pos, type_.size) if type_.kind == "fixed" else read_bytes(buf, pos)
             value = int.from_bytes(raw, "big", signed=True)
             if not -limit < value < limit:
-                raise DamageError(Reason.OUT_OF_RANGE, f"a decimal of more than {logical.precision} digits", at)
-            return value, at
+                raise DamageError(Reason.OUT_OF_RANGE, f"a decimal of more than {logical.precision} digits", pos)
+            return value, pos
 
         super().__init__(pa.decimal128(logical.precision, logical.scale) if fits else pa.string(), parse)
 
@@ -224,14 +227,14 @@ def _timestamp(name: str) -> Leaf:
     return _NumberLeaf(pa.timestamp("us", tz="UTC"), bounds, times, per)
 
 
-def _uuid(buf: bytes, at: int) -> tuple[str, int]:
-    raw, at = take(buf, at, 16)
-    return str(uuid.UUID(bytes=raw)), at
+def _uuid(buf: bytes, pos: int) -> tuple[str, int]:
+    raw, pos = take(buf, pos, 16)
+    return str(uuid.UUID(bytes=raw)), pos
 
 
-def _duration(buf: bytes, at: int) -> tuple[dict[str, int], int]:
-    raw, at = take(buf, at, 12)
-    return dict(zip(("months", "days", "milliseconds"), struct.unpack("<III", raw), strict=True)), at
+def _duration(buf: bytes, pos: int) -> tuple[dict[str, int], int]:
+    raw, pos = take(buf, pos, 12)
+    return dict(zip(("months", "days", "milliseconds"), struct.unpack("<III", raw), strict=True)), pos
 
 
 #: Type whose values are stored as they are -> type of its column; null: a column without values.
@@ -273,18 +276,18 @@ class RecordColumn:
         self._count = 0
         self._readers = [(name, column.read) for name, column in members]
 
-    def read(self, buf: bytes, at: int) -> int:
+    def read(self, buf: bytes, pos: int) -> int:
         """One record."""
         name = ""
         try:
             for name, read in self._readers:  # noqa: B007 - for the handler
-                at = read(buf, at)
+                pos = read(buf, pos)
         except DAMAGE as error:
             damage = as_damage(error)
             damage.path.append(name)
             raise damage from None
         self._count += 1
-        return at
+        return pos
 
     def truncate(self, count: int) -> None:
         """Keeps the first records."""
@@ -307,15 +310,17 @@ class _ArrayColumn:
     def __init__(self, items: Column, least: int, budget: Budget) -> None:
         self.type: pa.DataType = pa.list_(items.type)
         self.is_text = items.is_text
-        self._items, self._least, self._budget = items, least, budget
+        self._items = items
+        self._least = least
+        self._budget = budget
         self._read_item = items.read
         self._cells = cells_of(items.type)
         self._offsets = [0]
 
-    def read(self, buf: bytes, at: int) -> int:
-        count, at = read_blocks(buf, at, self._least, self._budget, self._read_item, self._cells)
+    def read(self, buf: bytes, pos: int) -> int:
+        count, pos = read_blocks(buf, pos, self._least, self._budget, self._read_item, self._cells)
         self._offsets.append(self._offsets[-1] + count)
-        return at
+        return pos
 
     def truncate(self, count: int) -> None:
         del self._offsets[count + 1 :]
@@ -337,10 +342,10 @@ class _MapColumn(_ArrayColumn):
         self._read_item = self._entry
         self._cells += 1
 
-    def _entry(self, buf: bytes, at: int) -> int:
-        key, at = read_bytes(buf, at)
+    def _entry(self, buf: bytes, pos: int) -> int:
+        key, pos = read_bytes(buf, pos)
         self._keys.append(str(key, "utf-8"))
-        return self._items.read(buf, at)
+        return self._items.read(buf, pos)
 
     def truncate(self, count: int) -> None:
         super().truncate(count)
@@ -375,12 +380,12 @@ class _OptionalLeaf:
         self.truncate = inner.truncate
         self.finish = inner.finish
 
-    def read(self, buf: bytes, at: int) -> int:
-        index, at = read_index(buf, at, 2, "union branch")
+    def read(self, buf: bytes, pos: int) -> int:
+        index, pos = read_index(buf, pos, 2, "union branch")
         if index != self._null:
-            return self._read(buf, at)
+            return self._read(buf, pos)
         self._append(None)
-        return at
+        return pos
 
 
 class UnionColumn:
@@ -397,15 +402,15 @@ class UnionColumn:
         self._counts = [0] * len(branches)
         self._chosen: list[int] = []
 
-    def read(self, buf: bytes, at: int) -> int:
+    def read(self, buf: bytes, pos: int) -> int:
         """One value of one branch."""
-        index, at = read_index(buf, at, len(self._branches), "union branch")
+        index, pos = read_index(buf, pos, len(self._branches), "union branch")
         branch = self._branches[index]
         if branch is not None:
-            at = branch[1].read(buf, at)
+            pos = branch[1].read(buf, pos)
         self._counts[index] += 1
         self._chosen.append(index)
-        return at
+        return pos
 
     def truncate(self, count: int) -> None:
         """Keeps the first values."""

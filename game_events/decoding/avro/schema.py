@@ -270,7 +270,7 @@ def _reduced(node: Any) -> Any:  # noqa: ANN401 - any JSON
     return kept | _reduced_inside(node)
 
 
-def _reduced_inside(node: Node) -> Node:
+def _reduced_inside(node: Node) -> dict[str, Any]:
     """What a type has inside, by the attribute that holds it."""
     match node.get("type"):
         case "array" | "map" as kind:

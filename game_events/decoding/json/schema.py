@@ -208,8 +208,9 @@ def anchors(document: object) -> dict[str, Any]:
         if isinstance(node, dict):
             names = [node.get("$anchor"), node.get("$dynamicAnchor")]
             names += [i[1:] for i in (node.get("$id"), node.get("id")) if isinstance(i, str) and i.startswith("#")]
-            for name in filter(lambda name: isinstance(name, str), names):
-                first.setdefault(name, node)
+            for name in names:
+                if isinstance(name, str):
+                    first.setdefault(name, node)
     return first
 
 

@@ -8,9 +8,9 @@ The surrogate schema has the same wire format without constructs that the native
 ``f<number>``, one proto3 file, no recursion, no google types, no enums. 32-bit integers are read as 64-bit ones, to detect
 truncation, and strings as bytes, so that bad UTF-8 does not fail a batch; `verification` converts the result.
 
-Before anything is decoded, the cells of the lists in long payloads are counted, as parsers allocate each element in full: a walk
-over the tags that enters only messages with lists in them, and those that are parsed whole. What is malformed ends the count:
-parsers end there, too.
+Before anything is decoded, the cells of the lists in long payloads are counted, as parsers allocate each element in full: a
+walk over the tags that enters only messages with lists in them, and those that are parsed whole. What is malformed ends the
+count: parsers end there, too.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ def _fill(message: DescriptorProto, path: str, nodes: list[Node]) -> None:
             key.type = FieldDescriptorProto.TYPE_STRING if is_text else _scalar(node.key)
             value = entry.field.add(name="value", number=2, label=FieldDescriptorProto.LABEL_OPTIONAL)
             _typed(value, node, message, path)
-            item.type, item.type_name = FieldDescriptorProto.TYPE_MESSAGE, f"{path}.{entry.name}"
+            item.type = FieldDescriptorProto.TYPE_MESSAGE
+            item.type_name = f"{path}.{entry.name}"
             continue
         _typed(item, node, message, path)
         if node.label is Label.ONE and node.descriptor.has_presence and item.type != FieldDescriptor.TYPE_MESSAGE:
@@ -159,7 +160,8 @@ def _fill(message: DescriptorProto, path: str, nodes: list[Node]) -> None:
 def _typed(item: FieldDescriptorProto, node: Node, into: DescriptorProto, path: str) -> None:
     if node.role in MESSAGES:
         name = f"M{node.native}"
-        item.type, item.type_name = FieldDescriptorProto.TYPE_MESSAGE, f"{path}.{name}"
+        item.type = FieldDescriptorProto.TYPE_MESSAGE
+        item.type_name = f"{path}.{name}"
         _fill(into.nested_type.add(name=name), f"{path}.{name}", node.children)
     elif node.role is Role.SCALAR:
         item.type = _scalar(node)
@@ -224,7 +226,7 @@ class ProtobufDecoder:
                 more, left, others = self._native.decode(payloads, self._readable(payloads, left, bad))
                 decoded += more
                 failed += others
-            again = np.concatenate([left, np.asarray([at for at, _ in failed], dtype=np.int64)])
+            again = np.concatenate([left, np.asarray([pos for pos, _ in failed], dtype=np.int64)])
             for part, batch in decoded:
                 sure, doubted = self._verified(payloads, part, batch, lengths, bad)
                 parts.append(sure)
@@ -240,7 +242,7 @@ class ProtobufDecoder:
         """The rows without those with too many values, which become bad before a parser allocates them."""
         rows = np.arange(len(payloads), dtype=np.int64)
         large = np.flatnonzero(lengths > self._cells.safe_bytes)
-        over = [at for at in large.tolist() if self._cells.is_too_large(payloads[at].as_py())]
+        over = [pos for pos in large.tolist() if self._cells.is_too_large(payloads[pos].as_py())]
         if not over:
             return rows
         bad[Reason.TOO_MANY_VALUES, f"{self.message}: {TOO_MANY}"] = over
@@ -273,37 +275,37 @@ class ProtobufDecoder:
         """
         kept: list[int] = []
         texts: list[bytes] = []
-        for at, payload in zip(rows.tolist(), payloads.take(pa.array(rows)).to_pylist(), strict=True):
+        for pos, payload in zip(rows.tolist(), payloads.take(pa.array(rows)).to_pylist(), strict=True):
             message = self._python()
             try:
                 message.ParseFromString(payload)
             except DecodeError as error:
-                self._reject(bad, at, payload, str(error))
+                self._reject(bad, pos, payload, str(error))
                 continue
             message.DiscardUnknownFields()
             # Partial: a missing required field is NULL, as in Python.
             # Deterministic: without it the entries of maps have another order in each process.
             text = message.SerializePartialToString(deterministic=True)
             texts.append(text if self._foreign is None else self._foreign.converted(text))
-            kept.append(at)
+            kept.append(pos)
         written = pa.array(texts, pa.binary())
         origin = np.asarray(kept, dtype=np.int64)
         lengths = np.asarray([len(text) for text in texts], dtype=np.int64)
         decoded, _, failed = self._native.decode(written, np.arange(len(kept)), max_failures=None)
-        for at, failure in failed:
-            self._reject(bad, kept[at], payloads[kept[at]].as_py(), str(failure))
+        for pos, failure in failed:
+            self._reject(bad, kept[pos], payloads[kept[pos]].as_py(), str(failure))
         parts = []
         for part, batch in decoded:
             reading = read(self._nodes, batch, lengths[part], self._nullable)
             places = origin[part]
             # Only values may be wrong now.
             unfit = _distinct(reading.doubts.unfit)
-            for at in places[unfit].tolist():
+            for pos in places[unfit].tolist():
                 # Without a fault: a time that is out of range only after merging two.
-                self._reject(bad, at, payloads[at].as_py(), Reason.OUT_OF_RANGE.explanation, Reason.OUT_OF_RANGE)
+                self._reject(bad, pos, payloads[pos].as_py(), Reason.OUT_OF_RANGE.explanation, Reason.OUT_OF_RANGE)
             wrong = np.setdiff1d(_distinct(reading.doubts.wrong), unfit, assume_unique=True)
-            for at in places[wrong].tolist():
-                self._reject(bad, at, payloads[at].as_py(), "the native decoder and Python's protobuf disagree")
+            for pos in places[wrong].tolist():
+                self._reject(bad, pos, payloads[pos].as_py(), "the native decoder and Python's protobuf disagree")
             dropped = np.concatenate([unfit, wrong])
             self._note_nulled(reading.doubts, dropped)
             parts.append(_without((places, reading.batch), dropped))
@@ -316,18 +318,18 @@ class ProtobufDecoder:
             return rows
         parse = self._python().ParseFromString
         refused: list[int] = []
-        for at, payload in zip(checked.tolist(), payloads.take(pa.array(checked)).to_pylist(), strict=True):
+        for pos, payload in zip(checked.tolist(), payloads.take(pa.array(checked)).to_pylist(), strict=True):
             try:
                 parse(payload)
             except DecodeError as error:
-                self._reject(bad, at, payload, str(error))
-                refused.append(at)
+                self._reject(bad, pos, payload, str(error))
+                refused.append(pos)
         return np.setdiff1d(rows, np.asarray(refused, dtype=np.int64), assume_unique=True) if refused else rows
 
-    def _reject(self, bad: Bad, at: int, payload: bytes, message: str, reason: Reason = Reason.MALFORMED) -> None:
+    def _reject(self, bad: Bad, pos: int, payload: bytes, message: str, reason: Reason = Reason.MALFORMED) -> None:
         """Add a bad row, with its first fault, or else with this reason."""
         why = self._faults.first(payload) or (reason, f"{self.message}: {message}")
-        bad.setdefault(why, []).append(at)
+        bad.setdefault(why, []).append(pos)
 
 
 def _distinct(rows: list[Rows]) -> Rows:
@@ -381,30 +383,30 @@ class CellCounter:
             return False
 
     def _walk(self, payload: bytes) -> bool:
-        total = at = 0
+        total = pos = 0
         levels: list[tuple[int, Mapping[int, _Item], int]] = [(len(payload), self._fields, 0)]
         # Fields that are no elements make no cells, but take as long.
         for _ in range(2 * MAX_RECORD_CELLS):
             end, fields, group = levels[-1]
-            if at >= end:
+            if pos >= end:
                 levels.pop()
                 if group or not levels:
                     return False
                 continue
-            tag, at = (payload[at], at + 1) if payload[at] < _TWO_BYTES else varint(payload, at, end)
+            tag, pos = (payload[pos], pos + 1) if payload[pos] < _TWO_BYTES else varint(payload, pos, end)
             number = tag >> 3
             wire = tag & 7
             item = fields.get(number, _OTHER)
             if wire == LENGTH:
-                size, at = (payload[at], at + 1) if at < end and payload[at] < _TWO_BYTES else varint(payload, at, end)
-                if size > end - at:
+                size, pos = (payload[pos], pos + 1) if pos < end and payload[pos] < _TWO_BYTES else varint(payload, pos, end)
+                if size > end - pos:
                     return False
-                many = 1 if item.packed is None else _packed(payload[at : at + size], item.packed)
+                many = 1 if item.packed is None else _packed(payload[pos : pos + size], item.packed)
                 total += item.cells * many
                 if item.inside and not item.is_group:
-                    levels.append((at + size, item.inside, 0))
+                    levels.append((pos + size, item.inside, 0))
                 else:
-                    at += size
+                    pos += size
             elif wire == END_OF_GROUP:
                 if group != number:
                     return False
@@ -414,7 +416,7 @@ class CellCounter:
                 levels.append((end, item.inside if item.is_group else {}, number))
             else:
                 total += item.cells
-                at = at + FIXED_WIRES[wire] if wire in FIXED_WIRES else varint(payload, at, end)[1]
+                pos = pos + FIXED_WIRES[wire] if wire in FIXED_WIRES else varint(payload, pos, end)[1]
             if total > MAX_RECORD_CELLS or len(levels) > MAX_LEVELS + 1:
                 return total > MAX_RECORD_CELLS
         return True

@@ -1,8 +1,8 @@
 """Tree of a protobuf message type's fields, from which surrogate schema, columns and verification are derived.
 
-It alone maps types that Spark does not have (docs/decoding.md, "Protobuf types"). Fields that the native decoder cannot read are
-converted before: a group becomes a delimited message, a great field number another one (`Node.native`), a message set a message.
-Messages that are decimals become exact Arrow decimals, if the setting `decimal_messages` asks for that.
+It alone maps types that Spark does not have (docs/decoding.md, "Protobuf types"). Fields that the native decoder cannot read
+are converted before: a group becomes a delimited message, a great field number another one (`Node.native`), a message set a
+message. Messages that are decimals become exact Arrow decimals, if the setting `decimal_messages` asks for that.
 
 Sources: confluent/type/decimal.proto (unscaled value, big endian; scale), google/type/decimal.proto (a text), and
 google/type/money.proto (units, nanos of the same sign).
@@ -43,7 +43,7 @@ Unscaled = Callable[..., int | None]
 
 
 def _scaled(number: int, exponent: int) -> int | None:
-    """``number * 10**exponent`` in units of `DECIMAL`, 1e-18: of 12.5, which is 125 and -1, 125 * 10**17; None: it does not fit."""
+    """``number * 10**exponent`` in units of `DECIMAL`, 1e-18: of 125 and -1 (12.5) 125 * 10**17; None: it does not fit."""
     shift = exponent + DECIMAL.scale
     limit = 10**DECIMAL.precision
     if not number:
@@ -382,43 +382,43 @@ class ForeignFields:
 
 def _items(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Fields of well-formed bytes: number, wire type, and value (content of messages and groups)."""
-    at = 0
-    while at < len(data):
-        tag, at = _read_varint(data, at)
-        begin, at = _skip(data, at, tag)
-        inside = at - len(varint(tag + 1)) if tag & 7 == _GROUP else at
+    pos = 0
+    while pos < len(data):
+        tag, pos = _read_varint(data, pos)
+        begin, pos = _skip(data, pos, tag)
+        inside = pos - len(varint(tag + 1)) if tag & 7 == _GROUP else pos
         yield tag >> 3, tag & 7, data[begin:inside]
 
 
-def _skip(data: bytes, at: int, tag: int) -> tuple[int, int]:
+def _skip(data: bytes, pos: int, tag: int) -> tuple[int, int]:
     """Start of a value (after its length) and its end (of a group, after its end tag)."""
     match tag & 7:
         case 0:
-            return at, _read_varint(data, at)[1]
+            return pos, _read_varint(data, pos)[1]
         case 1:
-            return at, at + 8
+            return pos, pos + 8
         case 5:
-            return at, at + 4
+            return pos, pos + 4
         case 2:
-            length, at = _read_varint(data, at)
-            return at, at + length
-    begin = at
+            length, pos = _read_varint(data, pos)
+            return pos, pos + length
+    begin = pos
     while True:
-        inner, at = _read_varint(data, at)
+        inner, pos = _read_varint(data, pos)
         if inner & 7 == _END:
-            return begin, at
-        at = _skip(data, at, inner)[1]
+            return begin, pos
+        pos = _skip(data, pos, inner)[1]
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, pos: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        octet = data[at]
-        at += 1
+        octet = data[pos]
+        pos += 1
         value |= (octet & 0x7F) << shift
         shift += 7
         if octet < 0x80:
-            return value, at
+            return value, pos
 
 
 def varint(value: int) -> bytes:

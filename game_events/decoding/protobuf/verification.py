@@ -93,7 +93,7 @@ def no_utf8(array: pa.Array) -> Rows:
         array.validate(full=True)
     except pa.ArrowInvalid:
         texts = array.view(pa.binary()).to_pylist()
-        return np.asarray([at for at, text in enumerate(texts) if text is not None and not _is_utf8(text)], dtype=np.int64)
+        return np.asarray([pos for pos, text in enumerate(texts) if text is not None and not _is_utf8(text)], dtype=np.int64)
     return np.empty(0, dtype=np.int64)
 
 
@@ -335,6 +335,7 @@ class _Reader:
         total = np.zeros(count, dtype=np.int64)
         arrays: list[pa.Array] = []
         members: dict[str, list[Mask]] = {}
+        sizes: Sizes
         for node in nodes:
             array = columns[f"f{node.native}"]
             if nullable is not None:
@@ -363,9 +364,12 @@ class _Reader:
         """A singular field: stored array, sizes with the tag (0 if not encoded), and mask of encoded values (None: all)."""
         stored, sizes, is_set = self._values(node, array, lift)
         if node.descriptor.has_presence:  # as a message field has whatever the syntax
-            is_set = _set(array)
-        sizes = sizes + tag
-        return (stored, sizes, None) if is_set.all() else (stored, sizes * is_set, is_set)
+            present = valid(array)
+        elif is_set.all():
+            present = None
+        else:
+            present = is_set
+        return stored, sizes + tag if present is None else (sizes + tag) * present, present
 
     def _list(self, node: Node, array: pa.Array, tag: int, lift: Lift) -> tuple[pa.Array, npt.NDArray[np.int64]]:
         offsets = numbers_of(array, np.int32).astype(np.int64)
