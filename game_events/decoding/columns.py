@@ -26,10 +26,8 @@ if TYPE_CHECKING:  # its libraries would be imported by the compiler's child and
 
 #: uint64 as Spark and Delta can hold it.
 UINT64 = pa.decimal128(20, 0)
-
 #: Microseconds of the years 1 to 9999: the timestamps of protobuf, Python and Spark.
 TIMESTAMP_RANGE = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-
 _NAMES = {
     pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float",
     pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "string", pa.binary(): "binary", pa.date32(): "date",
@@ -123,7 +121,6 @@ def with_inner(kind: pa.DataType, inner: pa.DataType) -> pa.DataType:
 
 #: Suffix, after a double underscore, of a column of another kind than the first one of its name.
 SUFFIXES = ("string", "bigint", "decimal", "float", "double", "boolean", "binary", "date", "timestamp")
-
 #: Kinds that a string column also holds, as decimal digits: 7 and "7" are the same key.
 WHOLE_NUMBERS = ("bigint", "decimal")
 
@@ -181,22 +178,17 @@ def _kept(column: str, kind: str, *, numbers: bool = False) -> Kept:
 
 #: Key of the column metadata that holds the column's share of the map.
 METADATA_KEY = "game_events.fields"
-
 #: Invisible characters: Unicode's ignorable ones, marks of text direction, all blanks except the usual one.
 UNSEEN = (
     r"\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000"
     r"\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-
 #: Characters that Delta and Parquet refuse in names, those that need quoting (dot, backtick), and invisible ones.
 _REFUSED = re.compile(rf"[ ,;{{}}()\n\t=.`\x00-\x1f{UNSEEN}]")
-
 #: Characters of a new column's name, without a suffix that makes it unique.
 MAX_NAME = 200
-
 #: What separates the parts of a field key.
 _ESCAPES = str.maketrans({"~": "~0", ".": "~1", "#": "~2", ":": "~3"})
-
 #: One step of a field's path: its number (protobuf) or its name (Avro, JSON).
 FieldId = int | str
 

@@ -21,23 +21,17 @@ from game_events.decoding.json.schema import INNER, JsonSchema, SchemaNode, prop
 from game_events.errors import DataError
 
 log = logging.getLogger(__name__)
-
 #: Schemas visited for one property of a JSON Schema, and types of one schema that may have comments.
 MAX_PLACES = 200
 MAX_TYPES = 10_000
-
 #: Numbers of `message_type`, `nested_type` and `field` in the messages that describe a file, and a message.
 _MESSAGE = 4
 _NESTED = 3
 _FIELD = 2
-
 Place = tuple[int, ...]
-
 #: Characters of a comment: each commit that changes a column repeats all comments.
 MAX_CHARS = 500
-
 _UNSEEN = re.compile(rf"[\x00-\x08\x0b\x0c\x0e-\x1f{UNSEEN}\ud800-\udfff]")
-
 #: A field's comment, and the keys of the types of its value, without lists and maps around them.
 Member = tuple[str, Sequence[str]]
 

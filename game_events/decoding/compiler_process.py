@@ -31,16 +31,12 @@ from game_events.errors import DataError
 
 #: Bytes that it may write to one file.
 FILE_BYTES = 2**26
-
 #: Characters of an error, which is in each quarantine row of the schema.
 MAX_MESSAGE = 2_000
-
 #: Characters of a message type's field keys, which bronze's metadata holds for ever: 400 for each of 10,000 fields.
 MAX_KEYS = 2**22
-
 #: Exit code for "no memory".
 NO_MEMORY = 3
-
 #: Errors for lack of resources. A file that is too large (EFBIG) is the schema's fault.
 NO_RESOURCES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO})
 

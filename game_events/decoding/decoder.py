@@ -37,7 +37,6 @@ from game_events.errors import DataError, TransientError
 
 #: Message type of a record: schema id and message index path.
 TypeKey = tuple[SchemaId, IndexPath]
-
 #: Index paths of one schema that are named from one batch, of types that are unknown or do not exist: records choose how many.
 MAX_UNKNOWN_PATHS = 16
 
@@ -350,7 +349,6 @@ def _of_json(schema: RegistrySchema) -> str | None:
 
 
 Key = TypeVar("Key")
-
 #: Bytes of the schemas whose texts and compiled forms are kept, in the driver and in each worker: others are made again when
 #: they are needed. A compiled form takes up to some 15 times as much memory. Most schemas have a few thousand bytes.
 KEPT_SCHEMA_BYTES = 2**25
@@ -380,7 +378,6 @@ class RecentlyUsed(Generic[Key]):
 #: CPU seconds for each reference, and for each message type after the first: up to `STEPS` of them.
 STEP_S = 0.01
 STEPS = 1_000
-
 #: Of names of temporary folders.
 PREFIX = "game_events_compiler"
 

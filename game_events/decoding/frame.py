@@ -64,7 +64,6 @@ class Reason(StrEnum):
 
 #: Rows with these reasons hold no complete record.
 NO_RECORD = frozenset({Reason.UNREADABLE_FILE, Reason.UNREADABLE, Reason.TOO_LARGE})
-
 #: Bytes of an incomplete record that quarantine keeps.
 KEPT_BYTES = 1024 * 1024
 
@@ -111,42 +110,30 @@ def as_damage(error: BaseException) -> DamageError:
 
 #: Magic byte -> bytes of magic byte and identity.
 PREFIXES = {0: 5, 1: 17}
-
 #: Name of the record header that holds the identity instead of the value.
 ID_HEADER = "__value_schema_id"
-
 #: First bytes of AWS Glue's frames: a version, then whether the payload is compressed; a UUID of 16 bytes follows.
 _GLUE = (b"\3\0", b"\3\5")
 _GLUE_BYTES = 18
-
 _OF_GLUE = (
     "the bytes of an AWS Glue Schema Registry frame (03, 00 or 05, a UUID), which is not decoded: let the producer use a "
     "serializer for a Confluent-compatible registry"
 )
-
 #: Headers in which Apicurio's serializers write a schema's id.
 _APICURIO_HEADERS = tuple(f"apicurio.value.{name}" for name in ("globalId", "contentId", "contentHash", "encoding"))
-
 _OF_APICURIO = (
     "the schema's id is in a header of Apicurio's serializers, which is not read: let the producer write it into the value "
     "(apicurio.registry.headers.enabled=false, with ids of 4 bytes)"
 )
-
 #: Longer paths are malformed.
 MAX_INDEXES = 32
-
 _SINGLE_BYTE = 0x80
-
 #: What identifies a schema in a registry: its id, or its GUID as text.
 SchemaId = int | str
-
 #: Which message of a protobuf schema: its index among the top-level messages, then among the nested ones; else ``()``.
 IndexPath = tuple[int, ...]
-
 Rows = npt.NDArray[np.int64]
-
 Mask = npt.NDArray[np.bool_]
-
 NO_ROWS: Rows = np.empty(0, dtype=np.int64)
 
 
@@ -394,8 +381,6 @@ def _distinct(keys: npt.NDArray[np.uint8]) -> Iterator[tuple[bytes, Rows]]:
 
 #: Namespace of GUIDs of schemas without a registry.
 _SPACE = uuid.UUID("6a0ce6a6-5b0f-4c0e-9d6c-8d6b0f0f51a7")
-
-
 #: Bytes of one text, and of a text with all that it imports: a compiled schema takes many times as much memory.
 MAX_TEXT = 2**22
 MAX_TEXTS = 2**24

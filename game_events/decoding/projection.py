@@ -40,16 +40,12 @@ from game_events.errors import DataError
 
 #: Bytes of a cell.
 CELL_BYTES = 8
-
 #: Cells of a record at most.
 MAX_RECORD_CELLS = 8 * 1024**2
-
 #: Cells that a worker decodes at a time, but for a single record.
 MAX_BATCH_CELLS = 32 * 1024**2
-
 #: Bytes of a text that one byte of a payload may stand for (an enum's value, a decimal's zeros): a batch's fit into 2 GiB.
 MAX_SHORT_TEXT = 160
-
 TOO_MANY = f"more than {MAX_RECORD_CELLS:,} values once decoded: NULLs and defaults of the elements of lists count"
 
 #: A position, and what is there (a text: its end up to a multiple of eight).
@@ -300,7 +296,6 @@ class PayloadDecoder(Protocol):
 
 #: Usual payload bytes of one Arrow array: 2 GiB of text would not fit, and an escape in JSON takes up to six characters.
 BATCH_BYTES = 2**28
-
 #: The column of a top-level value that has no fields of its own.
 VALUE = "value"
 
@@ -456,10 +451,8 @@ def _conform(
 
 #: The format's name in the table `schemas`; the text is the JSON of a Delta schema (Delta protocol, "Schema Serialization").
 FORMAT = "COLUMNS"
-
 #: Used as message type: all files of a source have the same kind of records, with any columns.
 MESSAGE = "columns"
-
 _UTC = pa.timestamp("us", tz="UTC")
 
 

@@ -24,7 +24,6 @@ from game_events.errors import DataError
 
 #: Message full name -> its fields, in one schema version.
 Messages = Mapping[str, Sequence[Field]]
-
 Path = tuple[FieldId, ...]
 
 

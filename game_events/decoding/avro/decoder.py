@@ -39,11 +39,8 @@ from game_events.errors import DataError
 
 #: Days of the years 1 to 9999, the range of Python and Spark.
 DATE_RANGE = (-719_162, 2_932_896)
-
 DAY_US = 86_400_000_000
-
 DURATION = pa.struct([("months", pa.int64()), ("days", pa.int64()), ("milliseconds", pa.int64())])
-
 #: Digits that Spark's and Delta's decimals hold.
 MAX_DIGITS = 38
 
@@ -258,10 +255,8 @@ _LEAVES: dict[str, Callable[[], Leaf]] = {
 
 #: Depth to which types become columns; deeper ones become JSON text.
 MAX_DEPTH = 32
-
 #: Repeated use of types can double the columns with every level.
 MAX_COLUMNS = 10_000
-
 #: A type's column, and the fields inside it.
 Built = tuple[Column, tuple[Field, ...]]
 

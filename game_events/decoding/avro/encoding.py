@@ -22,13 +22,9 @@ from game_events.decoding.projection import CELL_BYTES, CellBudget
 
 #: Items without bytes (null, empty records) of one payload: a few bytes can announce 2^62 of them.
 MAX_EMPTY_ITEMS = 10_000
-
 INT_RANGE = (-(2**31), 2**31 - 1)
-
 LONG_RANGE = (-(2**63), 2**63 - 1)
-
 _LAST_BYTE = 9
-
 T = TypeVar("T")
 
 
@@ -197,9 +193,7 @@ def min_bytes(type_: AvroType, known: dict[int, int] | None = None) -> int:
 
 #: Nested records at most.
 MAX_LEVELS = 100
-
 Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
-
 ReadValue = Callable[[bytes, int], tuple[Value, int]]
 
 

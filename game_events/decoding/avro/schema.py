@@ -19,7 +19,6 @@ from game_events.errors import DataError
 
 #: Digits of a decimal: work grows with their square, and as a text one byte may be all of them (see `MAX_SHORT_TEXT`).
 MAX_PRECISION = 150
-
 Node = Mapping[str, Any]
 
 
@@ -109,10 +108,8 @@ def _decimal(precision: object, scale: object) -> Logical | None:
 
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
-
 #: Key of the items' type.
 _ITEMS = {"array": "items", "map": "values"}
-
 #: Attributes of types and fields that change what is decoded, besides the types inside.
 _ATTRIBUTES = ("name", "namespace", "size", "logicalType", "precision", "scale")
 

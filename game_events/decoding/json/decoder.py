@@ -41,7 +41,6 @@ _TIME = re.compile(
 _A_TIME = "date-time with a zone (RFC 3339)"
 NAIVE = "GAME_EVENTS_NAIVE_TIMES_ZONE"
 _REAL = re.compile(r"-?\d+(?:\.\d+)?(?:[eE]([+-]?\d{1,9}))?", re.ASCII)
-
 Convert = Callable[[Any], Any]
 Guard = Callable[[Convert], Convert]
 
@@ -212,17 +211,19 @@ def _or_null(nulled: list[str], column: str) -> Guard:
     return guard
 
 
-def _of_type(kind: type, name: str, convert: Convert | None = None) -> Convert:
-    def checked(value: object) -> object:
+def _of_type(kind: type, name: str) -> Convert:
+    def convert(value: object) -> object:
         if type(value) is not kind:
             raise _wrong(value, name)
-        return value if convert is None else convert(value)
+        return value
 
-    return checked
+    return convert
 
 
 def _struct(members: list[tuple[str, Convert]]) -> Convert:
-    def convert(value: dict[str, Any]) -> dict[str, Any]:
+    def convert(value: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
+        if type(value) is not dict:
+            raise _wrong(value, "object")
         row: dict[str, Any] = {}
         for name, inner in members:
             member = value.get(name)
@@ -234,23 +235,27 @@ def _struct(members: list[tuple[str, Convert]]) -> Convert:
                     raise
         return row
 
-    return _of_type(dict, "object", convert)
+    return convert
 
 
 def _list(item: Convert, spend: Convert) -> Convert:
-    def convert(values: list[Any]) -> list[Any]:
+    def convert(values: Any) -> list[Any]:  # noqa: ANN401 - any JSON
+        if type(values) is not list:
+            raise _wrong(values, "array")
         spend(values)
         return [None if v is None else item(v) for v in values]
 
-    return _of_type(list, "array", convert)
+    return convert
 
 
 def _map(item: Convert, spend: Convert) -> Convert:
-    def convert(value: dict[str, Any]) -> list[tuple[str, Any]]:
+    def convert(value: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 - any JSON
+        if type(value) is not dict:
+            raise _wrong(value, "object")
         spend(value)
         return [(k, None if v is None else item(v)) for k, v in value.items()]
 
-    return _of_type(dict, "object", convert)
+    return convert
 
 
 def _integer(value: object) -> int:

@@ -27,13 +27,10 @@ from game_events.errors import DataError
 
 #: Message name of a schema that has none.
 UNNAMED = "json"
-
 #: Keyword of nested schemas -> the type of its value.
 INNER: dict[str, type] = {"allOf": list, "oneOf": list, "anyOf": list, "items": dict, "additionalProperties": dict}
-
 #: Digits of a list index in a JSON pointer at most.
 _INDEX_DIGITS = 10
-
 T = TypeVar("T", list[Any], dict[str, Any])
 
 
@@ -216,25 +213,17 @@ def anchors(document: object) -> dict[str, Any]:
 
 #: Depth to which values become columns; deeper ones are JSON text.
 MAX_DEPTH = 32
-
 #: Repeated use of definitions can double the columns with every level.
 MAX_COLUMNS = 10_000
-
 #: Names of JSON Schema's types.
 Types = frozenset[str]
-
 _PYTHON = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", list: "array", type(None): "null"}
-
 _TYPES = frozenset(_PYTHON.values())
-
 #: Format -> kind of column, see `JsonType`.
 _FORMATS = {"date-time": "timestamp", "date": "date"}
-
 Parts = list[SchemaNode]
-
 #: Identities of the schemas of each value around one.
 Above = tuple[tuple[int, ...], ...]
-
 _CHOICES = ("oneOf", "anyOf")
 
 _SCALARS = {
@@ -421,13 +410,10 @@ def string_kind(parts: Iterable[SchemaNode]) -> str:
 
 #: Bytes of texts, below which nothing is worth the work.
 SMALL = 2**14
-
 #: Keywords of which the text matters.
 _TEXTS = frozenset({"$ref", "$id", "id", "$anchor", "$dynamicAnchor", "title", "format"})
-
 #: Keywords that matter even if they are empty.
 _PRESENT = frozenset({*INNER, "properties", "prefixItems", "patternProperties"})
-
 #: Of a part that nothing uses.
 _UNUSED = object()
 

@@ -79,7 +79,6 @@ _WIDER = {
 
 #: Failed attempts after which bisection ends (two or three bad rows of 100,000): with more, checking each row is cheaper.
 MAX_FAILURES = 48
-
 #: Rows by their positions, and the same rows decoded.
 Part = tuple[Rows, pa.RecordBatch]
 
@@ -176,7 +175,6 @@ def _scalar(node: Node) -> FieldDescriptorProto.Type.ValueType:
 #: Longer payloads are parsed by Python's protobuf first, which refuses more than 100 levels: the native decoder overflows its
 #: stack at ~150,000 levels of at least one byte.
 GUARDED_BYTES = 32_768
-
 #: Reason and detail -> positions.
 Bad = dict[tuple[Reason, str], list[int]]
 
@@ -348,7 +346,6 @@ def _without(part: Part, dropped: Rows) -> Part:
 
 #: The smallest number with a varint of two bytes.
 _TWO_BYTES = 0x80
-
 #: For `bytes.translate`: what is left are the last bytes of varints.
 _CONTINUED = bytes(range(0x80, 0x100))
 
@@ -364,7 +361,6 @@ class _Item:
 
 
 _OTHER = _Item(0, {}, is_group=False, packed=None)
-
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 

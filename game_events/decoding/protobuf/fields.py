@@ -29,14 +29,10 @@ from game_events.decoding.frame import Mask
 #: Columns of `confluent.type.Decimal` and `google.type.Decimal`, whose values have a scale each; and of a sum of money.
 DECIMAL = pa.decimal128(38, 18)
 MONEY = pa.decimal128(28, 9)
-
 #: Bytes of an unscaled value, and characters of a text, at most: far more than 38 digits.
 _MOST = 100
-
 _TEXT = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,5}))?", re.ASCII)
-
 _NANOS = 10**9
-
 #: Values of the fields 1, 2, ... of a message, None if it lacks one (fields with presence) -> unscaled value of its column;
 #: None: the column cannot hold it exactly.
 Unscaled = Callable[..., int | None]
@@ -97,10 +93,8 @@ def amounts(name: str, fields: list[pa.Array], kind: pa.DataType, present: Mask)
 
 #: Depth to which nested messages become columns; deeper ones become bytes.
 MAX_DEPTH = 32
-
 #: Fields of a tree at most, as types that refer to each other multiply; messages beyond become bytes.
 MAX_NODES = 5_000
-
 #: Greater field numbers are replaced (see `Node.native`): the native decoder allocates 16 bytes for each number up to a
 #: message's greatest, and ends the process without memory.
 MAX_NATIVE_NUMBER = 100_000
@@ -151,13 +145,11 @@ _JSON = {
     "Struct": {"fields"}, "ListValue": {"values"},
     "Value": {"null_value", "number_value", "string_value", "bool_value", "struct_value", "list_value"},
 }  # fmt: skip
-
 #: Bytes of types of fixed size.
 FIXED_SIZES = {
     **dict.fromkeys((FieldDescriptor.TYPE_FIXED32, FieldDescriptor.TYPE_SFIXED32, FieldDescriptor.TYPE_FLOAT), 4),
     **dict.fromkeys((FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED64, FieldDescriptor.TYPE_DOUBLE), 8),
 }
-
 #: Number of a type that has no name -> the word that declares it.
 DECLARED: dict[int, str] = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
 
@@ -172,10 +164,8 @@ class Label(Enum):
 
 #: Roles that the native decoder reads as a message.
 MESSAGES = frozenset({Role.STRUCT, Role.TIME, Role.DURATION, Role.WRAPPER, Role.DECIMAL, Role.MONEY})
-
 #: Of these, those that become one value, or a struct of their own.
 WHOLE = MESSAGES - {Role.STRUCT}
-
 #: Fields of a sum of money, as stored: the amount has the place of its units.
 MONEY_FIELDS = (Field(1, "currency_code", pa.string()), Field(2, "amount", MONEY))
 

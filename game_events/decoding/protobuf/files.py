@@ -36,17 +36,14 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_tools import protoc
 
 from game_events.decoding.frame import RegistrySchema, schema_guid
-from game_events.decoding.protobuf.schema import Names, ProtobufSchema, from_base64, imports, without_map_entries
+from game_events.decoding.protobuf.schema import Names, ProtobufSchema, from_base64, imports, without_map_entries, words_of
 from game_events.errors import DataError
 
 #: Modules of confluent-kafka for files that Confluent's serializers register without a reference.
 _CONFLUENT = {f"confluent/{name}.proto": f"confluent/{name}_pb2.py" for name in ("meta", "type/decimal", "type/variant")}
-
 STDERR = 2
-
 #: Lines of protoc's log among its errors.
 _LOGGED = re.compile(r"WARNING: All log messages before|[IWEF]\d{4} ")
-
 #: Free bytes that a folder needs, else protoc's failure is not the schema's fault.
 ROOM = 2**20
 
@@ -335,29 +332,18 @@ def _of_confluent(name: str) -> Sequence[FileDescriptorProto]:
     return [*(file for imported in described.dependency for file in known_files(imported)), described]
 
 
-#: As in `schema`: comments are skipped, a string is one word, an unclosed one extends to the end. Other
-#: characters are words of their own.
-_TOKENS = re.compile(
-    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|(?P<word>"(?:\\.|[^"\\])*"?|'(?:\\.|[^'\\])*'?|[\w.]+|\S)""", re.DOTALL | re.ASCII
-)
-
 _OPEN = frozenset("{[(")
 _CLOSED = frozenset("}])")
-
 #: Options of Google's that change what is decoded, or whether a text is valid at all; `features`: those without an import.
 _NEEDED = re.compile(r"allow_alias|message_set_wire_format|packed|default|features(?:\.[a-z_]+)*")
-
 #: The messages that custom options extend.
 _EXTENDED = re.compile(
     r"\.?google\.protobuf\.(?:File|Message|Field|Oneof|ExtensionRange|Enum|EnumValue|Service|Method|Stream)Options"
 )
-
 #: Protoc refuses two fields with one JSON name unless the message has this option.
 _ANY_JSON_NAMES = " option deprecated_legacy_json_field_conflicts = true; "
-
 #: The same options in descriptors.
 _NEEDED_FIELDS = ("map_entry", "message_set_wire_format", "packed", "allow_alias", "features")
-
 #: A type of a file that registries do not hold: its package, its name.
 _KNOWN_TYPE = re.compile(r"(?<![\w.])\.?((?:google|confluent)(?:\.[a-z]\w*)+)\.([A-Z]\w*)", re.ASCII)
 
@@ -380,7 +366,7 @@ class _Cutter:
     def __init__(self, text: str, without: Container[str]) -> None:
         self._text = text
         self._without = without
-        matches = [match for match in _TOKENS.finditer(text) if match["word"]]
+        matches = words_of(text)
         self._words = [match["word"] for match in matches]
         self._spans = [match.span("word") for match in matches]
         self._parts: list[str] = []

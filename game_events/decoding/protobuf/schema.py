@@ -22,7 +22,6 @@ from game_events.decoding.frame import IndexPath
 from game_events.decoding.projection import CompiledSchema
 
 FileSet = descriptor_pb2.FileDescriptorSet
-
 Types = Sequence[descriptor_pb2.DescriptorProto]
 
 
@@ -140,32 +139,28 @@ def from_base64(text: str) -> descriptor_pb2.FileDescriptorProto | None:
         return None
 
 
-#: Comments are skipped, and strings are one token. An unclosed one extends to the end, so that each character is read once.
+#: Comments are skipped, and strings are one word. An unclosed one extends to the end, so that each character is read once.
+#: Other characters are words of their own.
 _WORDS = re.compile(
-    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|(?P<word>"(?:\\.|[^"\\])*"?|'(?:\\.|[^'\\])*'?|[A-Za-z_][\w.]*|[{}();=])""",
-    re.DOTALL | re.ASCII,
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|(?P<word>"(?:\\.|[^"\\])*"?|'(?:\\.|[^'\\])*'?|[\w.]+|\S)""", re.DOTALL | re.ASCII
 )
-
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-
 #: Brace -> by how much it changes the depth.
 _DEPTHS = {"{": 1, "}": -1}
-
 _MAP_ENTRY = ("option", "map_entry", "=", "true", ";")
-
 #: Nested messages at most; protoc's limit is 32.
 MAX_NESTING = 100
-
 #: Names of messages, outermost first.
 Names = tuple[str, ...]
 
 
-def _matches(text: str) -> list[re.Match[str]]:
+def words_of(text: str) -> list[re.Match[str]]:
+    """The words of a `.proto` text, in the group `word`, with their places."""
     return [match for match in _WORDS.finditer(text) if match["word"]]
 
 
 def _words(text: str) -> list[str]:
-    return [match["word"] for match in _matches(text)]
+    return [match["word"] for match in words_of(text)]
 
 
 def imports(text: str) -> list[str]:
@@ -216,7 +211,7 @@ def without_map_entries(text: str) -> tuple[str, list[Names]]:
 
 def _map_entries(text: str) -> Iterator[tuple[Names, int, int]]:
     """Messages with the option `map_entry`, and where it begins and ends."""
-    matches = _matches(text)
+    matches = words_of(text)
     words = [match["word"] for match in matches]
     #: Names of the messages around a word; "": of a block that is none.
     around: list[str] = []

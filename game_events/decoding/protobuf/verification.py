@@ -33,20 +33,13 @@ from game_events.decoding.protobuf.fields import DECIMAL, FIXED_SIZES, MESSAGES,
 
 #: One size for all values, or one for each.
 Sizes = int | npt.NDArray[np.int64]
-
 Numbers = npt.NDArray[np.uint64]
-
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-
 #: The smallest number with a varint of two bytes.
 _TWO_BYTES = 128
-
 _TIME_SECONDS = tuple(bound // 1_000_000 for bound in TIMESTAMP_RANGE)
-
 _DURATION_SECONDS = (-315_576_000_000, 315_576_000_000)
-
 _NANOS = 999_999_999
-
 #: Integers up to this one are exact as floats.
 _EXACT = 2**53
 
@@ -267,7 +260,6 @@ _FIXED_DTYPES = {
 _RANGES_32 = {
     **dict.fromkeys((_F.TYPE_INT32, _F.TYPE_SINT32, _F.TYPE_ENUM), (-(2**31), 2**31 - 1)), _F.TYPE_UINT32: (0, 2**32 - 1),
 }  # fmt: skip
-
 #: From an element of a list or map to its row.
 Lift = Callable[[Rows], Rows]
 

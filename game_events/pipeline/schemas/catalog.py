@@ -17,7 +17,6 @@ from game_events.schema_registry import SchemaRegistry
 from game_events.sources.files.schemas import FileSchemas
 
 log = logging.getLogger(__name__)
-
 #: Message types of one schema that are described; records of the others are decoded, too.
 MAX_TYPES = 1_000
 

@@ -34,10 +34,8 @@ from game_events.schema_registry import SchemaRegistry
 from game_events.sources.files.schemas import FileSchemas
 
 log = logging.getLogger(__name__)
-
 #: Seconds without requests for an id that the registry did not know: a flood of such ids costs no request per micro-batch.
 UNKNOWN_S = 60
-
 #: Seconds between two requests for a subject's versions, and after a failed one (each costs a time-out).
 IDS_S = 5.0
 DOWN_S = 30.0
