@@ -6,13 +6,13 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.checks.audits import audit_rules
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.checks.table_checks import CHECKS
-from game_events.pipeline.erasure.commits import remove_old_files
-from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode, replay
 from game_events.pipeline.runs.preflight import environment_checks, sql_checks
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream, selection_of
+from game_events.plugins.governance.commits import remove_old_files
+from game_events.plugins.governance.run import forget
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.reconciliation import coordinates, count, gold, rows
 from game_events_tests.support.worlds.erasure import places_of, tables_of
@@ -196,9 +196,9 @@ def test_a_forgotten_gamer_is_in_no_byte_of_records_that_are_not_decoded_and_doe
     refresh(selecting(PLAYED, **more))
     pipeline, report = selecting(PLAYED, **more), RunReport()
     wanted = forget(pipeline, report, frozenset({GONE}))
-    assert (report.erasure.finished, report.erasure.rows["bronze_events"]) == (True, 2)
-    assert (report.erasure.undecoded, report.erasure.unsearchable) == (1, 0)
-    remove_old_files(pipeline, report.erasure, wanted)
+    assert (report.parts["erasure"].finished, report.parts["erasure"].rows["bronze_events"]) == (True, 2)
+    assert (report.parts["erasure"].undecoded, report.parts["erasure"].unsearchable) == (1, 0)
+    remove_old_files(pipeline, report.parts["erasure"], wanted)
     assert places_of(settings, GONE) == []
     assert_sound(selecting(PLAYED, **more))
 

@@ -11,14 +11,14 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.checks.table_checks import CHECKS
-from game_events.pipeline.erasure.commits import remove_old_files
-from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, selection_of
-from game_events.pipeline.suppression.driver import hashes_of
-from game_events.pipeline.suppression.worker import add_suppressed, finish_suppressed
+from game_events.plugins.governance.commits import remove_old_files
+from game_events.plugins.governance.erased_people import hashes_of
+from game_events.plugins.governance.record_filter import add_suppressed, finish_suppressed
+from game_events.plugins.governance.run import forget
 from game_events_tests.support.reconciliation import count, rows
 from game_events_tests.support.servers.registry_proxy import registry_proxy
 from game_events_tests.support.worlds.erasure import places_of, tables_of
@@ -107,10 +107,10 @@ def forgotten(pipeline, gamer=GONE, *, vacuum=False):
     report = RunReport()
     with recorded(pipeline, report, "forget"):
         wanted = forget(pipeline, report, frozenset({gamer}))
-        assert report.erasure.finished, report.errors
+        assert report.parts["erasure"].finished, report.errors
         if vacuum:
-            remove_old_files(pipeline, report.erasure, wanted)
-    return report.erasure
+            remove_old_files(pipeline, report.parts["erasure"], wanted)
+    return report.parts["erasure"]
 
 
 @pytest.mark.scenario
@@ -131,7 +131,7 @@ def test_a_forgotten_gamer_is_in_no_byte_and_does_not_come_back(settings, make_p
     before = versions(settings)
     forget(make_pipeline(settings), report, frozenset({GONE}), dry_run=True)
     assert versions(settings) == before
-    would_go = {t: n for t, n in report.erasure.rows.items() if not t.startswith("gold_")}
+    would_go = {t: n for t, n in report.parts["erasure"].rows.items() if not t.startswith("gold_")}
     assert would_go["bronze_events"] == len(events) - len(kept(events))
 
     account = forgotten(make_pipeline(settings))

@@ -9,9 +9,9 @@ import pytest
 from game_events.config.settings import Settings
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.run import resume
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
+from game_events.plugins.governance.run import resume
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.integration.pipeline.test_erasure import KEY, RULES, STAYS, forgotten, wave
 from game_events_tests.support.fixtures.crashes import Crash
@@ -38,8 +38,8 @@ def settings(make_settings: MakeSettings) -> Settings:
 def resumed(pipeline: Pipeline) -> None:
     report = RunReport()
     resume(pipeline, report)
-    assert report.erasure is not None
-    assert (report.erasure.finished, report.erasure.lost_ids) == (True, 0), report.errors
+    assert report.parts["erasure"] is not None
+    assert (report.parts["erasure"].finished, report.parts["erasure"].lost_ids) == (True, 0), report.errors
 
 
 def test_an_erasure_that_is_killed_at_any_point_is_finished_by_the_same_command_or_without_its_ids(

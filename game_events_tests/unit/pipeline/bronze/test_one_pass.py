@@ -15,7 +15,7 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
 from game_events.pipeline.bronze.worker import BronzeTask, StageResult
 from game_events.pipeline.fanout.job import COUNT, GAME, INVALID, PartialAggregate, Routing
 from game_events.pipeline.fanout.one_pass import OnePassTask
-from game_events.pipeline.suppression.worker import Suppression, entity_hash
+from game_events.plugins.governance.record_filter import Suppression, entity_hash
 from game_events_tests.support.worker_jobs import ReadByHand, run, task_numbers
 from game_events_tests.unit.pipeline.bronze.test_worker import OLD, PLAN, good, records
 
@@ -34,7 +34,7 @@ def staged(
     one_pass = OnePassTask(lakehouse, Routing(), columns, True, None)
     tables = lakehouse.table(BRONZE), lakehouse.table(QUARANTINE)
     task = BronzeTask(
-        *tables, plan, ReadByHand([list(batches)]), 9, "run 1", keep_raw=True, suppression=suppression, one_pass=one_pass
+        *tables, plan, ReadByHand([list(batches)]), 9, "run 1", keep_raw=True, record_filter=suppression, one_pass=one_pass
     )
     return lakehouse, run(task.planned(plan), task_numbers(0))
 

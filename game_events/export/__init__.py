@@ -1,1 +1,0 @@
-"""Rows of silver POSTed to an HTTP receiver."""

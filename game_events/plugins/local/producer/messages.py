@@ -1,0 +1,388 @@
+"""The simulated message: the versions of its `.proto`, meaning of its fields, and generators of values.
+
+Version k is the base `.proto` text with k optional custom columns.
+
+Writes records to the topic, one by one or in batches, and checks their delivery.
+
+Delivery: every accepted record exactly once and in order per partition (idempotent producer), or an error.
+"""
+
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.resources import as_file, files
+from pathlib import Path
+from random import Random
+from struct import pack, unpack
+from sys import float_info
+from typing import Any, Self, TypedDict, cast
+
+from confluent_kafka import KafkaError, Producer
+from confluent_kafka import Message as KafkaMessage
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_tools import protoc
+
+from game_events.config.settings import Settings
+from game_events.errors import ConfigurationError, GameEventsError
+from game_events.plugins.local.settings import GAME_FIELDS, Fields, Generator, SampleDataSettings
+from game_events.sources.kafka.client import CauseMemory, client_options, new_client
+
+MAX_VERSION = 10
+
+FILE_NAME = "game_event.proto"
+
+CUSTOM = "col_custom_{}"
+
+_SINGLE_MAX: float = unpack("<f", b"\xff\xff\x7f\x7f")[0]
+
+#: Type of a number -> its name, the lowest and the highest value that it holds.
+_LIMITS: dict[int, tuple[str, float, float]] = {
+    getattr(FieldDescriptor, f"TYPE_{name.upper()}"): (name, low, high)
+    for names, low, high in (
+        (("int32", "sint32", "sfixed32"), -(2**31), 2**31 - 1),
+        (("int64", "sint64", "sfixed64"), -(2**63), 2**63 - 1),
+        (("uint32", "fixed32"), 0, 2**32 - 1),
+        (("uint64", "fixed64"), 0, 2**64 - 1),
+        (("float",), -_SINGLE_MAX, _SINGLE_MAX),
+        (("double",), -float_info.max, float_info.max),
+    )
+    for name in names
+}
+
+_NUMBERS = {FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT}
+
+_INTEGERS = set(_LIMITS) - _NUMBERS
+
+#: Kind of a generator -> types of fields that take its values.
+_FITS = {
+    "integer": _INTEGERS | _NUMBERS,
+    "number": _NUMBERS,
+    "boolean": {FieldDescriptor.TYPE_BOOL},
+    "numbered": {FieldDescriptor.TYPE_STRING},
+    "text": {FieldDescriptor.TYPE_STRING},
+}
+
+
+def custom_columns(version: int) -> tuple[str, ...]:
+    """Names of version k's custom columns: ``col_custom_0 .. col_custom_{k-1}``."""
+    if not 1 <= version <= MAX_VERSION:
+        raise ConfigurationError(f"schema version {version} does not exist: give 1 .. {MAX_VERSION}")
+    return tuple(CUSTOM.format(index) for index in range(version))
+
+
+class ProtoVersions:
+    """Versions 1 .. 10 of a message, which must be the last one in its `.proto` file."""
+
+    #: All custom columns.
+    custom = custom_columns(MAX_VERSION)
+
+    def __init__(self, base: str, file: str) -> None:
+        """`base`: text without custom columns, compiled later; `file`: its name, for errors."""
+        self._base, self._file = base, file
+        self._classes: dict[int, type[Message]] = {}
+
+    @cached_property
+    def _described(self) -> FileDescriptorProto:
+        """The file without custom columns."""
+        file = compile_text(self._base, self._file).file[-1]
+        if not file.message_type:
+            raise ConfigurationError(f"{self._file} has no message")
+        return file
+
+    @property
+    def message_name(self) -> str:
+        """Full name of the message."""
+        name = self._described.message_type[-1].name
+        return f"{self._described.package}.{name}" if self._described.package else name
+
+    @property
+    def index(self) -> list[int]:
+        """Message indexes in a record's frame."""
+        return [len(self._described.message_type) - 1]
+
+    def text(self, version: int) -> str:
+        """The registered `.proto` text; ConfigurationError: no such version, or it does not compile."""
+        columns = custom_columns(version)
+        numbers = [field.number for field in self._described.message_type[-1].field]
+        first = max(numbers, default=0) + 1
+        head, brace, tail = self._base.rpartition("}")
+        added = "".join(f"  optional string {name} = {first + i};\n" for i, name in enumerate(columns))
+        return f"{head}{added}{brace}{tail}"
+
+    def message_class(self, version: int) -> type[Message]:
+        """The Python class of a version, in its own descriptor pool as all versions have the same name; raises as `text`."""
+        if version not in self._classes:
+            pool = DescriptorPool()
+            for file in compile_text(self.text(version), self._file).file:
+                pool.Add(file)
+            found = pool.FindMessageTypeByName(self.message_name)
+            if CUSTOM.format(0) not in found.fields_by_name:
+                raise ConfigurationError(f"{self._file}: {self.message_name} must be the last thing in the file")
+            self._classes[version] = GetMessageClass(found)
+        return self._classes[version]
+
+
+#: The game event.
+BUILT_IN = ProtoVersions((files(__package__) / FILE_NAME).read_text("utf-8"), FILE_NAME)
+
+
+def compile_text(text: str, name: str = FILE_NAME) -> FileDescriptorSet:
+    """Descriptors of a text and its imports, dependencies first; ConfigurationError if it does not compile (see stderr)."""
+    with as_file(files("grpc_tools") / "_proto") as well_known, tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / name).write_text(text, "utf-8")
+        out = Path(folder) / "out.bin"
+        arguments = ["protoc", f"-I{folder}", f"-I{well_known}", "--include_imports", f"--descriptor_set_out={out}"]
+        if protoc.main([*arguments, name]) != 0:
+            raise ConfigurationError(f"{name} does not compile")
+        return FileDescriptorSet.FromString(out.read_bytes())
+
+
+@dataclass(frozen=True)
+class MessageShape:
+    """A message by version, its fields for entity, key and time, and generators of the other fields."""
+
+    versions: ProtoVersions = BUILT_IN
+    entity: str = "game_name"
+    key: str = "gamer_id"
+    time: str = "event_timestamp"
+    fields: Fields = GAME_FIELDS
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The settings' message, default: the game event; ConfigurationError if it does not compile or fit the settings."""
+        sample = SampleDataSettings.of(settings).producer
+        if sample.proto is None:
+            return cls()
+        versions = _read(sample.proto)
+        meant = (settings.entity_column, settings.key_column, settings.time_column)
+        message = cast(Descriptor, versions.message_class(1).DESCRIPTOR)
+        _check(message, meant, sample.proto)
+        return cls(versions, *meant, _fields(message, meant, sample.fields, sample.proto))
+
+
+@cache
+def _read(proto: Path) -> ProtoVersions:
+    try:
+        return ProtoVersions(proto.read_text("utf-8"), proto.name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"GAME_EVENTS_PRODUCER: {proto} cannot be read: {error}") from error
+
+
+def _check(message: Descriptor, meant: tuple[str, str, str], proto: Path) -> None:
+    kinds = {"ENTITY_COLUMN": "string", "KEY_COLUMN": "string", "TIME_COLUMN": "google.protobuf.Timestamp"}
+    for (setting, wanted), name in zip(kinds.items(), meant, strict=True):
+        field = message.fields_by_name.get(name)
+        if field is None or field.is_repeated or _type(field) != wanted:
+            raise ConfigurationError(
+                f"GAME_EVENTS_{setting}: {name!r} must be a field of type {wanted} of {message.full_name} ({proto}), as the "
+                f"producer fills it. Fields: {', '.join(message.fields_by_name)}"
+            )
+
+
+def _type(field: FieldDescriptor) -> str:
+    if field.message_type is not None:
+        return str(field.message_type.full_name)
+    return "string" if field.type == FieldDescriptor.TYPE_STRING else str(field.type)
+
+
+def _fields(message: Descriptor, meant: tuple[str, ...], wanted: Mapping[str, Generator], proto: Path) -> Fields:
+    unknown = [name for name in wanted if name not in message.fields_by_name or name in meant]
+    if unknown:
+        raise ConfigurationError(
+            f"GAME_EVENTS_PRODUCER: no values can be described for {', '.join(unknown)}: {message.full_name} ({proto}) has "
+            f"the fields {', '.join(n for n in message.fields_by_name if n not in (*meant, *ProtoVersions.custom))}"
+        )
+    found: list[tuple[str, Generator]] = []
+    for field in message.fields:
+        if field.name in meant or field.name in ProtoVersions.custom:
+            continue
+        given = wanted.get(field.name)
+        if given is not None and (misfit := _misfit(given, field)) is not None:
+            raise ConfigurationError(f"GAME_EVENTS_PRODUCER: {field.name} of {message.full_name} ({proto}) {misfit}")
+        values = given or _usual(field)
+        if values is not None:  # a list, map or message stays unset
+            found.append((field.name, _stored(field, values)))
+    return tuple(found)
+
+
+class _Single(Generator):
+    """Values rounded to 32-bit floats, so that the manifest equals the message."""
+
+    def make(self, draw: Random) -> object:
+        return unpack("<f", pack("<f", super().make(draw)))[0]
+
+
+def _stored(field: FieldDescriptor, values: Generator) -> Generator:
+    return _Single(**values.model_dump()) if field.type == FieldDescriptor.TYPE_FLOAT and values.numeric else values
+
+
+def _usual(field: FieldDescriptor) -> Generator | None:
+    """Default generator of a field."""
+    if field.is_repeated or field.type in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_BYTES):
+        return None
+    if field.type == FieldDescriptor.TYPE_ENUM:
+        return Generator(kind="choice", values=tuple(set(_enum(field).values())))
+    if field.type == FieldDescriptor.TYPE_STRING:
+        return Generator(kind="text")
+    if field.type == FieldDescriptor.TYPE_BOOL:
+        return Generator(kind="boolean")
+    return Generator(kind="integer" if field.type in _INTEGERS else "number")
+
+
+def _fits(given: Generator, field: FieldDescriptor) -> bool:
+    if field.is_repeated:
+        return False
+    if given.kind != "choice":
+        return field.type in _FITS[given.kind]
+    if field.type == FieldDescriptor.TYPE_ENUM:
+        return all(value in _enum(field) or value in _enum(field).values() for value in given.values)
+    kinds: tuple[type, ...] = (str,) if field.type == FieldDescriptor.TYPE_STRING else ()
+    kinds = (int,) if field.type in _INTEGERS else (int, float) if field.type in _NUMBERS else kinds
+    return all(isinstance(value, kinds) for value in given.values)
+
+
+def _misfit(given: Generator, field: FieldDescriptor) -> str | None:
+    """Error for values that are not of the field's type, or numbers outside it; None: all fit."""
+    if not _fits(given, field):
+        return f"cannot hold values of kind {given.kind}"
+    if field.type not in _LIMITS:
+        return None
+    name, lowest, highest = _LIMITS[field.type]
+    # The comparison is also False for .nan.
+    numbers = (
+        [value for value in given.values if not isinstance(value, str)] if given.kind == "choice" else [given.low, given.high]
+    )
+    if all(lowest <= number <= highest for number in numbers):
+        return None
+    wanted = ", ".join(map(str, numbers)) if given.kind == "choice" else f"from {given.low:g} to {given.high:g}"
+    return f"cannot hold values {wanted}: its type is {name}, from {lowest:g} to {highest:g}"
+
+
+def _enum(field: FieldDescriptor) -> dict[str, int]:
+    return {value.name: value.number for value in field.enum_type.values} if field.enum_type is not None else {}
+
+
+#: The manifest is exact only if a retry does not write twice. With replication 1 acks=all costs what acks=1 costs.
+DEFAULTS: dict[str, object] = {
+    "enable.idempotence": True,
+    "delivery.report.only.error": True,
+    # librdkafka's default is 5 minutes.
+    "message.timeout.ms": 60_000,
+    "linger.ms": 20,
+    "compression.type": "lz4",
+}
+
+#: Messages of one call into librdkafka.
+BATCH = 10_000
+
+#: Messages that may wait in librdkafka: about 100 MB at 90 bytes each.
+QUEUE_LIMIT = 500_000
+
+#: For batches. Measured on 2 cores against one broker on the same machine.
+BATCH_TUNING: dict[str, object] = {
+    "linger_ms": 50,
+    "batch_num_messages": 100_000,
+    "batch_size": 1_000_000,
+    "queue_buffering_max_messages": QUEUE_LIMIT + BATCH,
+    "queue_buffering_max_kbytes": 1_000_000,
+}
+
+#: Seconds to serve callbacks before checking again for free space in the queue.
+QUEUE_ROOM_S = 0.05
+
+
+class BatchMessage(TypedDict):
+    """One message for `Producer.produce_batch` (which knows no headers)."""
+
+    key: bytes
+    value: bytes
+
+
+class KafkaWriter:
+    """A producer for one topic; a context manager that waits for the delivery of all records at its end."""
+
+    def __init__(self, settings: Settings, **tuning: object) -> None:
+        """`tuning`: librdkafka options with ``_`` for ``.``, overridden by settings; ConfigurationError for a bad one."""
+        self.topic = settings.produced_topic
+        self._header = settings.names.entity
+        self._memory = CauseMemory(settings.kafka_bootstrap_servers)
+        self._failure: GameEventsError | None = None
+        defaults = DEFAULTS | {key.replace("_", "."): value for key, value in tuning.items()}
+        self._producer = new_client(Producer, client_options(settings, defaults) | {"error_cb": self._memory})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Flush; after an error (also Ctrl-C) drop queued records."""
+        if kind is None:
+            self.flush()
+        else:
+            self._producer.purge()
+
+    def write(self, value: bytes, key: bytes, game: str) -> None:
+        """Queue one record, with the game as header; GameEventsError if an earlier record was not delivered."""
+        while True:
+            try:
+                headers: list[Any] = [(self._header, game.encode())]
+                self._producer.produce(self.topic, value, key, on_delivery=self._on_delivery, headers=headers)
+            except BufferError:
+                self.poll(QUEUE_ROOM_S)
+            else:
+                return
+
+    def write_batch(self, messages: list[BatchMessage]) -> None:
+        """Queue a batch once fewer than `QUEUE_LIMIT` messages are queued; raises as `write`."""
+        while len(self._producer) >= QUEUE_LIMIT:
+            self.poll(QUEUE_ROOM_S)
+        batch: list[Any] = list(messages)
+        queued = self._producer.produce_batch(self.topic, batch, on_delivery=self._on_delivery)
+        if queued != len(messages):
+            raise self._memory.explain(f"{len(messages) - queued} records did not fit librdkafka's queue")
+        self.poll()
+
+    def poll(self, timeout_s: float = 0) -> None:
+        """Serve callbacks, and check for failed deliveries; raises as `write`."""
+        self._producer.poll(timeout_s)
+        self._check()
+
+    def flush(self) -> None:
+        """Wait until all records are acknowledged; raises as `write`."""
+        while self._producer.flush(QUEUE_ROOM_S):
+            self._check()
+        self._check()
+
+    def _check(self) -> None:
+        if self._failure is None and self._memory.refused:
+            self._failure = self._memory.explain(f"writing to {self.topic}")
+        if self._failure is not None:
+            raise self._failure
+
+    def _on_delivery(self, error: KafkaError | None, message: KafkaMessage) -> None:
+        if error is not None and self._failure is None:
+            where = f"{message.topic()}[{message.partition()}]"
+            self._failure = self._memory.explain(f"record not delivered to {where} ({error.str()})", error)
+
+
+class Pacer:
+    """Keeps a steady rate by sleeping between chunks."""
+
+    #: Chunks per second: often enough to look steady, rare enough to cost nothing.
+    STEPS = 20
+
+    def __init__(self, rate: float | None) -> None:
+        """`rate`: records per second; None: as fast as possible."""
+        self._rate = rate
+        self._start = time.monotonic()
+        self.chunk = 1_000 if rate is None else max(1, min(1_000, int(rate / self.STEPS)))
+
+    def pace(self, sent: int) -> None:
+        """Sleep until `sent` records are due."""
+        if self._rate is not None:
+            time.sleep(max(0.0, self._start + sent / self._rate - time.monotonic()))
