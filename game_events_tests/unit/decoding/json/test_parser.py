@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from game_events.decoding.frame import DAMAGE, DamageError, Reason, as_damage
-from game_events.decoding.json.decoder import MAX_LEVELS, Constant, Real, parse
+from game_events.decoding.json.decoder import MAX_BRACKETS, MAX_LEVELS, Constant, Real, parse
 
 ODD_NUMBERS = ["-0", "-0.0", "1e400", "1" * 4_300, "1" * 4_301, "18446744073709551616", "NaN", "-Infinity", "Infinity"]
 NO_NUMBERS = ["01", "1.", ".5", "+1"]
@@ -108,3 +108,9 @@ def test_each_digit_of_a_number_is_kept(text):
 def test_integers_are_exact_whatever_their_length():
     assert parse(b"12345678901234567890123") == 12345678901234567890123
     assert parse(b"-" + b"9" * 4_300) == -int("9" * 4_300)
+
+
+@pytest.mark.parametrize("count", [MAX_LEVELS, MAX_BRACKETS, 10 * MAX_BRACKETS])
+def test_a_wide_document_is_read_whoever_parses_it(count):
+    document = parse(b"[" + b",".join([b'{"a":[1.50]}'] * count) + b"]")
+    assert document == [{"a": [Real("1.50")]}] * count
