@@ -26,7 +26,7 @@ STEPS = {
     ("lakehouse/data/columns.py", ""): "commits: compare columns",
     ("lakehouse/commits/", ""): "commits",
     ("lakehouse/storage.py", ""): "commits",
-    ("lakehouse/kept_handles.py", ""): "opening tables",
+    ("lakehouse/table_pool.py", ""): "opening tables",
     ("lakehouse/tables.py", ""): "opening tables",
     ("lakehouse/handle.py", ""): "opening tables",
     ("lakehouse/data/", ""): "listing, copying and staging files",

@@ -46,7 +46,7 @@ from game_events.lakehouse.data.staging import (
     is_current,
     new_name,
 )
-from game_events.lakehouse.handle import of_columns
+from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
 from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Lakehouse, Table, add_actions, files_of, paths
 
@@ -146,8 +146,8 @@ def _replace(table: Table, handle: DeltaTable, paths: Iterable[str], files: list
             # No column is added, and the columns' metadata (bronze's column map) is not touched.
             pa.schema([]),
             files,
-            expected={},
-            advance={},
+            expect_transactions={},
+            set_transactions={},
             table_id=str(handle.metadata().id),
             rewritten=frozenset(paths),
             same_rows=True,

@@ -172,8 +172,10 @@ class TablesSql:
             return
         self._opened.add(name)
         table = self._tables[name]
-        handle = table.open_to_read()
-        if handle is None or (self._as_of is not None and not _travel(table, handle, self._as_of)):
+        handle: DeltaTable | None = table.open_to_read()
+        if handle is not None and self._as_of is not None:
+            handle = _as_of(table, handle, self._as_of)
+        if handle is None:
             return
         schema = pa.schema(handle.schema())
         # In another schema, so that it is not listed among the tables.
@@ -209,20 +211,19 @@ def _lost_file(tables: Iterable[Table], said: str) -> str | None:
     return None
 
 
-def _travel(table: Table, handle: DeltaTable, then: datetime) -> bool:
-    """Bring a handle to the version of a time; False: there was no table yet. ConfigurationError: its log begins later."""
+def _as_of(table: Table, handle: DeltaTable, then: datetime) -> DeltaTable | None:
+    """The version of a time; None: there was no table yet. ConfigurationError: its log begins later."""
     # The commits' own times, as `history` shows them; delta-rs takes those of the log's files, which are a little later.
     history, moment = handle.history(), (then - EPOCH) // timedelta(milliseconds=1)
     reached = [int(commit["version"]) for commit in history if int(commit.get("timestamp", 0)) <= moment]
     if not reached:
         if int(history[-1]["version"]) == 0:
-            return False
+            return None
         raise ConfigurationError(f"{table.name}: its log does not reach back to {then.isoformat()} any more")
     try:
-        handle.load_as_version(max(reached))
+        return DeltaTable(table.uri, max(reached), table.options)
     except DeltaError as error:
         raise ConfigurationError(f"{table.name} cannot be read as of {then.isoformat()}: {error}") from None
-    return True
 
 
 def _dataset(table: Table, files: list[str], schema: pa.Schema, partition: pa.Schema) -> pads.Dataset:

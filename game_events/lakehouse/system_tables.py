@@ -39,7 +39,7 @@ from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, txn
 from game_events.lakehouse.data.columns import COMMENT
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.kept_handles import KeptHandles
+from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import EVENT_LOG, OWN_GOLD, Lakehouse, Layer, Table, add_actions, table_id, version_of
 
 log = logging.getLogger(__name__)
@@ -83,13 +83,12 @@ class SystemTable:
         rows: pa.Table,
         *,
         replace: bool = False,
-        advance: Mapping[str, int] | None = None,
+        set_transactions: Mapping[str, int] | None = None,
         info: Mapping[str, str] | None = None,
     ) -> Landed:
         """Append rows, or replace all rows by them; a table that does not exist is created.
 
-        `handle`: the version that the rows were planned from, not used by others any more (`Commit.follows`); None: there was
-        no table. `replace`: remove the rows of `handle`. `advance`, `info`: further ones of the commit.
+        `handle`: the version that the rows were planned from (`Commit.from_table`); None: there was no table. `replace`: remove the rows of `handle`. `set_transactions`, `info`: further ones of the commit.
 
         Raises:
             ConflictError: a concurrent writer committed since `handle`.
@@ -100,10 +99,10 @@ class SystemTable:
                 self.table,
                 self.schema,
                 staged(self.table, rows.cast(self.schema)),
-                expected={self.counter: before},
-                advance={self.counter: (before or 0) + 1, **(advance or {})},
+                expect_transactions={self.counter: before},
+                set_transactions={self.counter: (before or 0) + 1, **(set_transactions or {})},
                 table_id=table_id(handle),
-                follows=handle,
+                from_table=handle,
                 replace=replace,
                 info=info or {},
                 description=self.description,
@@ -357,7 +356,7 @@ class ProgressTable:
     def __init__(self, lakehouse: Lakehouse) -> None:
         description = "How far each layer has come: a hint that saves work; each table's own txn is the truth"
         self.declaration = SystemTable(lakehouse.table(PROGRESS), PROGRESS_SCHEMA, description, Txn.PROGRESS)
-        self._handles = KeptHandles(1)
+        self._pool = TablePool()
         self._newest = _Version(None, None, None)
 
     def read(self, bronze_id: str) -> Progress:
@@ -372,9 +371,9 @@ class ProgressTable:
         return state.floor(Layer.SILVER)
 
     def _current(self) -> _Version:
-        handle = self._handles.take(self.declaration.table)
+        handle = self._pool.open(self.declaration.table)
         newest = self._read(handle)
-        self._handles.keep(self.declaration.table, handle)
+        self._pool.publish(self.declaration.table, handle)
         return newest
 
     @retry_on_conflict(ATTEMPTS)
@@ -384,12 +383,11 @@ class ProgressTable:
         Raises:
             ConflictError: concurrent runs won every attempt; nothing is lost, the next run does the same work again.
         """
-        handle = self._handles.take(self.declaration.table)
+        handle = self._pool.open(self.declaration.table)
         newest = self._read(handle)
         before = newest.of(bronze_id)
         after = change(before)
         if after == before or (newest.state is not None and _is_later(newest.state.bronze_id, bronze_id)):
-            self._handles.keep(self.declaration.table, handle)
             return after
         rows, follows = _rows(after), version_of(handle)
         columns = [[bronze_id] * len(rows), *map(list, zip(*rows, strict=True))] if rows else [[]] * len(PROGRESS_SCHEMA)
@@ -397,7 +395,7 @@ class ProgressTable:
         # With another version between the two, the newest one is not this commit's.
         if landed.version == (0 if follows is None else follows + 1):
             self._newest = _Version(landed.table_id, landed.version, _state(bronze_id, rows))
-        self._handles.keep(self.declaration.table, landed.handle)
+        self._pool.publish(self.declaration.table, landed.handle)
         failpoints.reach("progress_moved")
         return after
 

@@ -31,7 +31,7 @@ from deltalake import DeltaTable, PostCommitHookProperties
 
 from game_events.config.names import PROGRESS
 from game_events.errors import ConfigurationError, DataError
-from game_events.lakehouse.handle import of_columns
+from game_events.lakehouse.open_table import of_columns
 
 #: Command that reads everything that the source still has.
 REBUILD = "`game-events run --full-refresh bronze` with GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH=true"

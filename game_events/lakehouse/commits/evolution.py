@@ -21,9 +21,9 @@ from game_events.decoding.columns import METADATA_KEY, level_of, type_name
 from game_events.errors import ConflictError, DataError, GameEventsError, folded
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.data.columns import DESCRIBING, metadata_of
-from game_events.lakehouse.handle import COMMIT_ID, Entry, Handle
+from game_events.lakehouse.open_table import COMMIT_ID, Entry, OpenTable
 from game_events.lakehouse.table_properties import KEEP_LOG
-from game_events.lakehouse.tables import Table, table_id
+from game_events.lakehouse.tables import AnyTable, Table, table_id
 
 #: Attempts to evolve a schema that concurrent writers evolve, too.
 EVOLVE_ATTEMPTS = 5
@@ -32,12 +32,12 @@ EVOLVE_ATTEMPTS = 5
 Columns = Iterable[tuple[str, Mapping[str, object]]]
 
 
-def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: bool = False) -> DeltaTable:
+def evolve(table: Table, handle: AnyTable, wanted: pa.Schema, *, merges_column_map: bool = False) -> AnyTable | OpenTable:
     """Add missing columns and nested fields in a separate commit; types never change.
 
     `create_write_transaction` with new columns would fail silently.
 
-    `owns_map`: merge the column map with what concurrent writers have added to it. Returns a handle on the version that has the
+    `merges_column_map`: merge the column map with what concurrent writers have added to it. Returns the version that has the
     columns.
 
     Raises:
@@ -45,37 +45,39 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
         DataError: a column of the table has another type, or a name that differs by case alone; or delta-rs refuses to change
             its columns.
     """
+    now: AnyTable | OpenTable = handle
     for _ in range(EVOLVE_ATTEMPTS):
-        other = changed_types(handle, wanted)
+        other = changed_types(now, wanted)
         if other:
             raise DataError(
                 f"{table.name}: the table's types are others than those of the new rows: {'; '.join(other)}. Give the columns "
                 "other names, or refresh this table fully: that gives it the new types"
             )
-        _refuse_other_case(table.name, (f.name for f in handle.schema().fields), wanted.names, concurrent=owns_map)
-        new, metadata = _differences(table, handle, wanted, owns_map=owns_map)
+        _refuse_other_case(table.name, (f.name for f in now.schema().fields), wanted.names, concurrent=merges_column_map)
+        new, metadata = _differences(table, now, wanted, merges_column_map=merges_column_map)
         if not new and not metadata:
-            return handle
+            return now
         table.require_writable()
         refused: CommitFailedError | None = None
         try:
+            alter = now.alter
             if new:
-                handle.alter.add_columns(new, post_commithook_properties=KEEP_LOG)
+                alter.add_columns(new, post_commithook_properties=KEEP_LOG)
                 failpoints.reach("columns_added", table.name)
             for column, values in metadata.items():
-                handle.alter.set_column_metadata(column, values, post_commithook_properties=KEEP_LOG)
+                alter.set_column_metadata(column, values, post_commithook_properties=KEEP_LOG)
         except CommitFailedError as error:  # a concurrent writer evolved it first: compare again
             refused = error
         reopened = table.open()
         if reopened is None:
             raise ConflictError(f"{table.name} was removed while its schema evolved")
-        if refused is not None and not is_refusal(refused, handle, reopened):
+        if refused is not None and not is_refusal(refused, now, reopened):
             raise DataError(f"{table.name}: its columns cannot be changed: {refused}") from refused
-        handle = reopened
+        now = reopened
     raise ConflictError(f"{table.name}: its schema keeps changing: concurrent writers changed it {EVOLVE_ATTEMPTS} times")
 
 
-def with_features(table: Table, handle: DeltaTable, wanted: pa.Schema) -> DeltaTable:
+def with_features(table: Table, handle: AnyTable, wanted: pa.Schema) -> AnyTable | OpenTable:
     """Give a table that gets its first times without a zone Delta's feature for them, in a separate commit.
 
     Delta-rs does so for an added column, but neither for one of maps nor for the columns of a replaced table: no reader would
@@ -100,12 +102,12 @@ def _is_without_zone(kind: pa.DataType) -> bool:
 
 
 def _differences(
-    table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: bool
+    table: Table, handle: DeltaTable, wanted: pa.Schema, *, merges_column_map: bool
 ) -> tuple[list[Field], dict[str, dict[str, str]]]:
     """Columns to add (also for new nested fields), and column -> metadata to set; descriptions are none of it."""
     held, arrow = {f.name: f for f in handle.schema().fields}, {f.name: f.type for f in pa.schema(handle.schema())}
     shares: dict[str, str] = {}
-    if owns_map:
+    if merges_column_map:
         fields = held.values(), map(Field.from_arrow, wanted)
         shares = _merged_shares(table.name, *(((f.name, f.metadata) for f in of) for of in fields))
     new: list[Field] = []
@@ -117,7 +119,7 @@ def _differences(
             continue
         if _adds(arrow[item.name], item.type):
             new.append(Field(item.name, Field.from_arrow(item).type, nullable=True, metadata=have.metadata))
-        left_out = {*DESCRIBING, METADATA_KEY} if owns_map else DESCRIBING
+        left_out = {*DESCRIBING, METADATA_KEY} if merges_column_map else DESCRIBING
         wants = {key: value for key, value in metadata_of(item).items() if key not in left_out}
         if item.name in shares:
             wants[METADATA_KEY] = shares[item.name]
@@ -261,8 +263,7 @@ def is_refusal(error: Exception, before: DeltaTable | None, now: DeltaTable | No
 
 def _entry(handle: DeltaTable) -> Entry | None:
     """The identity of a version's log entry in a local table, if it is known."""
-    noted = handle.entry if isinstance(handle, Handle) and handle.store is None else None
-    return noted[1] if noted is not None and noted[0] == handle.version() else None
+    return handle.entry if isinstance(handle, OpenTable) and handle.store is None else None
 
 
 def outcome_of(

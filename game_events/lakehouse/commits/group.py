@@ -32,8 +32,8 @@ from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.transactions import RESTORE_CHECKED, Txn, counter, restored, restored_between
 from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.handle import of_columns
-from game_events.lakehouse.parts import Part, PartedHandle, PartState, of_part
+from game_events.lakehouse.open_table import of_columns
+from game_events.lakehouse.parts import Part, PartedTable, PartState, of_part
 from game_events.lakehouse.table_properties import unmarked
 from game_events.lakehouse.tables import Table, table_id
 
@@ -80,32 +80,39 @@ class _Group:
         self._drop(self._left, ConflictError(f"{self._table.name}: concurrent runs won {ATTEMPTS} attempts to commit"))
         return self._outcome
 
-    def _opened(self) -> PartedHandle | None:
+    def _opened(self) -> PartedTable | None:
         """The newest version; after a restore one in which every part is noted as restored."""
-        planned = (plan.follows.whole for plan in self._left.values() if isinstance(plan.follows, Part))
-        whole = next((handle for handle in planned if self._table.is_newest(handle)), None) or self._table.open()
-        if not isinstance(whole, PartedHandle):
+        planned = (plan.from_table.whole for plan in self._left.values() if isinstance(plan.from_table, Part))
+        whole = next((handle for handle in planned if handle.is_newest()), None) or self._table.open()
+        if not isinstance(whole, PartedTable):
             return None
         if restored(whole):
             note_restored(self._table, whole)
             whole = self._table.open()
-        return whole if isinstance(whole, PartedHandle) else None
+        return whole if isinstance(whole, PartedTable) else None
 
-    def _compare(self, whole: PartedHandle | None) -> None:
+    def _compare(self, whole: PartedTable | None) -> None:
         """Take out the plans that do not hold for this version."""
-        seen = {plan.seen for plan in self._left.values() if plan.seen is not None}
+        seen = {plan.from_version for plan in self._left.values() if plan.from_version is not None}
         back = {v for v in seen if whole is not None and restored_between(self._table, v, whole.version())}
         self._drop_other_types(whole)
         columns, known = pa.schema([]), set[int]()
         for game, plan in list(self._left.items()):
             try:
-                if plan.seen in back:
-                    raise ConflictError(f"{plan.table.name}: it was restored since version {plan.seen}, which was planned from")
+                if plan.from_version in back:
+                    raise ConflictError(
+                        f"{plan.table.name}: it was restored since version {plan.from_version}, which was planned from"
+                    )
                 part = whole.part(game) if whole is not None else None
-                if counter(part, Txn.RESTORED) and plan.seen is not None:
+                if counter(part, Txn.RESTORED) and plan.from_version is not None:
                     raise ConflictError(f"{plan.table.name}: it was restored, and rows of {game} are to be replaced first")
                 # That it was restored is known.
-                require(replace(plan, seen=None if part is None or plan.seen != part.version() else plan.seen), part)
+                require(
+                    replace(
+                        plan, from_version=None if part is None or plan.from_version != part.version() else plan.from_version
+                    ),
+                    part,
+                )
                 if id(plan.schema) not in known:  # most plans have the same
                     columns = _with_columns(self._table, columns, plan.schema)
                     known.add(id(plan.schema))
@@ -113,7 +120,7 @@ class _Group:
                 self._drop([game], error)
         self._drop_other_types(whole)  # again: perhaps not all of the table is replaced any more
 
-    def _drop_other_types(self, whole: PartedHandle | None) -> None:
+    def _drop_other_types(self, whole: PartedTable | None) -> None:
         for game, other in _of_other_types(self._left, whole).items():
             self._drop([game], other)
 
@@ -123,7 +130,7 @@ class _Group:
             discard(plan.table, list(plan.files))
             self._outcome[game] = error
 
-    def _commit(self, whole: PartedHandle | None) -> bool:
+    def _commit(self, whole: PartedTable | None) -> bool:
         """Commit what is left; False: another commit came first, so each plan has to be compared again."""
         try:
             landed = commit(_merged(self._table, whole, self._left))
@@ -137,11 +144,15 @@ class _Group:
         return True
 
 
-def note_restored(table: Table, whole: PartedHandle) -> None:
+def note_restored(table: Table, whole: PartedTable) -> None:
     """Note for every part that the table was restored: the next commit to one of them would hide it from the others."""
     advance = {of_part(Txn.RESTORED, game): 1 for game in whole.games()}
     info = {RESTORE_CHECKED: "rows of each part are to be replaced"}
-    commit(Commit(table, pa.schema([]), [], {}, advance, table_id(whole), seen=whole.version(), info=info, follows=whole))
+    commit(
+        Commit(
+            table, pa.schema([]), [], {}, advance, table_id(whole), from_version=whole.version(), info=info, from_table=whole
+        )
+    )
 
 
 def _with_columns(table: Table, columns: pa.Schema, more: pa.Schema) -> pa.Schema:
@@ -159,7 +170,7 @@ def _with_columns(table: Table, columns: pa.Schema, more: pa.Schema) -> pa.Schem
     return pa.schema([*columns, *new], columns.metadata) if new else columns
 
 
-def _of_other_types(plans: Mapping[str, Commit], whole: PartedHandle | None) -> dict[str, DataError]:
+def _of_other_types(plans: Mapping[str, Commit], whole: PartedTable | None) -> dict[str, DataError]:
     """Game -> why its columns do not fit into the table, unless all of it is replaced."""
     if whole is None or _replaces_all(plans, whole):
         return {}
@@ -176,13 +187,13 @@ def _of_other_types(plans: Mapping[str, Commit], whole: PartedHandle | None) -> 
     return found
 
 
-def _replaces_all(plans: Mapping[str, Commit], whole: PartedHandle) -> bool:
+def _replaces_all(plans: Mapping[str, Commit], whole: PartedTable) -> bool:
     """Whether the plans replace all rows of the table, columns included."""
     held = {game for game, state in whole.states().items() if state.files}
     return held <= plans.keys() and all(plan.replace and plan.reshape for plan in plans.values())
 
 
-def _merged(table: Table, whole: PartedHandle | None, plans: Mapping[str, Commit]) -> Commit:
+def _merged(table: Table, whole: PartedTable | None, plans: Mapping[str, Commit]) -> Commit:
     """One commit of all plans."""
     columns, expected, advance, removed = pa.schema([]), dict[str, int | None](), dict[str, int](), set[str]()
     info = dict[str, str]()
@@ -190,10 +201,10 @@ def _merged(table: Table, whole: PartedHandle | None, plans: Mapping[str, Commit
         columns = _with_columns(table, columns, schema)
     for game, plan in plans.items():
         state = whole.states().get(game, PartState()) if whole is not None else PartState()
-        moved = dict(plan.advance)
+        moved = dict(plan.set_transactions)
         if plan.replace and state.transactions.get(Txn.RESTORED):
             moved[Txn.RESTORED] = 0
-        expected |= {of_part(app, game): state.transactions.get(app) for app in (*plan.expected, *moved)}
+        expected |= {of_part(app, game): state.transactions.get(app) for app in (*plan.expect_transactions, *moved)}
         advance |= {of_part(app, game): to for app, to in moved.items()}
         if plan.replace or not state.transactions:  # files of no part are leftovers
             removed |= {unquote(file.path) for file in state.files}
@@ -208,7 +219,7 @@ def _merged(table: Table, whole: PartedHandle | None, plans: Mapping[str, Commit
         expected,
         advance,
         table_id(whole),
-        seen=None if whole is None else whole.version(),
+        from_version=None if whole is None else whole.version(),
         replace=reshaped,
         reshape=reshaped,
         rewritten=frozenset() if reshaped else frozenset(removed),
@@ -216,7 +227,7 @@ def _merged(table: Table, whole: PartedHandle | None, plans: Mapping[str, Commit
         info=info,
         description=some.description,
         compared_again=True,
-        follows=whole,
+        from_table=whole,
     )
 
 
@@ -231,7 +242,7 @@ def _add_info(info: dict[str, str], more: Mapping[str, str]) -> None:
 def _landed(plan: Commit, landed: Landed, game: str) -> Landed:
     """What a group's commit is for one part."""
     whole = landed.handle
-    part = whole.part(game) if isinstance(whole, PartedHandle) else None
+    part = whole.part(game) if isinstance(whole, PartedTable) else None
     files = part.files() if part is not None else ()
     return Landed(
         landed.table,
@@ -357,7 +368,7 @@ def opened(
         if wanted.uri not in wholes:
             wholes[wanted.uri] = take(wanted.whole)
         whole = wholes[wanted.uri]
-        return whole.part(game) if isinstance(whole, PartedHandle) else None
+        return whole.part(game) if isinstance(whole, PartedTable) else None
 
     found = for_games(games, one)
     return {game: handle for game, handle in found.items() if handle is not None}

@@ -29,7 +29,7 @@ from game_events.lakehouse.commits.transactions import (
     version_before_restores,
 )
 from game_events.lakehouse.data.reading import BATCH_INFO
-from game_events.lakehouse.handle import COMMIT_ID
+from game_events.lakehouse.open_table import COMMIT_ID
 from game_events.lakehouse.table_properties import REBUILD
 from game_events.lakehouse.tables import QUARANTINE, Table
 
@@ -143,7 +143,7 @@ def _rows(files: list[dict[str, Any]]) -> int | None:
 def refuse_restored(table: Table, handle: DeltaTable, rebuild: str | None = None) -> DeltaTable:
     """Return a version of the table that lacks no row because of a restore; one small file is read.
 
-    Commits that are planned from it compare its version (`Commit.seen`). A restore that was undone is acknowledged by a commit
+    Commits that are planned from it compare its version (`Commit.from_version`). A restore that was undone is acknowledged by a commit
     without rows.
 
     `rebuild`: the way out where the restore cannot be undone; None: the table's usual one.

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.log import TableLog
-from game_events.lakehouse.handle import COMMIT_ID, Handle
+from game_events.lakehouse.open_table import COMMIT_ID, OpenTable
 from game_events.lakehouse.parts import Part
 from game_events.lakehouse.tables import QUARANTINE, Layer, Table, add_actions, layer_of
 
@@ -29,7 +29,7 @@ from game_events.lakehouse.tables import QUARANTINE, Layer, Table, add_actions, 
 class Txn(StrEnum):
     """Every application transaction id of the project. The values are in the tables' logs: changing one is a format change.
 
-    A commit compares and advances them (`Commit.expected`, `Commit.advance`). An id "by x" ends with x: `Txn.REPLAY.of(x)`. It
+    A commit compares and advances them (`Commit.expect_transactions`, `Commit.set_transactions`). An id "by x" ends with x: `Txn.REPLAY.of(x)`. It
     stays in the log for ever, so few ids are by run.
     """
 
@@ -134,7 +134,7 @@ def counter(handle: DeltaTable | None, app: str) -> int:
 
 
 def txns(handle: DeltaTable | None, apps: Iterable[str]) -> dict[str, int | None]:
-    """Transaction id -> value, for `Commit.expected`."""
+    """Transaction id -> value, for `Commit.expect_transactions`."""
     return {app: txn(handle, app) for app in apps}
 
 
@@ -258,12 +258,11 @@ def restored(handle: DeltaTable) -> bool:
     """Whether a table was restored or replaced since this project's newest commit of rows; mostly reads one log entry."""
     if isinstance(handle, Part) and counter(handle, Txn.RESTORED):
         return True
-    if isinstance(handle, Part) and handle.whole.version() == handle.version():
-        whole = handle.whole
-        if whole.restored[0] != whole.version():
-            whole.restored = whole.version(), restored(whole)
-        return whole.restored[1]
-    if isinstance(handle, Handle) and _is_checked(handle.newest_commit(), BATCHES):
+    if isinstance(handle, Part):
+        if handle.whole.restored is None:
+            handle.whole.restored = restored(handle.whole)
+        return handle.whole.restored
+    if isinstance(handle, OpenTable) and _is_checked(handle.newest_commit(), BATCHES):
         return False
     for limit in RESTORE_HISTORY:
         for entry in handle.history(limit):

@@ -22,8 +22,9 @@ from deltalake.exceptions import DeltaError
 
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.frame import SchemaId, SchemaRef
+from game_events.lakehouse.open_table import OpenTable
 from game_events.lakehouse.table_properties import KEEP_LOG
-from game_events.lakehouse.tables import QUARANTINE, REST_DELIVERIES, REST_FAILED_CHUNKS, REST_OUTBOX, Table
+from game_events.lakehouse.tables import QUARANTINE, REST_DELIVERIES, REST_FAILED_CHUNKS, REST_OUTBOX, AnyTable, Table
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +271,7 @@ def tags_of(handle: DeltaTable) -> dict[str, str]:
     return dict(json.loads(str(fields[0].metadata.get(TAGS, "{}")))) if fields else {}
 
 
-def describe(table: Table, handle: DeltaTable, wanted: pa.Schema, description: str | None = None) -> DeltaTable:
+def describe(table: Table, handle: AnyTable, wanted: pa.Schema, description: str | None = None) -> AnyTable | OpenTable:
     """Update a table's descriptions: one commit for all new ones, and one for each changed comment.
 
     Delta-rs merges new keys of metadata, and refuses other values of old ones.
@@ -284,12 +285,13 @@ def describe(table: Table, handle: DeltaTable, wanted: pa.Schema, description: s
         return handle
     table.require_writable()
     try:
+        alter = handle.alter
         if new:
-            handle.alter.add_columns(new, post_commithook_properties=KEEP_LOG)
+            alter.add_columns(new, post_commithook_properties=KEEP_LOG)
         for column, values in changed.items():
-            handle.alter.set_column_metadata(column, values, post_commithook_properties=KEEP_LOG)
+            alter.set_column_metadata(column, values, post_commithook_properties=KEEP_LOG)
         if about is not None:
-            handle.alter.set_table_description(about, post_commithook_properties=KEEP_LOG)
+            alter.set_table_description(about, post_commithook_properties=KEEP_LOG)
     except (DeltaError, OSError) as error:  # e.g. a concurrent commit: the next commit of rows tries again
         log.info("table=%s comments_not_written=true cause=%s", table.name, type(error).__name__)
     return table.open() or handle

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 
 from game_events.errors import LostFileError
 from game_events.lakehouse.data.staging import file_system, partition_of
-from game_events.lakehouse.handle import DataFile
+from game_events.lakehouse.open_table import DataFile
 from game_events.lakehouse.storage import store_errors_named
 from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Table, files_of, paths

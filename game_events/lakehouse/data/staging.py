@@ -47,7 +47,7 @@ from deltalake.transaction import AddAction
 from game_events.decoding.frame import NO_ROWS, Rows
 from game_events.decoding.projection import Shape, cuts
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.handle import DataFile
+from game_events.lakehouse.open_table import DataFile
 from game_events.lakehouse.storage import store_errors_named
 from game_events.lakehouse.tables import Lakehouse, Table, is_person
 

@@ -16,7 +16,7 @@ from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.transactions import restored
 from game_events.lakehouse.data.reading import BATCH_INFO, row_count
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.handle import MOST_FILES, MOST_NOTED, NOTED
+from game_events.lakehouse.open_table import MOST_FILES, MOST_NOTED, NOTED
 from game_events.lakehouse.tables import Lakehouse, files_of, paths
 from game_events_tests.support.faults import at_commit
 from game_events_tests.support.tables import plan, staged_numbers
@@ -69,7 +69,7 @@ def test_a_commit_notes_the_transaction_ids_that_are_known_for_whoever_opens_its
     sets(table, other=7)
     handle = table.open()
     assert (handle.transaction_version("txn"), handle.transaction_version("other")) == (1, 7)
-    commit(plan(table, [1], 1, 2, follows=handle))
+    commit(plan(table, [1], 1, 2, from_table=handle))
     reads.clear()
     newest = table.open()
     assert (newest.transaction_version("txn"), newest.transaction_version("other")) == (2, 7)
@@ -84,7 +84,7 @@ def test_a_commit_that_came_after_a_concurrent_writers_notes_nothing_that_is_bel
     handle = table.open()
     assert handle.transaction_version("other") is None
     with overtaken_by(lambda: sets(table, other=7)):
-        assert commit(plan(table, [1], 1, 2, follows=handle)).version == 2
+        assert commit(plan(table, [1], 1, 2, from_table=handle)).version == 2
     newest = table.open()
     assert (newest.transaction_version("txn"), newest.transaction_version("other")) == (2, 7)
 
@@ -92,14 +92,14 @@ def test_a_commit_that_came_after_a_concurrent_writers_notes_nothing_that_is_bel
 def test_a_table_with_many_transaction_ids_notes_none(table):
     """Bronze has one for each partition: each commit would repeat them all."""
     more = {f"kafka:{n}": n for n in range(MOST_NOTED)}
-    commit(replace(plan(table, [1], 1, 2), advance={"txn": 2} | more))
+    commit(replace(plan(table, [1], 1, 2), set_transactions={"txn": 2} | more))
     assert NOTED not in next(iter(table.open().history(1)))
     assert table.open().transaction_version("kafka:3") == 3
 
 
 def test_after_a_commit_its_transaction_ids_are_known_and_the_others_as_before(table, reads):
-    planned = plan(table, [1], 1, 2, follows=table.open())
-    assert planned.follows.transaction_version("other") is None
+    planned = plan(table, [1], 1, 2, from_table=table.open())
+    assert planned.from_table.transaction_version("other") is None
     landed = commit(planned)
     reads.clear()
     assert (landed.handle.transaction_version("txn"), landed.handle.transaction_version("other")) == (2, None)
@@ -136,7 +136,7 @@ def test_files_and_the_newest_commit_are_read_once_for_each_version(table, log_r
 
 
 def test_after_a_commit_of_a_handle_nothing_of_its_table_is_read(table, log_reads, opens):
-    planned = replace(plan(table, [1], 1, 2, follows=table.open()), info={BATCH_INFO: "1"})
+    planned = replace(plan(table, [1], 1, 2, from_table=table.open()), info={BATCH_INFO: "1"})
     assert (row_count(planned.follows), restored(planned.follows)) == (1, False)
     log_reads.clear()
     opens.clear()
@@ -175,7 +175,7 @@ def test_statistics_of_many_files_are_not_kept(table, log_reads):
 
 
 def test_a_handle_goes_on_having_its_version_when_others_commit_behind_it(table):
-    handle = commit(plan(table, [1], 1, 2, follows=table.open())).handle
+    handle = commit(plan(table, [1], 1, 2, from_table=table.open())).handle
     commit(plan(table, [2], 2, 3))
     assert (handle.version(), len(paths(handle)), len(handle.file_uris())) == (1, 2, 2)
     assert (handle.version(), handle.transaction_version("txn")) == (1, 2)
@@ -186,7 +186,7 @@ def test_a_reader_of_the_version_between_never_gets_transaction_ids_of_the_next_
     """The version between: another writer's, over which the commit is tried again, or the one that adds its columns."""
     handle, between = table.open(), []
     rows = pa.table({name: [1] for name in columns})
-    planned = replace(plan(table, [1], 1, 2, follows=handle), schema=rows.schema, files=staged(table, rows))
+    planned = replace(plan(table, [1], 1, 2, from_table=handle), schema=rows.schema, files=staged(table, rows))
 
     def overtake():
         if columns == ["n"]:
@@ -202,7 +202,7 @@ def test_a_reader_of_the_version_between_never_gets_transaction_ids_of_the_next_
 @pytest.mark.parametrize("newer", [0, 1, 3])
 def test_a_handle_never_mixes_its_table_with_another_one_that_was_made_in_its_place(table, newer):
     """`newer`: versions of the other table after the handle's own."""
-    handle = commit(plan(table, [1], 1, 2, follows=table.open())).handle
+    handle = commit(plan(table, [1], 1, 2, from_table=table.open())).handle
     shutil.rmtree(table.uri)
     commit(plan(table, [10], None, 1))
     for n in range(1, newer + 2):
@@ -216,6 +216,6 @@ def test_a_handle_never_mixes_its_table_with_another_one_that_was_made_in_its_pl
 
 
 def test_a_handle_that_was_moved_by_its_commits_may_go_back_to_the_version_that_was_opened(table):
-    handle = commit(plan(table, [1], 1, 2, follows=table.open())).handle
+    handle = commit(plan(table, [1], 1, 2, from_table=table.open())).handle
     handle.load_as_version(0)
     assert (handle.version(), len(handle.file_uris()), len(paths(handle)), handle.transaction_version("txn")) == (0, 1, 1, 1)

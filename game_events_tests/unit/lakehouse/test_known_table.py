@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.handle import MOST_NOTED
+from game_events.lakehouse.open_table import MOST_NOTED
 from game_events.lakehouse.tables import Lakehouse, files_of
 from game_events_tests.support.tables import plan
 
@@ -60,7 +60,7 @@ def test_it_is_opened_when_more_is_asked_at_its_own_version(lakehouse, opens, ow
     table = lakehouse.table("new")
     handle = commit(plan(table, [0], None, 1)).handle
     for n in range(1, own_commits + 1):
-        planned = plan(table, [n], n, n + 1, follows=handle)
+        planned = plan(table, [n], n, n + 1, from_table=handle)
         opens.clear()
         handle = commit(planned).handle
     assert (handle.transaction_version("txn"), handle.transaction_version("other")) == (own_commits + 1, None)
@@ -68,13 +68,13 @@ def test_it_is_opened_when_more_is_asked_at_its_own_version(lakehouse, opens, ow
     commit(plan(table, [7], own_commits + 1, 9))
     assert len(handle.file_uris()) == len(files_of(handle)) == own_commits + 1
     assert handle.version() == own_commits
-    assert not table.is_newest(handle)
+    assert not handle.is_newest()
 
 
 def test_all_transaction_ids_are_known_even_if_they_are_too_many_to_be_noted(lakehouse):
     table = lakehouse.table("new")
     many = {f"txn-{n}": n for n in range(MOST_NOTED + 1)}
-    handle = commit(replace(plan(table, [0], None, 1), advance=many)).handle
+    handle = commit(replace(plan(table, [0], None, 1), set_transactions=many)).handle
     assert {app: handle.transaction_version(app) for app in [*many, "other"]} == {**many, "other": None}
 
 
@@ -85,4 +85,4 @@ def test_another_table_that_was_made_in_its_place_is_never_read_for_it(lakehouse
     commit(plan(table, [10], None, 1))
     with pytest.raises(DeltaError, match=r"version 0 of .* is gone"):
         handle.file_uris()
-    assert not table.is_newest(handle)
+    assert not handle.is_newest()

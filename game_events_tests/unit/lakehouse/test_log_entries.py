@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from game_events.lakehouse.commits.commit import commit
-from game_events.lakehouse.handle import entry_of, has_entry
+from game_events.lakehouse.open_table import entry_of, has_entry
 from game_events.lakehouse.tables import Lakehouse
 from game_events_tests.support.tables import plan
 

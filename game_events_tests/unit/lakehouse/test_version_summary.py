@@ -15,8 +15,8 @@ from game_events.errors import ConflictError, DataError
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.transactions import restored
 from game_events.lakehouse.data.reading import BATCH_INFO
-from game_events.lakehouse.handle import MOST_FILES, path_of
-from game_events.lakehouse.kept_handles import NAME, KeptHandles
+from game_events.lakehouse.open_table import MOST_FILES, path_of
+from game_events.lakehouse.table_pool import NAME, TablePool
 from game_events.lakehouse.table_properties import KEPT_CHECKPOINT_COMMITS
 from game_events.lakehouse.tables import Lakehouse, files_of
 from game_events_tests.support.tables import numbers, plan, staged_numbers
@@ -25,15 +25,15 @@ from game_events_tests.support.tables import numbers, plan, staged_numbers
 def next_run(table, opens):
     """What the next run takes, and whether it opened the table for that."""
     opens.clear()
-    return KeptHandles().take(table), bool(opens)
+    return TablePool().open(table), bool(opens)
 
 
 def leave(table, n=1):
     """A run commits the nth number, and ends."""
-    kept = KeptHandles()
+    kept = TablePool()
     planned = plan(table, [n], n, n + 1, info={BATCH_INFO: "1"})
-    landed = commit(replace(planned, follows=kept.take(table)))
-    kept.keep(table, landed.handle)
+    landed = commit(replace(planned, from_table=kept.open(table)))
+    kept.publish(table, landed.handle)
     return landed
 
 
@@ -70,22 +70,22 @@ def test_a_transaction_id_that_no_run_has_read_is_read_from_the_log(table, opens
 
 def leave_as_it_is(table):
     """A run reads the newest version, and ends."""
-    kept = KeptHandles()
-    handle = kept.take(table)
+    kept = TablePool()
+    handle = kept.open(table)
     handle.transaction_version("txn")
     files_of(handle)
-    kept.keep(table, handle)
+    kept.publish(table, handle)
     return handle
 
 
 def test_each_run_follows_the_one_before(table, opens):
     leave(table)
     for n in range(2, KEPT_CHECKPOINT_COMMITS + 3):
-        kept = KeptHandles()
+        kept = TablePool()
         planned = plan(table, [n], n, n + 1)
         opens.clear()
-        landed = commit(replace(planned, follows=kept.take(table)))
-        kept.keep(table, landed.handle)
+        landed = commit(replace(planned, from_table=kept.open(table)))
+        kept.publish(table, landed.handle)
         assert opens == []
     assert numbers(table) == list(range(KEPT_CHECKPOINT_COMMITS + 3))
     assert list(Path(table.uri, "_delta_log").glob("*.checkpoint.parquet")), "its log gets checkpoints still"
@@ -101,8 +101,8 @@ def test_a_commit_of_somebody_else_makes_it_outdated(table, opens):
 
 def test_a_rival_between_taking_and_committing_wins(table):
     leave(table)
-    stale = KeptHandles().take(table)
-    planned = plan(table, [3], 2, 4, follows=stale)
+    stale = TablePool().open(table)
+    planned = plan(table, [3], 2, 4, from_table=stale)
     commit(plan(table, [2], 2, 3))
     with pytest.raises(ConflictError, match="moved txn from 2 to 3"):
         commit(planned)
@@ -168,7 +168,7 @@ def test_a_log_that_has_lost_an_older_entry_is_said_when_it_is_read(table, opens
 
 def test_another_table_in_its_place_is_never_read_for_it(table):
     leave(table)
-    handle = KeptHandles().take(table)
+    handle = TablePool().open(table)
     shutil.rmtree(table.uri)
     commit(plan(table, [5], None, 7))
     commit(plan(table, [6], 7, 8))
@@ -184,18 +184,18 @@ def test_tables_of_the_same_columns_that_are_altered_are_told_apart(tmp_path):
         commit(plan(table, [0], None, 1))
         leave(table)
     DeltaTable(tables[1].uri).alter.set_table_properties({"delta.appendOnly": "true"})
-    kept = KeptHandles()
-    assert kept.take(tables[0]) is not None
+    kept = TablePool()
+    assert kept.open(tables[0]) is not None
     table = tables[1]
     table.writable(table.open())
     with pytest.raises(DataError, match=r"delta\.appendOnly forbids"):
-        table.writable(kept.take(table), replaced=True)
+        table.writable(kept.open(table), replaced=True)
     wider = pa.schema([("n", pa.int64()), ("s", pa.string()), ("more", pa.int64())])
-    first = kept.take(tables[0])
+    first = kept.open(tables[0])
     files = staged_numbers(tables[0], [9], wider, more=[1])
-    landed = commit(plan(tables[0], [9], 2, 3, schema=wider, files=files, follows=first))
+    landed = commit(plan(tables[0], [9], 2, 3, schema=wider, files=files, from_table=first))
     assert "more" in pa.schema(landed.handle.schema()).names
-    assert "more" not in pa.schema(kept.take(tables[1]).schema()).names
+    assert "more" not in pa.schema(kept.open(tables[1]).schema()).names
 
 
 def test_none_is_written_for_a_table_with_features_or_many_files_or_that_is_read_only(table, lakehouse):
@@ -215,20 +215,20 @@ def test_none_is_written_for_a_table_with_features_or_many_files_or_that_is_read
 
 
 def test_a_loop_writes_none(table):
-    kept = KeptHandles(summaries=False)
-    landed = commit(replace(plan(table, [1], 1, 2), follows=kept.take(table)))
-    kept.keep(table, landed.handle)
-    assert kept.take(table) is landed.handle
+    kept = TablePool(summaries=False)
+    landed = commit(replace(plan(table, [1], 1, 2), from_table=kept.open(table)))
+    kept.publish(table, landed.handle)
+    assert kept.open(table) is landed.handle
     assert not summary_of(table).exists()
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_summary(table):
     log = Path(table.uri, "_delta_log")
-    handle = KeptHandles().take(table)
+    handle = TablePool().open(table)
     files_of(handle)
     handle.transaction_version("txn")
     shutil.rmtree(log)
-    KeptHandles().keep(table, handle)
+    TablePool().publish(table, handle)
     assert not log.exists()
 
 
