@@ -88,7 +88,8 @@ class SystemTable:
     ) -> Landed:
         """Append rows, or replace all rows by them; a table that does not exist is created.
 
-        `handle`: the version that the rows were planned from (`Commit.from_table`); None: there was no table. `replace`: remove the rows of `handle`. `set_transactions`, `info`: further ones of the commit.
+        `handle`: the version that the rows were planned from (`Commit.from_table`); None: there was no table. `replace`: remove
+        the rows of `handle`. `set_transactions`, `info`: further ones of the commit.
 
         Raises:
             ConflictError: a concurrent writer committed since `handle`.

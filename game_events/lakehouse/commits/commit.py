@@ -50,8 +50,8 @@ class Commit:
         expect_transactions: `txn` -> value it must have now (None: never set).
         set_transactions: `txn` -> value it has afterwards.
         table_id: id the table must have; None: the table must not exist.
-        from_version: version that the plan was made from; the table must not have been restored since, as a restore leaves every `txn`
-            unchanged. None: the commit is right after any restore.
+        from_version: version that the plan was made from; the table must not have been restored since, as a restore leaves
+            every `txn` unchanged. None: the commit is right after any restore.
         replace: remove every file of the version it follows: readers see the old rows or the new, nothing else.
         reshape: with `replace`: the table's columns become exactly those of `schema`.
         rewritten: paths of files that the new ones replace: they are removed.

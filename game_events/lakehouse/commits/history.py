@@ -143,8 +143,8 @@ def _rows(files: list[dict[str, Any]]) -> int | None:
 def refuse_restored(table: Table, handle: DeltaTable, rebuild: str | None = None) -> DeltaTable:
     """Return a version of the table that lacks no row because of a restore; one small file is read.
 
-    Commits that are planned from it compare its version (`Commit.from_version`). A restore that was undone is acknowledged by a commit
-    without rows.
+    Commits that are planned from it compare its version (`Commit.from_version`). A restore that was undone is acknowledged by a
+    commit without rows.
 
     `rebuild`: the way out where the restore cannot be undone; None: the table's usual one.
 

@@ -29,8 +29,8 @@ from game_events.lakehouse.tables import QUARANTINE, Layer, Table, add_actions, 
 class Txn(StrEnum):
     """Every application transaction id of the project. The values are in the tables' logs: changing one is a format change.
 
-    A commit compares and advances them (`Commit.expect_transactions`, `Commit.set_transactions`). An id "by x" ends with x: `Txn.REPLAY.of(x)`. It
-    stays in the log for ever, so few ids are by run.
+    A commit compares and sets them (`Commit.expect_transactions`, `Commit.set_transactions`). An id "by x" ends with x:
+    `Txn.REPLAY.of(x)`. It stays in the log for ever, so few ids are by run.
     """
 
     # Where the records of bronze come from. Quarantine has the first three, too.

@@ -1,12 +1,13 @@
 """A handle reads the log once for each version, and after a commit of its own not at all."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partialmethod
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import CommitProperties, Transaction
 from hypothesis import given
@@ -16,7 +17,7 @@ from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.transactions import restored
 from game_events.lakehouse.data.reading import BATCH_INFO, row_count
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.open_table import MOST_FILES, MOST_NOTED, NOTED
+from game_events.lakehouse.open_table import MOST_FILES, MOST_NOTED, NOTED, read_add_actions
 from game_events.lakehouse.tables import Lakehouse, files_of, paths
 from game_events_tests.support.faults import at_commit
 from game_events_tests.support.tables import plan, staged_numbers
@@ -137,7 +138,7 @@ def test_files_and_the_newest_commit_are_read_once_for_each_version(table, log_r
 
 def test_after_a_commit_of_a_handle_nothing_of_its_table_is_read(table, log_reads, opens):
     planned = replace(plan(table, [1], 1, 2, from_table=table.open()), info={BATCH_INFO: "1"})
-    assert (row_count(planned.follows), restored(planned.follows)) == (1, False)
+    assert (row_count(planned.from_table), restored(planned.from_table)) == (1, False)
     log_reads.clear()
     opens.clear()
     handle = commit(planned).handle
@@ -155,7 +156,7 @@ def test_a_handle_that_was_moved_by_its_commits_has_what_whoever_opens_the_table
     for number, (values, how) in enumerate(steps):
         rows = pa.table({"n": values, "_batch": pa.array([v if v % 5 else None for v in values], pa.int64())}, schema)
         gone = frozenset(paths(handle)[:1]) if how == "rewrite" else frozenset()
-        made = {"replace": how == "replace", "rewritten": gone, "seen": handle.version(), "follows": handle}
+        made = {"replace": how == "replace", "rewritten": gone, "from_version": handle.version(), "from_table": handle}
         handle = commit(plan(table, [], number, number + 1, schema=schema, files=staged(table, rows), **made)).handle
         read = table.open()
         assert sorted(files_of(handle), key=str) == sorted(files_of(read), key=str)
@@ -215,7 +216,49 @@ def test_a_handle_never_mixes_its_table_with_another_one_that_was_made_in_its_pl
     assert (handle.version(), len(paths(handle))) == (1, 2), "what it knows is of its own table"
 
 
-def test_a_handle_that_was_moved_by_its_commits_may_go_back_to_the_version_that_was_opened(table):
-    handle = commit(plan(table, [1], 1, 2, from_table=table.open())).handle
-    handle.load_as_version(0)
-    assert (handle.version(), len(handle.file_uris()), len(paths(handle)), handle.transaction_version("txn")) == (0, 1, 1, 1)
+def test_a_version_stays_as_it_is_after_a_commit_that_was_planned_from_it(table):
+    """Other threads may use it: the next version has taken over what delta-rs has read."""
+    first = table.open()
+    newest = commit(plan(table, [1], 1, 2, from_table=first)).handle
+    for _ in range(2):
+        assert (newest.version(), len(newest.file_uris()), len(paths(newest)), newest.transaction_version("txn")) == (
+            1,
+            2,
+            2,
+            2,
+        )
+        assert (first.version(), len(first.file_uris()), len(paths(first)), first.transaction_version("txn")) == (0, 1, 1, 1)
+    assert [first.is_newest(), newest.is_newest()] == [False, True]
+    with pytest.raises(NotImplementedError, match="stays at its version: open 0"):
+        newest.load_as_version(0)
+
+
+def test_a_table_that_is_altered_stays_as_it_is_and_each_change_follows_the_one_before(table):
+    handle = table.open()
+    alter = handle.alter
+    alter.add_columns([Field("more", "long")])
+    alter.set_column_metadata("more", {"comment": "later"})
+    assert (handle.version(), len(handle.schema().fields), len(handle.file_uris())) == (0, 2, 1)
+    assert not handle.is_newest()
+    assert (table.open().version(), len(table.open().schema().fields)) == (2, 3)
+
+
+def test_threads_that_share_a_version_read_its_files_while_another_one_commits_from_it(table):
+    shared = [table.open()]
+    wrong = []
+
+    def read():
+        while len(shared) < 40:
+            newest = shared[-1]
+            numbers_of_files = {len(newest.file_uris()), read_add_actions(newest).num_rows, newest.version() + 1}
+            wrong.extend(numbers_of_files if len(numbers_of_files) > 1 else ())
+
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read) for _ in range(3)]
+        for n in range(1, 40):
+            newest = commit(plan(table, [n], n, n + 1, from_table=shared[-1])).handle
+            newest.file_uris()  # delta-rs' table goes on
+            shared.append(newest)
+        for reader in readers:
+            reader.result()
+    assert wrong == []

@@ -59,7 +59,8 @@ def slice_of(parts, number, *ids):
         Commit(
             parts.bronze, schema, [], expect_transactions={"batch": number - 1 or None}, set_transactions={"batch": number},
             table_id=str(handle.metadata().id) if handle is not None else None, merges_column_map=handle is not None,
-            description=BRONZE_DESCRIPTION, description_now=about_bronze(parts, handle, plan.types) if handle is not None else None,
+            description=BRONZE_DESCRIPTION,
+            description_now=about_bronze(parts, handle, plan.types) if handle is not None else None,
         )
     )  # fmt: skip
     parts.report.add_landed("bronze", parts.bronze, landed, schema, number)

@@ -68,7 +68,6 @@ def test_a_version_says_whether_it_is_the_newest(table):
     commit(plan(table, [1], 1, 2))
     assert not handle.is_newest()
     assert table.open().is_newest()
-    assert not DeltaTable(table.uri).is_newest(), "nothing is known of a handle that was opened otherwise"
 
 
 def test_a_note_in_the_log_does_not_move_the_handle_of_whoever_makes_it(table):

@@ -27,7 +27,7 @@ def lakehouse(tmp_path):
 def plan(lakehouse, game, numbers, before, after, *, kind=None, from_table=None, **options):
     """A commit of a game's rows: to the newest version, or to the one of a handle."""
     table = lakehouse.silver(game)
-    part = follows or table.open()
+    part = from_table or table.open()
     rows = pa.table({"game_name": pa.array([game] * len(numbers), pa.string()), "n": pa.array(numbers, kind or pa.int64())})
     writer = StagedWriter(table, rows.schema, game)
     writer.write(rows.select(writer.schema.names))

@@ -156,10 +156,10 @@ def test_everything_made_from_silver_looks_at_games_whose_silver_was_replaced():
 def test_a_run_takes_back_no_note_that_a_rival_made_since_it_looked(before):
     seen = Progress("b", floors={Layer.GOLD: 5}, games={"uno": 5}, failed=before)
     now = seen.pending(Layer.GOLD, ["uno"], "its silver table was replaced by run 2")
-    assert now.done(Layer.GOLD, 5, from_version=seen).failed == now.failed
+    assert now.done(Layer.GOLD, 5, seen=seen).failed == now.failed
     # Its own are done; and what it found itself is newer than any note.
-    assert seen.done(Layer.GOLD, 5, from_version=seen).failed == {}
-    assert now.done(Layer.GOLD, 5, failed={"uno": "disk full"}, from_version=seen).failed == {(Layer.GOLD, "uno"): "disk full"}
+    assert seen.done(Layer.GOLD, 5, seen=seen).failed == {}
+    assert now.done(Layer.GOLD, 5, failed={"uno": "disk full"}, seen=seen).failed == {(Layer.GOLD, "uno"): "disk full"}
 
 
 def test_a_run_that_has_read_an_older_generation_of_bronze_writes_nothing(lakehouse):
