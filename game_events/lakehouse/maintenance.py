@@ -81,16 +81,22 @@ KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
 def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
     """Groups of paths that are worth merging, each into about one file, oldest batches first."""
     actions = add_actions(handle)
-    bounds = [f"partition.{column}" for column in handle.metadata().partition_columns]
-    order = [("min._batch", "ascending")] if "min._batch" in actions.column_names else [("modification_time", "ascending")]
-    bounds += [f"{end}.{column}" for column in KEPT_APART.get(table.key, ()) for end in ("min", "max")]
-    bounds = [name for name in bounds if name in actions.column_names]
+    order = "min._batch" if "min._batch" in actions.column_names else "modification_time"
+    bounds = _told_apart_by(table, handle, actions)
     classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
-    for file in actions.sort_by(order).select(["path", "size_bytes", *bounds]).to_pylist():
+    for file in actions.sort_by([(order, "ascending")]).select(["path", "size_bytes", *bounds]).to_pylist():
         if file["size_bytes"] * 2 <= goal.bytes:
             key = (_size_class(file["size_bytes"], goal), *(file[name] for name in bounds))
             classes[key].append((file["path"], file["size_bytes"]))
     return [group for members in classes.values() for group in _groups(members, goal)]
+
+
+def _told_apart_by(table: Table, handle: DeltaTable, actions: pa.Table) -> list[str]:
+    """Columns of `add_actions` with the same values in all files of a group."""
+    names = [f"partition.{column}" for column in handle.metadata().partition_columns]
+    for column in KEPT_APART.get(table.key, ()):
+        names += [f"min.{column}", f"max.{column}"]
+    return [name for name in names if name in actions.column_names]
 
 
 def _groups(files: list[tuple[str, int]], goal: Goal) -> Iterator[list[str]]:

@@ -189,25 +189,30 @@ def read_transactions(system: pafs.FileSystem, log: str, version: int) -> dict[s
     Raises:
         FileNotFoundError: an entry is gone since the log was listed, or missing.
     """
-    # Parquet's reader is slow to load, and not every process needs it.
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     listed = system.get_file_info(pafs.FileSelector(log.rstrip("/"), recursive=False))
-    names = [info.base_name for info in listed]
-    begin, checkpoint = _newest_checkpoint(names, version)
-    found: dict[str, int] = {}
-    for name in checkpoint:
-        with system.open_input_file(log + name) as source:
-            file = pq.ParquetFile(source)
-            if "txn" in file.schema_arrow.names:
-                rows = file.read(["txn"]).column("txn").drop_null().to_pylist()
-                found |= {row["appId"]: row["version"] for row in rows if row["appId"] is not None}
+    begin, checkpoint = _newest_checkpoint((info.base_name for info in listed), version)
+    transactions = _checkpointed_transactions(system, [log + name for name in checkpoint])
     for number in range(begin + 1, version + 1):
         with system.open_input_file(f"{log}{number:020}.json") as source:
             lines = source.read().splitlines()
-        actions = (json.loads(line) for line in lines if b'"txn"' in line)
-        found |= {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
-    return found
+        for action in (json.loads(line) for line in lines if b'"txn"' in line):
+            if "txn" in action:
+                transactions[action["txn"]["appId"]] = action["txn"]["version"]
+    return transactions
+
+
+def _checkpointed_transactions(system: pafs.FileSystem, files: Iterable[str]) -> dict[str, int]:
+    # Parquet's reader is slow to load, and not every process needs it.
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    transactions: dict[str, int] = {}
+    for path in files:
+        with system.open_input_file(path) as source:
+            file = pq.ParquetFile(source)
+            if "txn" in file.schema_arrow.names:
+                rows = file.read(["txn"]).column("txn").drop_null().to_pylist()
+                transactions |= {row["appId"]: row["version"] for row in rows if row["appId"] is not None}
+    return transactions
 
 
 def _newest_checkpoint(names: Iterable[str], version: int) -> tuple[int, list[str]]:

@@ -100,22 +100,27 @@ class TablesSql:
         if _LISTS.search(sql):
             for name in self._tables:
                 self._open(name)
-        while True:
-            try:
-                self._execute(sql)
-                break
-            except duckdb.CatalogException as error:
-                found = _MISSING.search(str(error))
-                if found is None:
-                    raise self._failed(error) from None
-                named = found[1].lower()  # SQL's names know no upper case
-                if named not in self._tables or named in self._opened:
-                    raise self._unknown(found[1]) from None
-                self._open(named)
-            except (duckdb.Error, OSError) as error:
-                raise self._failed(error) from None
+        while not self._is_executed(sql):
+            pass
         names = [column[0] for column in self._connection.description or []]
         return names, self._rows()
+
+    def _is_executed(self, sql: str) -> bool:
+        """Run a query; False: a table that it names had to be opened first."""
+        try:
+            self._execute(sql)
+        except duckdb.CatalogException as error:
+            missing = _MISSING.search(str(error))
+            if missing is None:
+                raise self._failed(error) from None
+            named = missing[1].lower()  # SQL's names know no upper case
+            if named not in self._tables or named in self._opened:
+                raise self._unknown(missing[1]) from None
+            self._open(named)
+            return False
+        except (duckdb.Error, OSError) as error:
+            raise self._failed(error) from None
+        return True
 
     def _execute(self, sql: str) -> None:
         """Run a statement that may read files, which Ctrl-C ends."""

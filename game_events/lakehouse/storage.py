@@ -85,6 +85,13 @@ def delta_options(settings: Settings) -> dict[str, str]:
         if colon and scheme in SCHEMES:
             raise ConfigurationError(f"GAME_EVENTS_LAKEHOUSE: {root} is no address of a store: {scheme}://bucket/prefix")
         return {}
+    _refuse_unsafe(root, scheme)
+    options = {"retry_timeout": RETRY_TIMEOUT, "pool_idle_timeout": IDLE_TIMEOUT}
+    return options | _s3_options(settings) if scheme in S3 else options
+
+
+def _refuse_unsafe(root: str, scheme: str) -> None:
+    """Refuse an address that is no bucket's, and an environment in which the store would not be safe."""
     if scheme not in SCHEMES:
         raise ConfigurationError(f"GAME_EVENTS_LAKEHOUSE: {scheme}:// is not known; use a path or {', '.join(sorted(SCHEMES))}")
     if not urlsplit(root).netloc:
@@ -95,21 +102,22 @@ def delta_options(settings: Settings) -> dict[str, str]:
             f"{', '.join(unverified)} is set: whoever is on the way to the store would have its credentials and the tables. "
             "Unset it; an authority of your own belongs to the machine's (docs/object-store.md)"
         )
-    options = {"retry_timeout": RETRY_TIMEOUT, "pool_idle_timeout": IDLE_TIMEOUT}
-    if scheme not in S3:
-        return options
-    if _is_on(UNSAFE_VARIABLE):
+    if scheme in S3 and _is_on(UNSAFE_VARIABLE):
         raise ConfigurationError(
             f"{UNSAFE_VARIABLE} is set: with it two runs may write the same version of a table, and rows are lost. Unset it; "
             "the store has to take conditional puts (`game-events doctor` tries it)"
         )
+
+
+def _s3_options(settings: Settings) -> dict[str, str]:
     # A commit is a PUT that succeeds only if there is no such object: of two writers one succeeds.
-    options |= {"AWS_CONDITIONAL_PUT": "etag"}
-    endpoint, region = endpoint_of(settings), region_of(settings)
+    options = {"AWS_CONDITIONAL_PUT": "etag"}
+    endpoint = endpoint_of(settings)
     if endpoint is not None:
         options |= {"AWS_ENDPOINT_URL": endpoint, _PATH_STYLE: str(not settings.storage_path_style).lower()}
         if endpoint.startswith("http://"):
             options["AWS_ALLOW_HTTP"] = "true"
+    region = region_of(settings)
     if region is not None:
         options["AWS_REGION"] = region
     return options

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -308,11 +307,14 @@ class Progress:
         If a concurrent run is further, its failures remain, too: they are of batches that this run has not read. So do failures
         since this run read the state (`seen`), as the concurrent run may have replaced tables after this run read them.
         """
-        known = self.games | {game: max(batch, self.games.get(game, 0)) for game, batch in (games or {}).items()}
-        overtaken = self.floor(layer) > floor
-        since = {k for k, v in self.failed.items() if seen is not None and seen.failed.get(k) != v}
-        failures = {k: v for k, v in self.failed.items() if overtaken or k[0] != layer or k in since}
-        failures |= {(layer, game): why for game, why in (failed or {}).items()}
+        known = dict(self.games)
+        for game, batch in (games or {}).items():
+            known[game] = max(batch, known.get(game, 0))
+        failures = self.failed
+        if self.floor(layer) <= floor:
+            before = self.failed if seen is None else seen.failed
+            failures = {k: why for k, why in self.failed.items() if k[0] != layer or before.get(k) != why}
+        failures = failures | {(layer, game): why for game, why in (failed or {}).items()}
         floors = self.floors | {layer: max(floor, self.floor(layer))}
         return replace(self, floors=floors, games=known, failed=failures)
 
@@ -424,23 +426,29 @@ _Row = tuple[Any, ...]
 
 def _state(bronze_id: str, rows: Iterable[_Row]) -> Progress:
     """The state of which these are the rows."""
-    kinds: dict[str, list[_Row]] = defaultdict(list)
+    state = Progress(bronze_id)
+    counted: dict[str | None, GameRows] = {}
+    more: dict[str, Any] = {}
     for layer, kind, game, batch, detail in rows:
-        kinds[kind].append((layer, game, batch, detail))
-    return Progress(
-        bronze_id,
-        floors={layer: batch for layer, _, batch, _ in kinds["floor"]},
-        games={game: batch for _, game, batch, _ in kinds["game"]},
-        failed={(layer, game): detail for layer, game, _, detail in kinds["failed"]},
-        left_out=next((LeftOut.of(batch, detail) for _, _, batch, detail in kinds["unrouted"]), LeftOut()),
-        redecided=max((batch for _, _, batch, _ in kinds["decided_anew"]), default=0),
-        searched=max((Search(batch, detail) for _, _, batch, detail in kinds["searched"]), default=Search()),
-        marks={layer: Mark(**json.loads(detail)) for layer, _, _, detail in kinds["floor"] if detail},
-        counted=CountedRows(
-            max((batch for _, _, batch, _ in kinds["counted"]), default=0),
-            {game: _counted(detail) for _, game, _, detail in kinds["counted"]},
-        ),
-    )
+        match kind:
+            case "floor":
+                state.floors[layer] = batch
+                if detail:
+                    state.marks[layer] = Mark(**json.loads(detail))
+            case "game":
+                state.games[game] = batch
+            case "failed":
+                state.failed[layer, game] = detail
+            case "unrouted":
+                more["left_out"] = LeftOut.of(batch, detail)
+            case "decided_anew":
+                more["redecided"] = batch
+            case "searched":
+                more["searched"] = Search(batch, detail)
+            case "counted":
+                counted[game] = _counted(detail)
+                more["counted"] = CountedRows(batch, counted)
+    return replace(state, **more)
 
 
 def _is_later(held: str, bronze_id: str) -> bool:
@@ -541,6 +549,12 @@ def _holds(log: SystemTable, handle: DeltaTable, run_id: str, part: str, since: 
     return bool(pc.any(pc.and_(pc.equal(rows.column("run_id"), run_id), pc.equal(rows.column("part"), part))).as_py())
 
 
+def _paths_with(actions: pa.Table, kind: str) -> list[str]:
+    """Files that may have rows of a kind, by their statistics."""
+    columns = (actions.column(name).to_pylist() for name in ("path", "min.kind", "max.kind"))
+    return [path for path, low, high in zip(*columns, strict=True) if low is None or high is None or low <= kind <= high]
+
+
 def read_events(
     lakehouse: Lakehouse,
     since: datetime | None = None,
@@ -566,10 +580,7 @@ def read_events(
     if since is not None:
         newest = actions.column("max.time")
         actions = actions.filter(pc.fill_null(pc.greater_equal(newest, pa.scalar(since, newest.type)), True))
-    paths = actions.column("path").to_pylist()
-    if kind is not None:
-        ranges = zip(paths, actions.column("min.kind").to_pylist(), actions.column("max.kind").to_pylist(), strict=True)
-        paths = [path for path, low, high in ranges if low is None or high is None or low <= kind <= high]
+    paths = actions.column("path").to_pylist() if kind is None else _paths_with(actions, kind)
     rows = log.read(handle, columns, paths[:newest_files])
     if kind is not None:
         # No `==`: to make a literal of a Python value Arrow imports pandas, a quarter of a short command's time.

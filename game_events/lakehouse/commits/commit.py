@@ -190,28 +190,24 @@ def require(plan: Commit, handle: DeltaTable | None) -> None:
     Raises:
         ConflictError: it is not. DataError: the table was altered.
     """
-    found = table_id(handle)
-    if found != plan.table_id:
-        raise ConflictError(f"{plan.table.name}: table is {found or 'absent'}, planned with {plan.table_id or 'none'}")
+    now = table_id(handle)
+    if now != plan.table_id:
+        raise ConflictError(f"{plan.table.name}: table is {now or 'absent'}, planned with {plan.table_id or 'none'}")
     if handle is not None:
         plan.table.writable(handle, replaced=plan.replace or bool(plan.rewritten and not plan.same_rows))
-    for app, value in plan.expect_transactions.items():
-        now = txn(handle, app)
-        if now != value:
-            raise ConflictError(f"{plan.table.name}: a concurrent run moved {app} from {value} to {now}")
-    if (
-        handle is not None
-        and plan.from_version is not None
-        and restored_between(plan.table, plan.from_version, handle.version())
-    ):
+    for app, expected in plan.expect_transactions.items():
+        value = txn(handle, app)
+        if value != expected:
+            raise ConflictError(f"{plan.table.name}: a concurrent run moved {app} from {expected} to {value}")
+    if handle is not None and handle.version() != plan.from_version:
+        _require_still_true(plan, handle)
+
+
+def _require_still_true(plan: Commit, handle: DeltaTable) -> None:
+    """What is compared of another version than the one that was planned from, of which it is known."""
+    if plan.from_version is not None and restored_between(plan.table, plan.from_version, handle.version()):
         raise ConflictError(f"{plan.table.name}: it was restored since version {plan.from_version}, which was planned from")
-    # The files of the version that was planned from are known to be there.
-    if (
-        handle is not None
-        and plan.rewritten
-        and handle.version() != plan.from_version
-        and not plan.rewritten <= set(paths(handle))
-    ):
+    if plan.rewritten and not plan.rewritten <= set(paths(handle)):
         raise ConflictError(f"{plan.table.name}: files to be rewritten are gone: somebody else rewrote them first")
 
 

@@ -35,7 +35,7 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.parts import Part, PartedTable, PartState, of_part
 from game_events.lakehouse.table_properties import unmarked
-from game_events.lakehouse.tables import Table, table_id
+from game_events.lakehouse.tables import Table, table_id, version_of
 
 log = logging.getLogger(__name__)
 
@@ -93,32 +93,29 @@ class _Group:
 
     def _compare(self, whole: PartedTable | None) -> None:
         """Take out the plans that do not hold for this version."""
-        seen = {plan.from_version for plan in self._left.values() if plan.from_version is not None}
-        back = {v for v in seen if whole is not None and restored_between(self._table, v, whole.version())}
+        restored_since = self._restored_since(whole)
         self._drop_other_types(whole)
-        columns, known = pa.schema([]), set[int]()
+        columns = pa.schema([])
+        known = set[int]()
         for game, plan in list(self._left.items()):
             try:
-                if plan.from_version in back:
-                    raise ConflictError(
-                        f"{plan.table.name}: it was restored since version {plan.from_version}, which was planned from"
-                    )
-                part = whole.part(game) if whole is not None else None
-                if counter(part, Txn.RESTORED) and plan.from_version is not None:
-                    raise ConflictError(f"{plan.table.name}: it was restored, and rows of {game} are to be replaced first")
-                # That it was restored is known.
-                require(
-                    replace(
-                        plan, from_version=None if part is None or plan.from_version != part.version() else plan.from_version
-                    ),
-                    part,
-                )
+                if plan.from_version in restored_since:
+                    was = f"it was restored since version {plan.from_version}, which was planned from"
+                    raise ConflictError(f"{plan.table.name}: {was}")
+                _require(plan, whole.part(game) if whole is not None else None)
                 if id(plan.schema) not in known:  # most plans have the same
                     columns = _with_columns(self._table, columns, plan.schema)
                     known.add(id(plan.schema))
             except (ConflictError, DataError) as error:
                 self._drop([game], error)
         self._drop_other_types(whole)  # again: perhaps not all of the table is replaced any more
+
+    def _restored_since(self, whole: PartedTable | None) -> set[int]:
+        """Versions that were planned from, and since which the table was restored: looked for once for all plans."""
+        if whole is None:
+            return set()
+        versions = {plan.from_version for plan in self._left.values() if plan.from_version is not None}
+        return {version for version in versions if restored_between(self._table, version, whole.version())}
 
     def _drop_other_types(self, whole: PartedTable | None) -> None:
         for game, other in _of_other_types(self._left, whole).items():
@@ -142,6 +139,14 @@ class _Group:
             return True
         self._outcome |= {game: _landed(plan, landed, game) for game, plan in self._left.items()}
         return True
+
+
+def _require(plan: Commit, part: Part | None) -> None:
+    """The comparison of a plan with a game's part, of which it is known whether the table was restored."""
+    if counter(part, Txn.RESTORED) and plan.from_version is not None:
+        raise ConflictError(f"{plan.table.name}: it was restored, and rows of {plan.table.part} are to be replaced first")
+    is_the_same = part is not None and plan.from_version == part.version()
+    require(plan if is_the_same else replace(plan, from_version=None), part)
 
 
 def note_restored(table: Table, whole: PartedTable) -> None:
@@ -195,23 +200,21 @@ def _replaces_all(plans: Mapping[str, Commit], whole: PartedTable) -> bool:
 
 def _merged(table: Table, whole: PartedTable | None, plans: Mapping[str, Commit]) -> Commit:
     """One commit of all plans."""
-    columns, expected, advance, removed = pa.schema([]), dict[str, int | None](), dict[str, int](), set[str]()
-    info = dict[str, str]()
+    columns = pa.schema([])
     for schema in {id(plan.schema): plan.schema for plan in plans.values()}.values():
         columns = _with_columns(table, columns, schema)
+    expected: dict[str, int | None] = {}
+    advance: dict[str, int] = {}
+    removed: set[str] = set()
+    info: dict[str, str] = {}
     for game, plan in plans.items():
         state = whole.states().get(game, PartState()) if whole is not None else PartState()
-        moved = dict(plan.set_transactions)
-        if plan.replace and state.transactions.get(Txn.RESTORED):
-            moved[Txn.RESTORED] = 0
+        moved = _moved(plan, state)
         expected |= {of_part(app, game): state.transactions.get(app) for app in (*plan.expect_transactions, *moved)}
         advance |= {of_part(app, game): to for app, to in moved.items()}
-        if plan.replace or not state.transactions:  # files of no part are leftovers
-            removed |= {unquote(file.path) for file in state.files}
-        removed |= plan.rewritten
+        removed |= _removed(plan, state)
         _add_info(info, plan.info)
     reshaped = whole is not None and _replaces_all(plans, whole)
-    some = next(iter(plans.values()))
     return Commit(
         table,
         unmarked(columns),
@@ -219,16 +222,30 @@ def _merged(table: Table, whole: PartedTable | None, plans: Mapping[str, Commit]
         expected,
         advance,
         table_id(whole),
-        from_version=None if whole is None else whole.version(),
+        from_version=version_of(whole),
         replace=reshaped,
         reshape=reshaped,
         rewritten=frozenset() if reshaped else frozenset(removed),
         partition_by=(str(table.by),),
         info=info,
-        description=some.description,
+        description=next(iter(plans.values())).description,
         compared_again=True,
         from_table=whole,
     )
+
+
+def _moved(plan: Commit, state: PartState) -> dict[str, int]:
+    """Transaction ids that a plan sets; with all rows replaced, a restore does not matter any more."""
+    if plan.replace and state.transactions.get(Txn.RESTORED):
+        return {**plan.set_transactions, Txn.RESTORED: 0}
+    return dict(plan.set_transactions)
+
+
+def _removed(plan: Commit, state: PartState) -> frozenset[str]:
+    """Paths of the files that a plan removes."""
+    if plan.replace or not state.transactions:  # files of no part are leftovers
+        return plan.rewritten.union(unquote(file.path) for file in state.files)
+    return plan.rewritten
 
 
 def _add_info(info: dict[str, str], more: Mapping[str, str]) -> None:
@@ -317,7 +334,8 @@ def in_threads(items: Iterable[T], work: Callable[[T], R]) -> list[R]:
 
 def ahead(items: Iterable[T], work: Callable[[T], R]) -> Iterator[R]:
     """As `in_threads`, with no more than a few results for each thread in memory before they are taken."""
-    waiting, seconds = iter(items), list[float]()
+    waiting = iter(items)
+    seconds: list[float] = []
     alone = 1 if isinstance(items, Sized) and len(items) <= FEW else MEASURED
     for item in islice(waiting, alone):
         began = time.monotonic()
@@ -327,7 +345,11 @@ def ahead(items: Iterable[T], work: Callable[[T], R]) -> Iterator[R]:
     threads = threads_for(median(seconds)) if len(seconds) == alone else FEWEST_THREADS
     if threads == FEWEST_THREADS or (alone == 1 and seconds[0] < SLOW_S):
         yield from map(work, waiting)
-        return
+    else:
+        yield from _in_pool(waiting, work, threads)
+
+
+def _in_pool(waiting: Iterator[T], work: Callable[[T], R], threads: int) -> Iterator[R]:
     with ThreadPoolExecutor(threads) as pool:
         # One more for each thread: while the oldest is waited for, no thread has nothing to do.
         under_way = deque(pool.submit(work, item) for item in islice(waiting, 2 * threads))

@@ -122,15 +122,11 @@ def _version(number: int, actions: list[dict[str, Any]]) -> Version:
 
 
 def _kind(info: Mapping[str, Any], adds: list[Any], removes: list[Any]) -> str:
-    found = next((kind for key, kind in _KINDS.items() if key in info), None)
-    if found is not None:
-        return found if found != "rows" or adds or removes else "no rows"
     operation = str(info.get("operation", ""))
-    if operation in _OPERATIONS:
-        return _OPERATIONS[operation]
-    if COMMIT_ID in info:
-        return "rows" if adds or removes else "no rows"
-    return operation.lower() or "unknown"
+    kind = next((kind for key, kind in _KINDS.items() if key in info), None) or _OPERATIONS.get(operation)
+    if kind is None:
+        kind = "rows" if COMMIT_ID in info else operation.lower() or "unknown"
+    return "no rows" if kind == "rows" and not (adds or removes) else kind
 
 
 def _rows(files: list[dict[str, Any]]) -> int | None:

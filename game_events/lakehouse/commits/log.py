@@ -375,25 +375,27 @@ class TableLog:
         """
         before = time.time() - kept_s
         files = self._files()
-        named = {info.base_name: info for info in files if info.base_name[:_DIGITS].isdigit()}
-        for info in files:
-            if info.base_name.startswith(UNFINISHED) and info.mtime is not None and info.mtime.timestamp() < before:
+        old = {info.base_name: info for info in files if info.mtime is not None and info.mtime.timestamp() < before}
+        for name, info in old.items():
+            if name.startswith(UNFINISHED):
                 self._delete(info)  # a crash has left it
-        old = [
-            int(name[:_DIGITS])
-            for name, info in named.items()
-            if name[_DIGITS:] == CHECKPOINT and info.mtime is not None and info.mtime.timestamp() < before
-        ]
-        if old and self._is_bronze:
-            needed = self._newest_with_sources(max(int(name[:_DIGITS]) for name in named))
-            old = [version for version in old if version <= needed]
+        named = {info.base_name: info for info in files if info.base_name[:_DIGITS].isdigit()}
+        checkpoints = [int(name[:_DIGITS]) for name in named if name in old and name[_DIGITS:] == CHECKPOINT]
+        kept_from = self._kept_from(checkpoints, max((int(name[:_DIGITS]) for name in named), default=0))
         # The oldest first: if this process is killed, no gap is left.
-        expired = sorted(name for name in named if int(name[:_DIGITS]) < max(old, default=0))
+        expired = sorted(name for name in named if int(name[:_DIGITS]) < kept_from)
         if expired and kept_s < WRITTEN_OUT_S:
             write_out(self._uri)
         for name in expired:
             self._delete(named[name])
         return len(expired)
+
+    def _kept_from(self, checkpoints: list[int], newest: int) -> int:
+        """The first version that stays: the newest of these checkpoints; 0: all stay."""
+        if checkpoints and self._is_bronze:
+            needed = self._newest_with_sources(newest)
+            checkpoints = [version for version in checkpoints if version <= needed]
+        return max(checkpoints, default=0)
 
     def _delete(self, file: pafs.FileInfo) -> None:
         with suppress(FileNotFoundError):  # another run has deleted it

@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.open_table import COMMIT_ID, OpenTable
-from game_events.lakehouse.parts import Part
+from game_events.lakehouse.parts import Part, PartedTable
 from game_events.lakehouse.tables import QUARANTINE, Layer, Table, add_actions, layer_of
 
 
@@ -256,12 +256,8 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int 
 
 def restored(handle: DeltaTable) -> bool:
     """Whether a table was restored or replaced since this project's newest commit of rows; mostly reads one log entry."""
-    if isinstance(handle, Part) and counter(handle, Txn.RESTORED):
-        return True
     if isinstance(handle, Part):
-        if handle.whole.restored is None:
-            handle.whole.restored = restored(handle.whole)
-        return handle.whole.restored
+        return counter(handle, Txn.RESTORED) > 0 or _is_restored(handle.whole)
     if isinstance(handle, OpenTable) and _is_checked(handle.newest_commit(), BATCHES):
         return False
     for limit in RESTORE_HISTORY:
@@ -271,6 +267,13 @@ def restored(handle: DeltaTable) -> bool:
             if entry.get("operation") in REPLACING:
                 return True
     return False
+
+
+def _is_restored(whole: PartedTable) -> bool:
+    """As `restored`, looked at once for all parts."""
+    if whole.restored is None:
+        whole.restored = restored(whole)
+    return whole.restored
 
 
 def marks_of(table: Table) -> frozenset[str]:

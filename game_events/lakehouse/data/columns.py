@@ -278,23 +278,29 @@ def describe(table: Table, handle: AnyTable, wanted: pa.Schema, description: str
 
     `wanted`: its columns, from `described`; `description`: None: it stays. Returns a handle on the newest version.
     """
-    held = {f.name: f for f in handle.schema().fields}
-    new, changed = _differences(held, wanted)
-    about = description if description is not None and description != handle.metadata().description else None
-    if not new and not changed and about is None:
-        return handle
-    table.require_writable()
+    new, changed = _differences({f.name: f for f in handle.schema().fields}, wanted)
+    if description == handle.metadata().description:
+        description = None
+    if new or changed or description is not None:
+        table.require_writable()
+        return _described_anew(table, handle, new, changed, description) or handle
+    return handle
+
+
+def _described_anew(
+    table: Table, handle: DeltaTable, new: list[Field], changed: Mapping[str, dict[str, str]], description: str | None
+) -> OpenTable | None:
     try:
         alter = handle.alter
         if new:
             alter.add_columns(new, post_commithook_properties=KEEP_LOG)
         for column, values in changed.items():
             alter.set_column_metadata(column, values, post_commithook_properties=KEEP_LOG)
-        if about is not None:
-            alter.set_table_description(about, post_commithook_properties=KEEP_LOG)
+        if description is not None:
+            alter.set_table_description(description, post_commithook_properties=KEEP_LOG)
     except (DeltaError, OSError) as error:  # e.g. a concurrent commit: the next commit of rows tries again
         log.info("table=%s comments_not_written=true cause=%s", table.name, type(error).__name__)
-    return table.open() or handle
+    return table.open()
 
 
 def _differences(held: Mapping[str, Field], wanted: pa.Schema) -> tuple[list[Field], dict[str, dict[str, str]]]:
@@ -305,19 +311,25 @@ def _differences(held: Mapping[str, Field], wanted: pa.Schema) -> tuple[list[Fie
         have = held.get(item.name)
         if have is None:
             continue
-        wants = {key: value for key, value in metadata_of(item).items() if key in DESCRIBING}
         known = {key: str(value) for key, value in have.metadata.items()}
-        if COMMENT in wants and COMMENT in known:
-            newer = COMMENT_OF in wants and int(wants[COMMENT_OF]) > int(known.get(COMMENT_OF, -1))
-            if not newer or wants[COMMENT] == known[COMMENT]:
-                wants = {k: v for k, v in wants.items() if k not in (COMMENT, COMMENT_OF)}
-        lacking = {k: v for k, v in wants.items() if k not in known}
+        wants = _wanted_descriptions(metadata_of(item), known)
+        lacking = {key: value for key, value in wants.items() if key not in known}
         if lacking:
             new.append(Field(item.name, have.type, nullable=have.nullable, metadata=lacking))
-        other = {k: v for k, v in wants.items() if k in known and known[k] != v}
+        other = {key: value for key, value in wants.items() if known.get(key, value) != value}
         if other:
             changed[item.name] = other
     return new, changed
+
+
+def _wanted_descriptions(metadata: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
+    """What describes a column, by its `metadata`; a comment stays as it is `known`, unless another one of a newer schema is."""
+    wants = {key: value for key, value in metadata.items() if key in DESCRIBING}
+    if COMMENT in wants and COMMENT in known:
+        is_newer = COMMENT_OF in wants and int(wants[COMMENT_OF]) > int(known.get(COMMENT_OF, -1))
+        if not is_newer or wants[COMMENT] == known[COMMENT]:
+            return {key: value for key, value in wants.items() if key not in (COMMENT, COMMENT_OF)}
+    return wants
 
 
 def _labels(table: Table) -> dict[str, str]:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 
 from game_events.errors import ConflictError
 from game_events.lakehouse.commits.commit import commit, without_rows
