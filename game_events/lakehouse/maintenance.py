@@ -107,7 +107,8 @@ def _groups(files: list[tuple[str, int]], goal: Goal) -> Iterator[list[str]]:
         if size + length > goal.bytes:
             if len(group) >= goal.files:
                 yield group
-            group, size = [], 0
+            group = []
+            size = 0
         group.append(path)
         size += length
 
@@ -206,13 +207,13 @@ def _floating(handle: DeltaTable) -> pa.Schema:
 
 def _escaped(actions: pa.Table) -> list[bool]:
     """Whether a bound of each file has a character beyond 16 bits."""
-    found = pa.repeat(False, actions.num_rows)
+    is_beyond = pa.repeat(False, actions.num_rows)
     for name in actions.column_names:
         column = actions.column(name)
         if name.startswith(("min.", "max.")) and _is_text(column.type):
             texts = column.cast(pa.string())
-            found = pc.or_(found, pc.fill_null(pc.match_substring_regex(texts, _BEYOND_16_BITS), False))
-    flags: list[bool] = found.to_pylist()
+            is_beyond = pc.or_(is_beyond, pc.fill_null(pc.match_substring_regex(texts, _BEYOND_16_BITS), False))
+    flags: list[bool] = is_beyond.to_pylist()
     return flags
 
 
@@ -229,9 +230,11 @@ def first_groups(files: Sequence[OutdatedFile], most_bytes: int = MOST_BYTES) ->
             break
         if group and (size + file.size > GROUP_BYTES or len(group) == GROUP_FILES):
             yield group
-            group, size = [], 0
+            group = []
+            size = 0
         group.append(file)
-        size, total = size + file.size, total + file.size
+        size = size + file.size
+        total = total + file.size
     if group:
         yield group
 
@@ -246,7 +249,8 @@ def renew(lakehouse: Lakehouse, table: Table, handle: DeltaTable, group: Iterabl
         LostFileError: one cannot be read; nothing is changed.
         TransientError: the outcome of the commit is unknown; the table is right either way.
     """
-    paths, files = [file.path for file in group], list[StagedFile]()
+    paths = [file.path for file in group]
+    files = list[StagedFile]()
     columns = of_columns(handle, _floating)
     try:
         for path in paths:
@@ -336,13 +340,13 @@ class ReplacedFiles:
         newest = handle.version()
         if self._read_until is None:
             versions = [v for v in log.versions() if v <= newest]
-            found = log.removed_before_checkpoint()
+            removals = log.removed_before_checkpoint()
         else:
             versions = list(range(self._read_until + 1, newest + 1))
-            found = []
+            removals = []
         for version in versions:
-            found += log.removed_by(version)
-        for removed in found:
+            removals += log.removed_by(version)
+        for removed in removals:
             self.waiting[removed.path] = max(removed.at_ms, self.waiting.get(removed.path, 0))
         self.entries += len(versions)
         self._read_until = newest
@@ -394,7 +398,7 @@ def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Colle
     system, prefix = file_system(table)
     # First the listing, then the version: what is committed in between is in the version.
     partitioned = table.key == UNIFIED or table.by is not None
-    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=partitioned, allow_not_found=True))
+    listed = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=partitioned, allow_not_found=True))
     handle = table.open()
     if handle is None:
         return {}
@@ -403,7 +407,7 @@ def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Colle
     before = time.time() - older_than_s
     return {
         path: info.size
-        for info in found
+        for info in listed
         if info.type == pafs.FileType.File
         and (path := info.path.removeprefix(prefix)).endswith(".parquet")
         and path not in live

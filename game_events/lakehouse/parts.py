@@ -222,7 +222,7 @@ def _newest_checkpoint(names: Iterable[str], version: int) -> tuple[int, list[st
         match = _CHECKPOINT.fullmatch(name)
         if match is not None and int(match[1]) <= version:
             files[int(match[1]), int(match[3] or 1)].append(name)
-    complete = {of: found for (of, parts), found in files.items() if len(found) >= parts}
+    complete = {of: names for (of, parts), names in files.items() if len(names) >= parts}
     newest = max(complete, default=-1)
     return newest, complete.get(newest, [])
 

@@ -71,7 +71,8 @@ class TablesSql:
         `as_of`: the time of the versions; None: the newest. `memory_bytes`: memory of a query, past which it uses the disk.
         `disk_bytes`: of its temporary files. None: DuckDB's own bounds.
         """
-        self._lakehouse, self._as_of = lakehouse, as_of
+        self._lakehouse = lakehouse
+        self._as_of = as_of
         self._tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
         self._opened: set[str] = set()
         self._connection = connect()
@@ -184,7 +185,8 @@ class TablesSql:
             return
         schema = pa.schema(handle.schema())
         # In another schema, so that it is not listed among the tables.
-        empty, view = f"_columns.{identifier(name)}", identifier(name)
+        empty = f"_columns.{identifier(name)}"
+        view = identifier(name)
         self._connection.register("_empty", schema.empty_table())
         self._connection.execute(f"CREATE TABLE {empty} AS FROM _empty")
         self._connection.unregister("_empty")
@@ -209,8 +211,8 @@ def _lost_file(tables: Iterable[Table], said: str) -> str | None:
     """Of the files that an error names, one that the newest version of a table lists; None: versions before it have them."""
     for table in tables:
         handle = table.open_to_read()
-        found = paths(handle) if handle is not None else []
-        lost = next((path for path in found if PurePosixPath(path).name in said), None)
+        files = paths(handle) if handle is not None else []
+        lost = next((path for path in files if PurePosixPath(path).name in said), None)
         if lost is not None:
             return f"{table.uri}/{lost}"
     return None
@@ -219,7 +221,8 @@ def _lost_file(tables: Iterable[Table], said: str) -> str | None:
 def _as_of(table: Table, handle: DeltaTable, then: datetime) -> DeltaTable | None:
     """The version of a time; None: there was no table yet. ConfigurationError: its log begins later."""
     # The commits' own times, as `history` shows them; delta-rs takes those of the log's files, which are a little later.
-    history, moment = handle.history(), (then - EPOCH) // timedelta(milliseconds=1)
+    history = handle.history()
+    moment = (then - EPOCH) // timedelta(milliseconds=1)
     reached = [int(commit["version"]) for commit in history if int(commit.get("timestamp", 0)) <= moment]
     if not reached:
         if int(history[-1]["version"]) == 0:
@@ -335,8 +338,8 @@ class ConnectionFiles(AbstractFileSystem):  # type: ignore[misc]
         place = self._place(path)
         if path == _TEMPORARY:
             return {"name": path, "size": 0, "type": "directory"}
-        found = place.stat()
-        return {"name": path, "size": found.st_size, "type": "file", "mtime": found.st_mtime}
+        status = place.stat()
+        return {"name": path, "size": status.st_size, "type": "file", "mtime": status.st_mtime}
 
     def modified(self, path: str) -> datetime:
         """When a file was changed last."""
@@ -377,8 +380,8 @@ class ConnectionFiles(AbstractFileSystem):  # type: ignore[misc]
         return place
 
     def _temporary(self, path: str) -> Path | None:
-        found = _TEMPORARY_NAME.fullmatch(path)
-        return Path(self._folder.name) / found[1] if found is not None else None
+        temporary = _TEMPORARY_NAME.fullmatch(path)
+        return Path(self._folder.name) / temporary[1] if temporary is not None else None
 
     def room_for(self, more: int) -> None:
         """OSError if the temporary files would become too many bytes. DuckDB bounds those that it makes of itself."""
@@ -396,7 +399,8 @@ class _File(io.FileIO):
 
     def __init__(self, path: str | Path, mode: str, files: ConnectionFiles) -> None:
         super().__init__(path, mode)
-        self._files, self._position = files, threading.local()
+        self._files = files
+        self._position = threading.local()
 
     def __del__(self) -> None:
         # DuckDB closes files by forgetting them.

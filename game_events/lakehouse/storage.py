@@ -125,10 +125,10 @@ def _s3_options(settings: Settings) -> dict[str, str]:
 
 def _refuse_rewritten(root: str) -> None:
     path = root.partition("://")[2].rstrip("/") if is_remote(root) else root
-    found = (_REWRITTEN_IN_ADDRESS if is_remote(root) else _REWRITTEN).search(path)
-    if found is not None:
+    part = (_REWRITTEN_IN_ADDRESS if is_remote(root) else _REWRITTEN).search(path)
+    if part is not None:
         raise ConfigurationError(
-            f"GAME_EVENTS_LAKEHOUSE: {root} has {found[0]!r} in it, with which delta-rs would look for the tables at another "
+            f"GAME_EVENTS_LAKEHOUSE: {root} has {part[0]!r} in it, with which delta-rs would look for the tables at another "
             "place: choose another name"
         )
 
@@ -137,7 +137,8 @@ def spark_options(settings: Settings) -> dict[str, str]:
     """Spark's settings for the lakehouse of the settings: the same `s3://` addresses that delta-rs takes, read by S3A."""
     if not is_s3(settings.lakehouse):
         return {}
-    endpoint, region = endpoint_of(settings), region_of(settings)
+    endpoint = endpoint_of(settings)
+    region = region_of(settings)
     conf = {
         "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
         # Environment, profile, web identity, container or instance role: the order of AWS's own tools.
@@ -285,9 +286,9 @@ def storage_error(error: BaseException, root: str) -> GameEventsError | None:
 
     Returns a TransientError if the storage is full, a ConfigurationError if the right to write is missing.
     """
-    found = explain(error, root)
-    if found is not None:
-        return found
+    explained = explain(error, root)
+    if explained is not None:
+        return explained
     said = next((line.strip() for line in str(error).splitlines() if _has(line, FULL + DENIED)), "")[:300]
     if _has(said, FULL):
         return TransientError(
@@ -362,9 +363,9 @@ def unopenable(uri: str, error: Exception) -> DataError:
 
 def _sizes(uri: str) -> list[int]:
     """Bytes of a log's entries and checkpoints; others may delete some at this moment."""
-    found = list[int]()
+    sizes = list[int]()
     for file in Path(uri, "_delta_log").glob("*"):
         if file.name[:20].isdigit():
             with suppress(FileNotFoundError):
-                found.append(file.stat().st_size)
-    return found
+                sizes.append(file.stat().st_size)
+    return sizes

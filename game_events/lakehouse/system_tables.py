@@ -243,11 +243,11 @@ class LeftOut:
     @classmethod
     def of(cls, last: int, detail: str | None) -> LeftOut:
         """The inverse of `detail`."""
-        found: dict[str, Any] = json.loads(detail) if detail else {"first": 1, "by": None}
-        if found["by"] is None:
-            return cls(found["first"], last)
-        games, *limits = found["by"]
-        return cls(found["first"], last, Admission(frozenset(games), *limits))
+        content: dict[str, Any] = json.loads(detail) if detail else {"first": 1, "by": None}
+        if content["by"] is None:
+            return cls(content["first"], last)
+        games, *limits = content["by"]
+        return cls(content["first"], last, Admission(frozenset(games), *limits))
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,8 @@ class Progress:
 
     def pending_downstream(self, games: Iterable[str], why: str) -> Progress:
         """This state with games pending in all layers made from silver, aggregates that are not declared any more included."""
-        names, state = list(games), self
+        names = list(games)
+        state = self
         for layer in (Layer.GOLD, Layer.UNIFIED, *(at for at in self.floors if at.startswith(OWN_GOLD))):
             state = state.pending(layer, names, why)
         return state
@@ -392,7 +393,8 @@ class ProgressTable:
         after = change(before)
         if after == before or (newest.state is not None and _is_later(newest.state.bronze_id, bronze_id)):
             return after
-        rows, follows = _rows(after), version_of(handle)
+        rows = _rows(after)
+        follows = version_of(handle)
         columns = [[bronze_id] * len(rows), *map(list, zip(*rows, strict=True))] if rows else [[]] * len(PROGRESS_SCHEMA)
         landed = self.declaration.commit(handle, pa.table(columns, schema=PROGRESS_SCHEMA), replace=True)
         # With another version between the two, the newest one is not this commit's.
@@ -404,11 +406,11 @@ class ProgressTable:
 
     def _read(self, handle: DeltaTable | None) -> _Version:
         """The content of a version."""
-        found = self._newest  # of another thread's read, too
-        if handle is None or (found.table_id, found.version) != (table_id(handle), handle.version()):
+        newest = self._newest  # of another thread's read, too
+        if handle is None or (newest.table_id, newest.version) != (table_id(handle), handle.version()):
             state = self._state_of(handle)
-            found = self._newest = _Version(table_id(handle), version_of(handle), state)
-        return found
+            newest = self._newest = _Version(table_id(handle), version_of(handle), state)
+        return newest
 
     def _state_of(self, handle: DeltaTable | None) -> Progress | None:
         """The state of a version; None: it has none, or its file is lost, which costs reads; the next commit replaces it."""
@@ -453,13 +455,14 @@ def _state(bronze_id: str, rows: Iterable[_Row]) -> Progress:
 
 def _is_later(held: str, bronze_id: str) -> bool:
     """Whether the table is of a later incarnation of the same bronze: the earlier one needs no state."""
-    there, other = BronzeIdentity.of_key(held), BronzeIdentity.of_key(bronze_id)
+    there = BronzeIdentity.of_key(held)
+    other = BronzeIdentity.of_key(bronze_id)
     return there.table_id == other.table_id and there.incarnation > other.incarnation
 
 
 @lru_cache(MOST_COUNTED)
-def _detail(found: GameRows) -> str:
-    return json.dumps(found)
+def _detail(rows: GameRows) -> str:
+    return json.dumps(rows)
 
 
 @lru_cache(MOST_COUNTED)
@@ -469,7 +472,9 @@ def _counted(detail: str) -> GameRows:
 
 def _rows(state: Progress) -> list[_Row]:
     """The inverse of `_state`; those of games by `zip`, as there are thousands."""
-    marks, silver, counted = {at: json.dumps(asdict(mark)) for at, mark in state.marks.items()}, Layer.SILVER, state.counted
+    marks = {at: json.dumps(asdict(mark)) for at, mark in state.marks.items()}
+    silver = Layer.SILVER
+    counted = state.counted
     rows: list[_Row] = [(layer, "floor", None, batch, marks.get(layer)) for layer, batch in state.floors.items()]
     rows += zip(repeat(silver), repeat("game"), state.games, state.games.values(), repeat(None), strict=False)
     rows += [(layer, "failed", game, None, without_quotes(why)) for (layer, game), why in state.failed.items()]

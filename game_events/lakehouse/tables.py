@@ -424,7 +424,8 @@ class Lakehouse:
         self.sizes = Sizes()
         self.retention = retention or Retention()
         #: Layout of silver and gold if there is no silver yet, and the column by which the layout `partitioned` has parts.
-        self.layout, self.entity = TABLES, ""
+        self.layout = TABLES
+        self.entity = ""
         if root.startswith("file://"):
             root = root.removeprefix("file://")
         if "://" not in root:
@@ -443,11 +444,13 @@ class Lakehouse:
         Raises:
             ConfigurationError: the root is an existing file, or an object store that is not safe to write to.
         """
-        options, labels = delta_options(settings), Labels.of(settings)
+        options = delta_options(settings)
+        labels = Labels.of(settings)
         retention = Retention(settings.retention_h, settings.derived_retention_h)
-        found = cls(settings.lakehouse, options, settings.key_column, settings.names, labels, read_only, retention)
-        found.layout, found.entity = settings.silver_layout, settings.entity_column
-        return found
+        lakehouse = cls(settings.lakehouse, options, settings.key_column, settings.names, labels, read_only, retention)
+        lakehouse.layout = settings.silver_layout
+        lakehouse.entity = settings.entity_column
+        return lakehouse
 
     def __getstate__(self) -> dict[str, Any]:
         """With the layout, which workers would otherwise look for, each by itself."""
@@ -456,8 +459,8 @@ class Lakehouse:
     @cached_property
     def is_partitioned(self) -> bool:
         """Whether the games share a table of silver and one of each aggregate, by the tables that are there, or the setting."""
-        found = self.found_layout()
-        return (found or self.layout) == PARTITIONED
+        layout = self.found_layout()
+        return (layout or self.layout) == PARTITIONED
 
     def found_layout(self) -> str | None:
         """The layout of the tables that are there; None: there is no silver table yet.
@@ -530,21 +533,21 @@ class Lakehouse:
             return self.called.keys_of(f.name for f in root.iterdir() if (f / "_delta_log").is_dir()) if root.is_dir() else []
         with store_errors_named(self.root):
             system = pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options))
-            found = system.get_file_info(pafs.FileSelector("", recursive=False))
-        return self.called.keys_of(f.base_name for f in found if f.type == pafs.FileType.Directory)
+            listed = system.get_file_info(pafs.FileSelector("", recursive=False))
+        return self.called.keys_of(f.base_name for f in listed if f.type == pafs.FileType.Directory)
 
 
 def refuse_other_layout(lakehouse: Lakehouse) -> None:
     """Raise ConfigurationError if the tables of silver have another layout than the setting: they would have rows of both."""
-    found = lakehouse.found_layout()
-    if found in (None, lakehouse.layout):
+    layout = lakehouse.found_layout()
+    if layout in (None, lakehouse.layout):
         return
     names = lakehouse.called
-    kept = f"one {names.name_of(SILVER)}" if found == PARTITIONED else f"a silver table for each {names.entity}"
-    old = ", ".join(map(names.name_of, (SILVER, "gold_unified_*") if found == PARTITIONED else ("silver_*_events", "gold_*")))
+    kept = f"one {names.name_of(SILVER)}" if layout == PARTITIONED else f"a silver table for each {names.entity}"
+    old = ", ".join(map(names.name_of, (SILVER, "gold_unified_*") if layout == PARTITIONED else ("silver_*_events", "gold_*")))
     raise ConfigurationError(
-        f"GAME_EVENTS_SILVER_LAYOUT is {lakehouse.layout}, and {lakehouse.root} has {kept} (`{found}`): nothing was done. Set "
-        f"it to {found}, or use another root. To change it here, stop all runs, move the folders {old} away, and run "
+        f"GAME_EVENTS_SILVER_LAYOUT is {lakehouse.layout}, and {lakehouse.root} has {kept} (`{layout}`): nothing was done. Set "
+        f"it to {layout}, or use another root. To change it here, stop all runs, move the folders {old} away, and run "
         "`game-events run`: silver and gold are made again from bronze (docs/scale.md)"
     )
 

@@ -215,7 +215,8 @@ def changed_types(handle: DeltaTable, wanted: pa.Schema) -> list[str]:
 
 def same_columns(handle: DeltaTable, wanted: pa.Schema) -> bool:
     """Whether a table has exactly these columns, with these types."""
-    held, new = pa.schema(handle.schema()), _as_delta(wanted)
+    held = pa.schema(handle.schema())
+    new = _as_delta(wanted)
     if set(held.names) != set(new.names) or changed_types(handle, wanted):
         return False
     return not any(_adds(f.type, held.field(f.name).type) or _adds(held.field(f.name).type, f.type) for f in new)

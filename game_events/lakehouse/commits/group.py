@@ -179,17 +179,17 @@ def _of_other_types(plans: Mapping[str, Commit], whole: PartedTable | None) -> d
     """Game -> why its columns do not fit into the table, unless all of it is replaced."""
     if whole is None or _replaces_all(plans, whole):
         return {}
-    found: dict[str, DataError] = {}
+    refused: dict[str, DataError] = {}
     known: dict[int, list[str]] = {}
     for game, plan in plans.items():
         if id(plan.schema) not in known:
             known[id(plan.schema)] = changed_types(whole, plan.schema)
         if other := known[id(plan.schema)]:
-            found[game] = DataError(
+            refused[game] = DataError(
                 f"{plan.table.name}: the types of the table are others than those of the new rows: {'; '.join(other)}. Refresh "
                 "the table of all games fully, in one run: that gives it the new types"
             )
-    return found
+    return refused
 
 
 def _replaces_all(plans: Mapping[str, Commit], whole: PartedTable) -> bool:
@@ -392,8 +392,8 @@ def opened(
         whole = wholes[wanted.uri]
         return whole.part(game) if isinstance(whole, PartedTable) else None
 
-    found = for_games(games, one)
-    return {game: handle for game, handle in found.items() if handle is not None}
+    handles = for_games(games, one)
+    return {game: handle for game, handle in handles.items() if handle is not None}
 
 
 def commit_games(
@@ -404,11 +404,12 @@ def commit_games(
     `plans`: game -> function that opens the table and makes the plan on that handle; None: to be planned again. `failpoint` is
     reached after each commit, with the number of games committed so far; `of` is the prefix of that number.
     """
-    outcome, parts = Committed(), dict[str, Commit]()
+    outcome = Committed()
+    parts = dict[str, Commit]()
     done = count(1)
 
-    def landed(game: str, found: Landed) -> None:
-        outcome.landed[game] = found
+    def landed(game: str, commit_of_it: Landed) -> None:
+        outcome.landed[game] = commit_of_it
         failpoints.reach(failpoint, f"{of}{next(done)}")
 
     def lost(game: str, error: Exception) -> None:
@@ -434,9 +435,9 @@ def commit_games(
             lost(game, error)
 
     in_threads(plans.items(), one)
-    for game, found in (commit_group(parts) if parts else {}).items():
-        if isinstance(found, Landed):
-            landed(game, found)
+    for game, result in (commit_group(parts) if parts else {}).items():
+        if isinstance(result, Landed):
+            landed(game, result)
         else:
-            lost(game, found)
+            lost(game, result)
     return outcome

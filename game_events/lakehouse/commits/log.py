@@ -214,7 +214,8 @@ def _are_plain(changes: Changes) -> bool:
 
 def _actions(changes: Changes, operation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The entry's actions; readers of a version look for its information in the first one."""
-    now, rows_change = _now_ms(), not changes.same_rows
+    now = _now_ms()
+    rows_change = not changes.same_rows
     info = {"timestamp": now, **operation, "engineInfo": "game_events"}
     yield {"commitInfo": info | dict(changes.info)}
     for file in changes.files:
@@ -238,7 +239,8 @@ def _actions(changes: Changes, operation: Mapping[str, Any]) -> Iterator[dict[st
 
 def _begin(table: Table, actions: Iterable[dict[str, Any]], *, has_files: bool) -> Entry:
     """Make the actions the first entry of a log; `has_files`: in the table's folder, unless somebody has deleted it since."""
-    content, log = _content(actions), Path(table.uri, path_of(0)).parent
+    content = _content(actions)
+    log = Path(table.uri, path_of(0)).parent
     log.mkdir(parents=not has_files, exist_ok=True)
 
     def require_none() -> None:
@@ -284,14 +286,14 @@ def _linked(table: Table, version: int, content: bytes, require: Callable[[], No
         with written.open("xb") as file:
             file.write(content)
             file.flush()
-            found = identity_of(os.fstat(file.fileno()))
+            identity = identity_of(os.fstat(file.fileno()))
         require()
         os.link(written, entry)
     except FileExistsError as error:
         raise CommitFailedError(f"version {version} of {table.uri} already exists") from error
     finally:
         written.unlink(missing_ok=True)
-    return found
+    return identity
 
 
 def _now_ms() -> int:
@@ -347,8 +349,8 @@ class TableLog:
             if lines is None:
                 return
             # Spark and delta-rs write it first, the protocol leaves the order open.
-            found = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
-            yield next((dict(info) for info in found if info is not None), {})
+            infos = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
+            yield next((dict(info) for info in infos if info is not None), {})
 
     def removed_by(self, version: int) -> list[Removed]:
         """What one version removed; nothing if its entry is missing."""
@@ -428,5 +430,5 @@ class TableLog:
 
 def _below_the_table(removes: list[dict[str, Any]]) -> list[Removed]:
     """Removals without files that are elsewhere, as those of a clone are."""
-    found = [Removed(unquote(str(r["path"])), int(r.get("deletionTimestamp") or 0)) for r in removes]
-    return [removed for removed in found if "://" not in removed.path and not removed.path.startswith("/")]
+    removals = [Removed(unquote(str(r["path"])), int(r.get("deletionTimestamp") or 0)) for r in removes]
+    return [removed for removed in removals if "://" not in removed.path and not removed.path.startswith("/")]

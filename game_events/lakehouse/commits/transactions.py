@@ -302,10 +302,10 @@ def unchecked_restore(table: Table, handle: DeltaTable) -> str | None:
 
 def version_before_restores(table: Table, version: int, marks: frozenset[str] = BATCHES) -> int:
     """The version before the first of the unchecked restores up to a version; without any, that version."""
-    found = version
+    before = version
     for number, info in enumerate(TableLog(table).infos(version, -1)):
         if _is_checked(info, marks):
             break
         if info.get("operation") == "RESTORE":
-            found = version - number - 1
-    return found
+            before = version - number - 1
+    return before

@@ -219,10 +219,10 @@ AGGREGATE = {
 @cache
 def own_comments(table: str, person: str | None = None) -> dict[str, str]:
     """Comments of a table's own columns, by its key; `person`: the column that gold aggregates by."""
-    found = _EVERYWHERE | _BY_TABLE.get(table, {})
+    texts = _EVERYWHERE | _BY_TABLE.get(table, {})
     if table.startswith("gold_") and person is not None:
-        found |= {person: "Whom the row is about"}
-    return found
+        texts |= {person: "Whom the row is about"}
+    return texts
 
 
 def metadata_of(item: pa.Field) -> dict[str, str]:
@@ -232,7 +232,8 @@ def metadata_of(item: pa.Field) -> dict[str, str]:
 
 def with_comments(schema: pa.Schema, comments: Mapping[str, tuple[str, int]]) -> pa.Schema:
     """A schema with comments: column -> (comment, schema id that it is of)."""
-    fields, room = [], MAX_TABLE_CHARS
+    fields = []
+    room = MAX_TABLE_CHARS
     for item in schema:
         text, of = comments.get(item.name, ("", 0))
         room -= len(text)

@@ -83,11 +83,12 @@ class FileSelection:
 
 def selection(handle: DeltaTable, above: int | None = None) -> FileSelection:
     """Files that may hold rows of later bronze batches than `above`; None: all files."""
-    found, exact = files_of(handle), True
+    files = files_of(handle)
+    exact = True
     if above is not None:
-        found = tuple(file for file in found if file.highest_batch is None or file.highest_batch > above)
-        exact = all(file.lowest_batch is not None and file.lowest_batch > above for file in found)
-    return FileSelection(handle.table_uri.rstrip("/"), found, exact)
+        files = tuple(file for file in files if file.highest_batch is None or file.highest_batch > above)
+        exact = all(file.lowest_batch is not None and file.lowest_batch > above for file in files)
+    return FileSelection(handle.table_uri.rstrip("/"), files, exact)
 
 
 def may_hold(actions: pa.Table, column: str, low: object, high: object) -> pa.Array | pa.ChunkedArray:
@@ -106,7 +107,8 @@ def row_count(handle: DeltaTable | None) -> int:
     """
     if handle is None:
         return 0
-    rows, root = 0, handle.table_uri.rstrip("/")
+    rows = 0
+    root = handle.table_uri.rstrip("/")
     for file in files_of(handle):
         if file.rows is None:
             raise LostFileError(f"{root}/{file.path} is gone or damaged, though the table's log lists it")

@@ -168,9 +168,13 @@ class StagedWriter:
         refresh reads and replaces the files, so Snappy compresses them: a third larger than by Zstandard, and a third quicker
         to write and read.
         """
-        self._table, self.schema, self._game, self._folder = table, table.in_files(schema), game, folder or table.folder
+        self._table = table
+        self.schema = table.in_files(schema)
+        self._game = game
+        self._folder = folder or table.folder
         self._group_rows = group_rows or table.sizes.row_group_rows
-        self._file_bytes, self._short_lived = file_bytes, short_lived
+        self._file_bytes = file_bytes
+        self._short_lived = short_lived
         self._forget_buffered()
         self._shape = Shape.of(schema.types) if any(map(pa.types.is_nested, schema.types)) else Shape(0)
         self._writer: pq.ParquetWriter | None = None
@@ -205,7 +209,8 @@ class StagedWriter:
             return
         cells = np.concatenate([self._shape.in_lists(batch) for batch in rows.to_batches()] or [NO_ROWS])
         for begin, end in _parts(cells, size):
-            share, held = size * (end - begin) // max(len(cells), 1), int(cells[begin:end].sum())
+            share = size * (end - begin) // max(len(cells), 1)
+            held = int(cells[begin:end].sum())
             if self._cells + held > ROW_GROUP_CELLS:
                 self.flush()
             self._add(rows.slice(begin, end - begin), share, held)
@@ -390,7 +395,8 @@ def copy_file(lakehouse: Lakehouse, source: Table, path: str, to: Table, name: s
     system, prefix = file_system(to)
     try:
         with store_errors_named(to.uri), system.open_input_file(prefix + name) as copied:
-            metadata, size = pq.read_metadata(copied), copied.size()
+            metadata = pq.read_metadata(copied)
+            size = copied.size()
     except pa.ArrowInvalid:
         system.delete_file(prefix + name)
         raise
