@@ -32,7 +32,7 @@ $(READY): requirements-dev.lock pyproject.toml
 	  { echo "uv could not install the packages, trying with pip" >&2; $(PIP) install --quiet --no-deps --require-hashes -r requirements-dev.lock; }
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m game_events.jvm.jars
-	@$(BIN)/python -m game_events.cli.local.class_archive
+	@$(BIN)/python -m game_events.plugins.local.class_archive
 # The instance that `dagster dev` and `dg dev` share with this project's commands.
 	@$(BIN)/python -m game_events.cli.dagster_home
 	@touch $(READY)

@@ -26,10 +26,10 @@ from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.produce import produce_bulk
-from game_events.producer.simulator import BulkSimulation
+from game_events.plugins.local.producer.produce import produce_bulk
+from game_events.plugins.local.producer.simulator import BulkSimulation
+from game_events.plugins.local.servers import local_stack
 from game_events.spark.config import spark_config
-from game_events.stack import local_stack
 
 PARTITIONS = 8
 WARM_EVENTS = 200_000

@@ -22,8 +22,8 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.produce import produce_bulk
-from game_events.producer.simulator import BulkSimulation
+from game_events.plugins.local.producer.produce import produce_bulk
+from game_events.plugins.local.producer.simulator import BulkSimulation
 
 GAMES, RECORDS = 1_000, 20_000
 TOPIC = "bench_bookkeeping"

@@ -16,9 +16,9 @@ from benchmarks.lakes import require
 from benchmarks.memory import peak_of
 from benchmarks.peers.process import own_environment
 from benchmarks.peers.running import OURS, PEERS, PY_GAMES, SPARK_ONE, TABLES, command_of, request_of
-from game_events.cli.local.class_archive import GAME_EVENTS, make_archive
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings
+from game_events.plugins.local.class_archive import GAME_EVENTS, make_archive
 
 GAMES, RECORDS = 10, 1_000
 TOPIC = "bench_cold"

@@ -25,12 +25,12 @@ from benchmarks.arena import Arena, settings_for
 from benchmarks.commit_watch import CommitWatch
 from benchmarks.figures import Figure, Step, Target
 from benchmarks.memory import MEASURE, tree_cpu_s, tree_handles, tree_parts_mib
-from game_events.cli.local.class_archive import GAME_EVENTS
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings
 from game_events.pipeline.offsets import next_offsets
-from game_events.producer.produce import produce_bulk
-from game_events.producer.simulator import BulkSimulation
+from game_events.plugins.local.class_archive import GAME_EVENTS
+from game_events.plugins.local.producer.produce import produce_bulk
+from game_events.plugins.local.producer.simulator import BulkSimulation
 from game_events.sources.kafka.source import KafkaSource
 
 GAMES = 10

@@ -21,8 +21,8 @@ from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.producer.produce import produce_bulk
-from game_events.producer.simulator import BulkSimulation
+from game_events.plugins.local.producer.produce import produce_bulk
+from game_events.plugins.local.producer.simulator import BulkSimulation
 
 GAMES, RECORDS = 1_000, 20_000
 IDLE_GAMES, IDLE_RECORDS = 2_000, 1_000

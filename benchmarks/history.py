@@ -23,8 +23,8 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.maintenance import SHARE, IncrementalMaintenance, maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.produce import produce_bulk
-from game_events.producer.simulator import BulkSimulation
+from game_events.plugins.local.producer.produce import produce_bulk
+from game_events.plugins.local.producer.simulator import BulkSimulation
 
 #: Commits of a table without and with history, and how many of each are measured. The table and its log look as if a loop with
 #: default intervals had made them: handles are kept, small files are joined, entries older than the retention are deleted.

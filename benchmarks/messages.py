@@ -16,7 +16,7 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.decoder import BatchDecoder, DecodePlan, compile_schema, make_decoder
 from game_events.decoding.frame import RegistrySchema
 from game_events.decoding.protobuf.schema import ProtobufSchema
-from game_events.producer.messages import FILE_NAME
+from game_events.plugins.local.producer.messages import FILE_NAME
 
 FIRST_ID = 100
 MICROSECONDS = 1_000_000
@@ -44,7 +44,7 @@ NESTED_NAME = "game_events.bench.Purchase"
 
 def version_text(version: int) -> str:
     """A version as `ProtoVersions.text` makes it, but any number of them, 0 (no custom columns) included."""
-    head, brace, tail = (files("game_events.producer") / FILE_NAME).read_text("utf-8").rpartition("}")
+    head, brace, tail = (files("game_events.plugins.local.producer") / FILE_NAME).read_text("utf-8").rpartition("}")
     # The game event ends with field 4.
     added = "".join(f"  optional string col_custom_{i} = {5 + i};\n" for i in range(version))
     return f"{head}{added}{brace}{tail}"

@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.arena import Arena, settings_for
 from benchmarks.continuous import GAMES, STOP_S, lag_of, loop_process, rows_of, steady_producer, until
 from benchmarks.figures import Figure, Target
-from game_events.producer.produce import produce_bulk
-from game_events.producer.simulator import BulkSimulation
+from game_events.plugins.local.producer.produce import produce_bulk
+from game_events.plugins.local.producer.simulator import BulkSimulation
 from game_events.sources.kafka.source import KafkaSource
 
 WARM_EVENTS = 20_000

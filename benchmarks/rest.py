@@ -20,13 +20,13 @@ from pyspark.sql import SparkSession
 
 from benchmarks.arena import Arena, make_spark, settings_for
 from benchmarks.figures import Figure, Step, Target
-from game_events.cli.local.class_archive import GAME_EVENTS
 from game_events.config.settings import Settings
-from game_events.export.run import export_rows
 from game_events.lakehouse.tables import REST_TABLES
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
+from game_events.plugins.export.run import export_rows
+from game_events.plugins.local.class_archive import GAME_EVENTS
 
 GAMES, ROWS = 10, 21_932
 #: Rows of a part, for one call at a time in each task: what such a rate is does not depend on how many rows there are.

@@ -10,8 +10,8 @@ from benchmarks.figures import Figure, ratio
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.produce import produce_bulk
-from game_events.producer.simulator import BulkSimulation
+from game_events.plugins.local.producer.produce import produce_bulk
+from game_events.plugins.local.producer.simulator import BulkSimulation
 from game_events.rules import Rule
 
 GAMES, RECORDS = 10, 1_000

@@ -14,11 +14,11 @@ from benchmarks.cold import command_environment
 from benchmarks.figures import Figure, Step, Target
 from benchmarks.memory import tree_cpu_s
 from game_events.cli.forked_command import fork_server, is_ready
-from game_events.cli.local.class_archive import GAME_EVENTS, make_archive
-from game_events.cli.local.spark_server import WarmSpark
 from game_events.config.settings import Settings
-from game_events.producer.produce import produce_bulk
-from game_events.producer.simulator import BulkSimulation
+from game_events.plugins.local.class_archive import GAME_EVENTS, make_archive
+from game_events.plugins.local.producer.produce import produce_bulk
+from game_events.plugins.local.producer.simulator import BulkSimulation
+from game_events.plugins.local.spark_server import WarmSpark
 
 TOPIC, RECORDS, GAMES = "bench_starts", 1_000, 7
 COLD, WARM, IDLE = (

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks.arena import PARTITIONS, settings_for
-from game_events.producer.messages import KafkaWriter
-from game_events.producer.produce import EventEncoder, encode_pool, register_versions
-from game_events.producer.simulator import BulkSimulation
+from game_events.plugins.local.producer.messages import KafkaWriter
+from game_events.plugins.local.producer.produce import EventEncoder, encode_pool, register_versions
+from game_events.plugins.local.producer.simulator import BulkSimulation
 from game_events.schema_registry import registry_client
 from game_events.sources.kafka.client import ensure_topic
 

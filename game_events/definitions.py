@@ -15,7 +15,6 @@ from game_events.orchestration.alert_sensors import (
 from game_events.orchestration.assets import build_automation, build_tables
 from game_events.orchestration.checks import build_check_schedule, build_checks, build_rule_checks
 from game_events.orchestration.continuous import build_continuous, build_continuous_mode
-from game_events.orchestration.http_export import build_rest
 from game_events.orchestration.jobs import (
     build_archive,
     build_hourly_maintenance,
@@ -28,6 +27,7 @@ from game_events.orchestration.jobs import (
 )
 from game_events.orchestration.resources import Graph, TableLoader
 from game_events.orchestration.sensors import build_kafka_lag, build_new_games, build_schema_versions
+from game_events.plugins.export.assets import build_rest
 
 
 def build_defs(settings: Settings | None = None) -> dg.Definitions:

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from game_events.config.settings import Settings, load_settings
 from game_events.decoding.decoder import allow_deep_calls
 from game_events.pipeline.context import Pipeline
-from game_events.stack.local_stack import StackState
+from game_events.plugins.local.servers.local_stack import StackState
 from game_events_tests.support.fixtures.crashes import crash  # noqa: F401 - a fixture for every folder
 from game_events_tests.support.fixtures.kafka import no_waiting  # noqa: F401 - a fixture for every folder
 from game_events_tests.support.fixtures.registry import proxy  # noqa: F401 - a fixture for every folder

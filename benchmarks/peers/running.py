@@ -21,7 +21,7 @@ from benchmarks.lakes import require
 from benchmarks.memory import peak_of
 from benchmarks.peers.environment import native_program, spark_jars
 from benchmarks.peers.process import PeerProcess, peer_process
-from game_events.producer.messages import BUILT_IN, compile_text
+from game_events.plugins.local.producer.messages import BUILT_IN, compile_text
 
 OURS, OURS_ONE = "this project", "this project, partitioned"
 PY_GAMES, PY_ONE = "Python, table a game", "Python, partitioned"

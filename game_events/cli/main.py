@@ -28,70 +28,73 @@ OBJECTS_BEFORE_GC = 100_000
 #: Exit codes: 0 success, 1 the command failed; typer's own: 2 wrong usage, 130 Ctrl-C.
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
-#: Command -> its function or typer app, as `module:attribute` below `game_events.cli`, and its help.
+#: Command -> its function or typer app, as `module:attribute` below `game_events`, and its help.
 COMMANDS = {
     "demo": (
-        "local.demo:demo",
+        "plugins.local.demo:demo",
         "Broker, registry, producer, Spark, Delta and Dagster from nothing to checked tables; leaves nothing running.",
     ),
     "init": (
-        "local.init:init",
+        "plugins.local.init:init",
         "Write a settings file, a .proto and a README for another domain; the commands in it work as they are.",
     ),
     "produce": (
-        "local.demo:produce_events",
+        "plugins.local.demo:produce_events",
         "Register the schema versions, write events to the topic, and say exactly what was sent.",
     ),
     "run": (
-        "commands.run:app",
+        "cli.commands.run:app",
         "Read the topic up to its end, bring every table up to date, and stop; with --continuous go on until Ctrl-C.",
     ),
     "redecode": (
-        "commands.jobs:redecode",
+        "cli.commands.jobs:redecode",
         "Decode every row of bronze again, without Kafka, in one atomic commit; rows, batches and progress stay.",
     ),
     "maintain": (
-        "commands.jobs:maintain",
+        "cli.commands.jobs:maintain",
         "Join small files, renew outdated ones, delete unneeded ones, shorten logs; no row changes, whoever is at work.",
     ),
     "archive": (
-        "commands.jobs:archive",
+        "cli.commands.jobs:archive",
         "Add the raw records that came since the last time to an archive, with keys, headers, coordinates and schemas.",
     ),
     "forget": (
-        "commands.forget:forget",
+        "plugins.governance.command:forget",
         "Erase gamers from every table; what still comes of them, from Kafka or a replay, is counted and kept out.",
     ),
     "tables": (
-        "commands.inspection:tables",
+        "cli.commands.inspection:tables",
         "List the tables: rows, Delta version, files, size, columns, owners; `game-events schema TABLE` shows one's columns.",
     ),
     "history": (
-        "commands.inspection:history",
+        "cli.commands.inspection:history",
         "A table's versions, newest first: when, what kind, rows, batch, offsets, run; restores and maintenance too.",
     ),
-    "sql": ("commands.sql:sql", "Query the tables, each by its name: nothing is written, and no Spark is started."),
+    "sql": ("plugins.catalog.sql:sql", "Query the tables, each by its name: nothing is written, and no Spark is started."),
     "log": (
-        "commands.inspection:log",
+        "cli.commands.inspection:log",
         "What the runs did, newest first: tables, offsets, rejections, checks, schema changes, who ran them.",
     ),
     "report": (
-        "commands.report:report",
+        "plugins.catalog.report:report",
         "One HTML page, which loads nothing from anywhere: throughput, lag, games, rejections, durations, tables, errors.",
     ),
     "doctor": (
-        "commands.doctor:doctor",
+        "cli.commands.doctor:doctor",
         "Check Java, the Java parts, Kafka, the registry, the lakehouse; exit code 1 if one fails. Then how the tables stand.",
     ),
-    "up": ("local.up:up", "Start the local stack, the Dagster UI and the daemon that runs sensors; Ctrl-C stops all of it."),
-    "mock-api": ("local.mock_api:mock_api", "Take rows on loopback until Ctrl-C; nothing is kept but the log."),
-    "stack": ("local.stack:app", "The local Apache Kafka broker and schema registry."),
-    "quarantine": ("commands.jobs:app", "Rows that are in no other table: list them, and replay them."),
+    "up": (
+        "plugins.local.up:up",
+        "Start the local stack, the Dagster UI and the daemon that runs sensors; Ctrl-C stops all of it.",
+    ),
+    "mock-api": ("plugins.local.mock_api:mock_api", "Take rows on loopback until Ctrl-C; nothing is kept but the log."),
+    "stack": ("plugins.local.stack:app", "The local Apache Kafka broker and schema registry."),
+    "quarantine": ("cli.commands.jobs:app", "Rows that are in no other table: list them, and replay them."),
     "schema": (
-        "commands.schema:app",
+        "cli.commands.schema:app",
         "The versions of the topic's schema and the columns they become; with a table's name: its columns.",
     ),
-    "rest": ("commands.export:app", "Rows POSTed to an HTTP receiver (GAME_EVENTS_REST_URL)."),
+    "rest": ("plugins.export.command:app", "Rows POSTed to an HTTP receiver (GAME_EVENTS_REST_URL)."),
 }
 
 
@@ -101,7 +104,7 @@ class LazyCommand(TyperCommand):
     def load(self) -> TyperCommand | TyperGroup:
         """The command or group itself."""
         module, attribute = COMMANDS[str(self.name)][0].split(":")
-        found = getattr(import_module(f"game_events.cli.{module}"), attribute)
+        found = getattr(import_module(f"game_events.{module}"), attribute)
         if not isinstance(found, typer.Typer):
             function, found = found, typer.Typer(add_completion=False)
             found.command(self.name)(function)

@@ -23,7 +23,7 @@ SUFFIX = ".jsa"
 KEPT = 2
 #: Java would warn of an archive that it does not use.
 QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
-HOW_TO_MAKE = "python -m game_events.cli.local.class_archive"
+HOW_TO_MAKE = "python -m game_events.plugins.local.class_archive"
 
 
 def archive_of(class_path: Sequence[Path], spark_home: Path = SPARK_HOME) -> Path:

@@ -52,8 +52,8 @@ from game_events.pipeline.runs.refresh import refresh_downstream
 from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.pipeline.silver.admission import new_games
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.sources.files.schemas import SUBJECT
-from game_events.sources.files.source import FileLog
+from game_events.plugins.files.schemas import SUBJECT
+from game_events.plugins.files.source import FileLog
 from game_events.sources.kafka.source import subject_of
 
 #: Dagster accepts no shorter window of freshness.

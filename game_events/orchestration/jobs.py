@@ -39,7 +39,6 @@ from game_events.pipeline.checks.table_checks import check_after_run
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.maintenance import maintain as maintain_tables
-from game_events.pipeline.record_archive import archive as write_archive
 from game_events.pipeline.replay_selection import replay_selection
 from game_events.pipeline.reporting.counts import TableMaintenance
 from game_events.pipeline.reporting.report import RunReport
@@ -53,6 +52,7 @@ from game_events.pipeline.runs.refresh import (
     replay_and_refresh,
     selection_of,
 )
+from game_events.plugins.files.archive import archive as write_archive
 
 JOB, PLAN, REPORTING = "refresh", "plan", "report"
 

@@ -21,11 +21,11 @@ from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table, refuse_other_layout
 from game_events.pipeline.offsets import refuse_twice, topic_id_read
 from game_events.pipeline.schemas.catalog import SchemaCatalog
+from game_events.plugins.files.schemas import FileSchemas
+from game_events.plugins.files.source import FileSource
 from game_events.rules import Rule, all_rules
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.factory import make_source
-from game_events.sources.files.schemas import FileSchemas
-from game_events.sources.files.source import FileSource
 from game_events.sources.source import FILES, Source, SourceSnapshot
 
 #: Seconds within which the source answers a pipeline that only reads: a run, which waits longer, follows.

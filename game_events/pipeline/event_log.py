@@ -23,10 +23,10 @@ from game_events.lakehouse.system_tables import EventRow, append_events
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, SILVER, gold_name, is_gold, silver_name
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.descriptions import register_tables
-from game_events.pipeline.lineage.run import Lineage
 from game_events.pipeline.reporting.counts import CheckResult, TableMaintenance
 from game_events.pipeline.reporting.report import RunReport, masked, safe_error_text, who
 from game_events.pipeline.reporting.result import RuleReport, RunResult, TableReport
+from game_events.plugins.catalog.lineage.run import Lineage
 from game_events.sources.source import Gap
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from pyspark.sql import functions as F
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.commits.log import SOURCES
 from game_events.lakehouse.commits.transactions import Txn, counter
-from game_events.sources.files.records import FileGap
+from game_events.plugins.files.records import FileGap
 from game_events.sources.source import FILES, KAFKA, TABLE, Gap, Offsets, Source, Split
 
 #: A transaction holds one 64-bit number, an id has 128 bits: two of them.

@@ -52,13 +52,13 @@ from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_
 from game_events.pipeline.bronze.staging import run_decode_job
 from game_events.pipeline.bronze.worker import StageResult, StoredTask
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.commits import erase_from_quarantine
 from game_events.pipeline.offsets import ERASED_BY_BATCH, batch_info
 from game_events.pipeline.quarantine import finish_reset, intact_tables, is_finished, is_noted, note_replay
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
-from game_events.pipeline.suppression.driver import erasure_fence, suppression
+from game_events.plugins.governance.commits import erase_from_quarantine
+from game_events.plugins.governance.erased_people import erasure_fence, suppression
 from game_events.spark.failures import WORKER_CRASHED, crashes_explained
 
 log = logging.getLogger(__name__)

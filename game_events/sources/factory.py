@@ -2,8 +2,8 @@
 
 from game_events.config.settings import Settings
 from game_events.lakehouse.tables import Lakehouse
-from game_events.sources.delta_table import TableSource
-from game_events.sources.files.source import FileSource
+from game_events.plugins.files.delta_table import TableSource
+from game_events.plugins.files.source import FileSource
 from game_events.sources.kafka.source import KafkaSource, subject_of
 from game_events.sources.source import FILES, Source
 

@@ -6,8 +6,8 @@ from datetime import UTC
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from google.protobuf.message import DecodeError
 
-from game_events.producer.messages import BUILT_IN
-from game_events.producer.produce import EventEncoder
+from game_events.plugins.local.producer.messages import BUILT_IN
+from game_events.plugins.local.producer.produce import EventEncoder
 
 #: Like a registry's: not the version numbers.
 SCHEMA_IDS = {version: 100 + 7 * version for version in range(1, 11)}

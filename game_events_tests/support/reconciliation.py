@@ -18,7 +18,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from game_events.config.settings import Settings
 from game_events.lakehouse.tables import Lakehouse, Table, game_of_gold
-from game_events.producer.produce import Manifest
+from game_events.plugins.local.producer.produce import Manifest
 
 
 @cache

@@ -21,7 +21,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from game_events.cli.commands.report import page, report_data
 from game_events.config.names import Names
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
@@ -32,6 +31,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.monitoring import Alert, send
 from game_events.pipeline.runs.refresh import selection_of
 from game_events.pipeline.silver.admission import admit
+from game_events.plugins.catalog.report import page, report_data
 from game_events.schema_registry import SchemaRegistry
 
 ROOT = Path(__file__).parents[2]

@@ -39,7 +39,7 @@ from game_events.pipeline.offsets import archive_noted, batch_info, ends_of_orig
 from game_events.pipeline.quarantine import ResetList, finish_reset, forget, is_finished, is_noted, keep, note_replay, sweep
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
-from game_events.sources.files.source import FileSource
+from game_events.plugins.files.source import FileSource
 from game_events.sources.source import FILES, KAFKA, MicroBatch, Offsets, Reading, ReadNotes, SourceSnapshot, plan_micro_batch
 
 ALLOW = "GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH"

@@ -42,7 +42,7 @@ from game_events.pipeline.offsets import after_origins, archive_noted, batch_inf
 from game_events.pipeline.quarantine import finish_reset, intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
-from game_events.pipeline.suppression.driver import erasure_fence
+from game_events.plugins.governance.erased_people import erasure_fence
 from game_events.sources.source import FILES, Gap, MicroBatch, SourceSnapshot
 
 #: Records that a notice names.

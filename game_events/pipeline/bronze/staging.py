@@ -39,9 +39,9 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.offsets import next_offsets
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.suppression.driver import erasure_fence, suppression
-from game_events.pipeline.suppression.worker import Suppression
-from game_events.sources.files.records import FileGap
+from game_events.plugins.files.records import FileGap
+from game_events.plugins.governance.erased_people import erasure_fence, suppression
+from game_events.plugins.governance.record_filter import Suppression
 from game_events.sources.source import KAFKA, MicroBatch, Offsets, Reading, Split
 from game_events.spark.failures import (
     DEATHS_ALONE,

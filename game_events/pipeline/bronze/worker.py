@@ -34,7 +34,7 @@ from game_events.lakehouse.tables import Layer, Table
 from game_events.pipeline.fanout.job import FanOut, FanOutResult
 from game_events.pipeline.fanout.one_pass import OnePassTask, SecondStage
 from game_events.pipeline.reporting.counts import Arrivals, Summed, add_counts, by_key, count_arrivals, extend, merge, merged
-from game_events.pipeline.suppression.worker import Mask, Suppression, Suppressor
+from game_events.plugins.governance.record_filter import Mask, Suppression, Suppressor
 from game_events.sources.source import Offsets, Reading, ReadNotes, Split
 
 

@@ -45,7 +45,7 @@ from game_events.pipeline.offsets import BronzeCommit, bronze_commit, erased_row
 from game_events.pipeline.quarantine import is_noted
 from game_events.pipeline.reporting.counts import NEW, WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sources.files.records import FILE_ROWS
+from game_events.plugins.files.records import FILE_ROWS
 from game_events.sources.source import FILES, KAFKA, Gap, Split
 
 log = logging.getLogger(__name__)

@@ -51,10 +51,10 @@ from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.pipeline.silver.admission import Due, due, most_games
 from game_events.pipeline.silver.stage import SilverInput
-from game_events.pipeline.suppression.driver import recognised
+from game_events.plugins.files.source import FileSource
+from game_events.plugins.governance.erased_people import recognised
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.factory import make_source, subjects
-from game_events.sources.files.source import FileSource
 from game_events.sources.source import FILES
 
 #: Seconds within which broker and registry answer a check; a run waits longer.

@@ -13,8 +13,8 @@ from game_events.decoding.protobuf.schema import ProtobufSchema
 from game_events.errors import DataError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.schemas.store import RegistryChangedError, SchemaStore
+from game_events.plugins.files.schemas import FileSchemas
 from game_events.schema_registry import SchemaRegistry
-from game_events.sources.files.schemas import FileSchemas
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from game_events.lakehouse.commits.commit import retry_on_conflict
 from game_events.lakehouse.data.reading import may_hold
 from game_events.lakehouse.system_tables import SystemTable, schema_of
 from game_events.lakehouse.tables import SCHEMAS, Lakehouse, add_actions
+from game_events.plugins.files.schemas import FileSchemas
 from game_events.schema_registry import SchemaRegistry
-from game_events.sources.files.schemas import FileSchemas
 
 log = logging.getLogger(__name__)
 

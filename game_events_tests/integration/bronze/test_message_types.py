@@ -6,13 +6,13 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.checks.audits import audit_rules
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.checks.table_checks import CHECKS
-from game_events.pipeline.erasure.commits import remove_old_files
-from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode, replay
 from game_events.pipeline.runs.preflight import environment_checks, sql_checks
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream, selection_of
+from game_events.plugins.governance.commits import remove_old_files
+from game_events.plugins.governance.run import forget
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.reconciliation import coordinates, count, gold, rows
 from game_events_tests.support.worlds.erasure import places_of, tables_of

@@ -14,14 +14,14 @@ from pydantic import SecretStr
 
 from game_events.config.settings import Settings
 from game_events.decoding.frame import SchemaId
-from game_events.export.run import export_rows
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
+from game_events.plugins.export.run import export_rows
+from game_events.plugins.governance.run import forget
 from game_events.schema_registry import registry_client
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.reconciliation import rows

@@ -13,12 +13,12 @@ from game_events.config.settings import Settings
 from game_events.decoding.frame import KEPT_BYTES
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.checks.table_checks import offsets_continuous
-from game_events.pipeline.record_archive import archive
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import replay
 from game_events.pipeline.runs.refresh import refresh, selection_of
-from game_events.stack.local_stack import DATA
+from game_events.plugins.files.archive import archive
+from game_events.plugins.local.servers.local_stack import DATA
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.reconciliation import count, rows
 from game_events_tests.support.worlds.quality import SCHEMA, Event, encoded, varint

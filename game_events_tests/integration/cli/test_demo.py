@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from game_events.cli.local import demo as demo_command
-from game_events.cli.local.demo import truths
 from game_events.config.settings import load_settings
-from game_events.stack.local_stack import StackState
+from game_events.plugins.local import demo as demo_command
+from game_events.plugins.local.demo import truths
+from game_events.plugins.local.servers.local_stack import StackState
 from game_events_tests.support.docs.pages import DOCS, PAGES, RUN_BY, blocks
 from game_events_tests.support.docs.printed import missing
 from game_events_tests.support.processes import running

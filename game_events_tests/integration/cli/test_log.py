@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from playwright.sync_api import sync_playwright
 
-from game_events.cli.commands.report import bucket_of, report_data
 from game_events.cli.output import since
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.system_tables import append_events, read_events
 from game_events.lakehouse.tables import Lakehouse
+from game_events.plugins.catalog.report import bucket_of, report_data
 
 NOW = datetime.now(UTC)
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from game_events.producer.produce import Manifest
+from game_events.plugins.local.producer.produce import Manifest
 
 
 def test_it_says_what_was_sent_and_adds_it_to_the_manifest(cli, environment, tmp_path):

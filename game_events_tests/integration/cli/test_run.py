@@ -11,8 +11,8 @@ from deltalake import DeltaTable
 
 from game_events.lakehouse.tables import EVENT_LOG
 from game_events.orchestration.runs import PROCESS_TAG, this_process
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
 from game_events_tests.support.servers.webhook import TOKEN, Receiver
 

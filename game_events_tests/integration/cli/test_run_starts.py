@@ -19,17 +19,17 @@ from dagster import DagsterInstance
 
 from game_events.cli.dagster_home import dagster_home
 from game_events.cli.forked_command import fork_server, is_ready
-from game_events.cli.local.class_archive import GAME_EVENTS
-from game_events.cli.local.spark_server import WarmSpark
 from game_events.cli.shared_spark import publish
 from game_events.config.settings import Settings, load_settings
 from game_events.jvm.private_folders import private_folder, process_temporary_folder
 from game_events.orchestration.runs import PROCESS_TAG
+from game_events.plugins.local.class_archive import GAME_EVENTS
+from game_events.plugins.local.servers.connect_server import PrivateSocket
+from game_events.plugins.local.servers.server_process import ServerProcess
+from game_events.plugins.local.spark_server import WarmSpark
 from game_events.spark.config import DAEMON
 from game_events.spark.connect import CONNECT_MODE, close_session
 from game_events.spark.session import new_session
-from game_events.stack.connect_server import PrivateSocket
-from game_events.stack.server_process import ServerProcess
 from game_events_tests.support.servers.small_jvm import OF_A_COMMAND
 from game_events_tests.support.waiting import until
 from game_events_tests.support.worlds.quality import Event, send_events

@@ -22,10 +22,10 @@ from dagster_webserver.webserver import DagsterWebserver
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from game_events.cli.local import webserver
-from game_events.cli.local.webserver import UiGuard
-from game_events.stack.connect_server import NO_USER, connection_owner, known_owner
-from game_events.stack.server_process import free_ports, listens
+from game_events.plugins.local import webserver
+from game_events.plugins.local.servers.connect_server import NO_USER, connection_owner, known_owner
+from game_events.plugins.local.servers.server_process import free_ports, listens
+from game_events.plugins.local.webserver import UiGuard
 from game_events_tests.scenarios.orchestration.test_ui import CHROMIUM, FLAGS, LOAD_MS
 from game_events_tests.support.waiting import until
 
@@ -171,7 +171,11 @@ def test_another_user_of_the_machine_is_turned_away_unless_the_settings_name_him
 def test_a_user_who_is_none_is_said_before_anything_listens():
     environment = os.environ | {"GAME_EVENTS_UI_USERS": "no-such-user"}
     said = subprocess.run(
-        [sys.executable, "-m", "game_events.cli.local.webserver"], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "game_events.plugins.local.webserver"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert said.returncode != 0
     assert "GAME_EVENTS_UI_USERS" in said.stderr, json.dumps(said.stderr)
@@ -194,7 +198,16 @@ def site(tmp_path):
     """The guarded webserver without any code, as a process; its address."""
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\nnux: {enabled: false}\n")
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "game_events.cli.local.webserver", "--empty-workspace", "-h", "127.0.0.1", "-p", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "game_events.plugins.local.webserver",
+        "--empty-workspace",
+        "-h",
+        "127.0.0.1",
+        "-p",
+        str(port),
+    ]
     with (tmp_path / "log").open("wb") as log:
         started = subprocess.Popen(
             command, env=os.environ | {"DAGSTER_HOME": str(tmp_path)}, cwd=tmp_path, stdout=log, stderr=log

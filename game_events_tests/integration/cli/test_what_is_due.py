@@ -9,8 +9,8 @@ import pytest
 from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support.fixtures.cli import Cli
 from game_events_tests.support.reconciliation import assert_books_balance, count
 from game_events_tests.support.worlds.own_module import DEVICES, DEVICES_SQL, differences, extension

@@ -18,8 +18,8 @@ from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.integration.pipeline.test_loop import looping
 from game_events_tests.support.reconciliation import assert_books_balance, count, rows
 from game_events_tests.support.waiting import until

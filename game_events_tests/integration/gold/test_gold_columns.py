@@ -7,8 +7,8 @@ from game_events.errors import ConfigurationError
 from game_events.pipeline.checks.audits import gold_equals_recompute
 from game_events.pipeline.runs.preflight import check_gold_columns
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support.reconciliation import assert_books_balance, rows
 
 GAMES = ("rummy", "uno")

@@ -14,8 +14,8 @@ from game_events.pipeline.checks.table_checks import losses, offsets_continuous,
 from game_events.pipeline.event_log import RunFacts, event_rows
 from game_events.pipeline.offsets import topic_id_read
 from game_events.pipeline.runs.refresh import backlog, refresh
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support.offsets import by_partition
 from game_events_tests.support.reconciliation import assert_books_balance, gold, rows
 from game_events_tests.support.worlds.quality import Event

@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from game_events.config.settings import Settings
-from game_events.lakehouse.query import TablesSql
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.checks.table_checks import CHECKS
@@ -21,7 +20,8 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode, replay
 from game_events.pipeline.runs.loop import Loop
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream, selection_of
-from game_events.stack.local_stack import StackState
+from game_events.plugins.catalog.query import TablesSql
+from game_events.plugins.local.servers.local_stack import StackState
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates, count, rows
 from game_events_tests.support.servers.object_store import BUCKET, ObjectStore
 from game_events_tests.support.servers.registry_proxy import registry_proxy

@@ -8,8 +8,8 @@ import pytest
 from game_events.orchestration.events import plain
 from game_events.orchestration.keys import REPORT
 from game_events.pipeline.checks.table_checks import CHECKS
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
 from game_events_tests.support.fixtures.dagster import materializations
 from game_events_tests.support.keys import BRONZE_KEY, QUARANTINE_KEY, SILVER_KEY

@@ -17,8 +17,8 @@ from game_events.orchestration.continuous import EVENT_S, OP
 from game_events.orchestration.keys import JOB, REPORT
 from game_events.orchestration.runs import HANDED_OVER, PROCESS_TAG, is_gone
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
 from game_events_tests.support.fixtures.dagster import PROJECT, logged, materializations
 from game_events_tests.support.keys import BRONZE_KEY

@@ -11,8 +11,8 @@ from deltalake import DeltaTable, write_deltalake
 from game_events.lakehouse.tables import EVENT_LOG
 from game_events.orchestration.checks import AS_OF
 from game_events.orchestration.keys import GAMES, REPORT
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
 from game_events_tests.support.fixtures.dagster import logged, materializations
 from game_events_tests.support.keys import BRONZE_KEY, GOLD_KEY, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY

@@ -12,8 +12,8 @@ from game_events.config.settings import load_settings
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.sensors import Memory, build_kafka_lag, build_new_games, to_add
 from game_events.pipeline.monitoring import read_lag
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 from game_events.sources.kafka.client import ensure_topic
 
 pytestmark = [

@@ -7,7 +7,7 @@ import pytest
 
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.sensors import build_schema_versions
-from game_events.producer.produce import register_versions
+from game_events.plugins.local.producer.produce import register_versions
 from game_events.schema_registry import registry_client
 
 

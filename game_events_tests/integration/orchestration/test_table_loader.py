@@ -15,8 +15,8 @@ from game_events.config.settings import SettingsSource
 from game_events.definitions import build_defs
 from game_events.orchestration.keys import GAMES
 from game_events.orchestration.resources import SparkResource, TableLoader
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
 from game_events_tests.support.fixtures.dagster import PROJECT, materializations
 from game_events_tests.support.keys import GOLD_KEY, SILVER_KEY, UNIFIED_KEY

@@ -16,13 +16,13 @@ from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.reconcile import Reconciliation, count_later, reconcile
 from game_events.pipeline.checks.table_checks import CHECKS, CONSERVED, check_after_run
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.counts import NEW, WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, replay_and_refresh, selection_of
 from game_events.pipeline.silver.refresh import refresh_silver
+from game_events.plugins.governance.run import forget
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.worlds.quality import Event, rule, send_events
 

@@ -11,14 +11,14 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.checks.table_checks import CHECKS
-from game_events.pipeline.erasure.commits import remove_old_files
-from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, selection_of
-from game_events.pipeline.suppression.driver import hashes_of
-from game_events.pipeline.suppression.worker import add_suppressed, finish_suppressed
+from game_events.plugins.governance.commits import remove_old_files
+from game_events.plugins.governance.erased_people import hashes_of
+from game_events.plugins.governance.record_filter import add_suppressed, finish_suppressed
+from game_events.plugins.governance.run import forget
 from game_events_tests.support.reconciliation import count, rows
 from game_events_tests.support.servers.registry_proxy import registry_proxy
 from game_events_tests.support.worlds.erasure import places_of, tables_of

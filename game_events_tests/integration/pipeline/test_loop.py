@@ -13,9 +13,9 @@ from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.runs.loop import Loop
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
-from game_events.stack import local_stack
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
+from game_events.plugins.local.servers import local_stack
 from game_events_tests.support.reconciliation import assert_books_balance, count, gold, rows
 from game_events_tests.support.waiting import until
 from game_events_tests.support.worlds.waves import versions

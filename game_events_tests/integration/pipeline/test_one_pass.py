@@ -16,11 +16,11 @@ from game_events.config.settings import Settings
 from game_events.lakehouse.maintenance import ReplacedFiles, orphans
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.fanout import one_pass as one_pass_module
 from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import TriggeredRun, refresh, selection_of
+from game_events.plugins.governance.run import forget
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.faults import Write, at_commit
 from game_events_tests.support.reconciliation import rows

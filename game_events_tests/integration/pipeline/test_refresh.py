@@ -18,8 +18,8 @@ from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.produce import produce, produce_bulk
-from game_events.producer.simulator import BulkSimulation, Simulation
+from game_events.plugins.local.producer.produce import produce, produce_bulk
+from game_events.plugins.local.producer.simulator import BulkSimulation, Simulation
 from game_events_tests.support.offsets import by_partition
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates, count, gold, rows
 from game_events_tests.support.worlds.topic import own_settings

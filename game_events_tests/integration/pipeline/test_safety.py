@@ -7,7 +7,7 @@ import ipaddress
 import psutil
 from pyspark.sql import SparkSession
 
-from game_events.stack.local_stack import StackState
+from game_events.plugins.local.servers.local_stack import StackState
 from game_events_tests.unit.test_safety import listening
 
 

@@ -6,9 +6,9 @@ from game_events.lakehouse.data.reading import row_count
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.checks.audits import audit_rules
 from game_events.pipeline.checks.table_checks import CHECKS
-from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
+from game_events.plugins.governance.run import forget
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.reconciliation import rows
 from game_events_tests.support.worlds.quality import rule

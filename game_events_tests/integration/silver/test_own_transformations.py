@@ -8,8 +8,8 @@ from deltalake import DeltaTable
 from game_events.pipeline.checks.reconcile import GameCounts, reconcile
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support.reconciliation import count, gold, rows
 from game_events_tests.support.worlds.own_module import extension
 from game_events_tests.support.worlds.quality import Event, rule, send_events

@@ -15,8 +15,8 @@ from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.reporting.report import RunReport
-from game_events.stack import local_stack
-from game_events.stack.server_process import HOST, Ports, free_ports, stop
+from game_events.plugins.local.servers import local_stack
+from game_events.plugins.local.servers.server_process import HOST, Ports, free_ports, stop
 from game_events_tests.support.pipelines import stage_by_hand
 from game_events_tests.support.waiting import until
 from game_events_tests.support.worlds.topics import make_topic, put

@@ -16,8 +16,8 @@ from random import Random
 from deltalake import DeltaTable
 
 from game_events.config.settings import Settings, load_settings
-from game_events.stack import local_stack
-from game_events.stack.server_process import find
+from game_events.plugins.local.servers import local_stack
+from game_events.plugins.local.servers.server_process import find
 from game_events_tests.scenarios.chaos.account import Account, Kill
 from game_events_tests.scenarios.chaos.invariants import RULES
 from game_events_tests.scenarios.chaos.processes import Driver, kill_one, start

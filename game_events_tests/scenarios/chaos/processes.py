@@ -14,7 +14,7 @@ from random import Random
 
 import psutil
 
-from game_events.cli.local.class_archive import GAME_EVENTS
+from game_events.plugins.local.class_archive import GAME_EVENTS
 from game_events.spark.config import DAEMON
 from game_events_tests.support.killing.sitecustomize import killed_at
 

@@ -12,8 +12,8 @@ from random import Random
 
 from game_events.config.settings import load_settings
 from game_events.errors import GameEventsError
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 
 GAMES = ("rummy", "spades", "uno")
 NEWCOMERS = 12

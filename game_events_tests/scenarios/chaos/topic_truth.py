@@ -11,7 +11,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from google.protobuf.message import DecodeError
 
 from game_events.config.settings import Settings
-from game_events.producer.messages import BUILT_IN, MAX_VERSION
+from game_events.plugins.local.producer.messages import BUILT_IN, MAX_VERSION
 
 SCHEMA = pa.schema(
     [

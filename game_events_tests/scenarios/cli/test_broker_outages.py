@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from game_events.config.settings import Settings
+from game_events.plugins.local.servers import local_stack
+from game_events.plugins.local.servers.local_stack import StackState
 from game_events.sources.kafka import source as kafka
 from game_events.sources.kafka import source as kafka_admin
-from game_events.stack import local_stack
-from game_events.stack.local_stack import StackState
 from game_events_tests.support.fixtures.cli import Cli
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates
 from game_events_tests.support.servers.own_stack import OwnStack

@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from game_events.config.settings import Settings
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support.servers.object_store import BUCKET, KEY, SECRET, ObjectStore
 from game_events_tests.support.servers.webhook import TOKEN, Receiver
 

@@ -18,17 +18,17 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
 
-from game_events.cli.local.spark_server import WarmSpark
 from game_events.config.logging import CONNECT_LOGGER, limit_library_loggers
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.orchestration.resources import SparkResource
-from game_events.producer.produce import produce_bulk
-from game_events.producer.simulator import BulkSimulation
+from game_events.plugins.local.producer.produce import produce_bulk
+from game_events.plugins.local.producer.simulator import BulkSimulation
+from game_events.plugins.local.servers import connect_server
+from game_events.plugins.local.servers.server_process import ServerProcess
+from game_events.plugins.local.spark_server import WarmSpark
 from game_events.spark.config import packed, ship_code
 from game_events.spark.connect import TOKEN_VARIABLE, close_session, connect, is_session_lost
-from game_events.stack import connect_server
-from game_events.stack.server_process import ServerProcess
 from game_events_tests.support.fixtures.dagster import environment, instance, runs  # noqa: F401 - fixtures
 from game_events_tests.support.reconciliation import assert_books_balance, count
 from game_events_tests.support.servers.small_jvm import OF_A_COMMAND

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from game_events.config.settings import Settings
-from game_events.pipeline.erasure.commits import remove_old_files
-from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, selection_of
+from game_events.plugins.governance.commits import remove_old_files
+from game_events.plugins.governance.run import forget
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.reconciliation import count, rows
 from game_events_tests.support.worlds.erasure import places_of

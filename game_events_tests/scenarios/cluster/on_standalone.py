@@ -10,8 +10,8 @@ import pytest
 
 from game_events.config.settings import load_settings
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.produce import produce_bulk
-from game_events.producer.simulator import BulkSimulation
+from game_events.plugins.local.producer.produce import produce_bulk
+from game_events.plugins.local.producer.simulator import BulkSimulation
 from game_events.spark.config import packed, ship_code
 from game_events_tests.support.reconciliation import assert_books_balance, count
 from game_events_tests.support.servers.spark_kinds import running

@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from game_events.config.settings import STACK_STATE_FILE, Settings, load_settings
-from game_events.stack import local_stack
-from game_events.stack.local_stack import StackState
+from game_events.plugins.local.servers import local_stack
+from game_events.plugins.local.servers.local_stack import StackState
 from game_events_tests.support.docs.shell import Shell, bare_environment
 from game_events_tests.support.reconciliation import count, rows
 

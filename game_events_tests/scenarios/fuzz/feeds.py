@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from confluent_kafka import Producer
 
 from game_events.config.settings import load_settings
+from game_events.plugins.local.servers.local_stack import StackState
 from game_events.sources.kafka.client import ensure_topic
-from game_events.stack.local_stack import StackState
 from game_events_tests.scenarios.fuzz.declared import Event
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.worlds.topic import register

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from game_events.stack.local_stack import StackState
+from game_events.plugins.local.servers.local_stack import StackState
 from game_events_tests.scenarios.fuzz.feeds import Feed, Files, Topic
 from game_events_tests.scenarios.fuzz.steps import DifferenceError, Step
 from game_events_tests.scenarios.fuzz.world import World, tiny

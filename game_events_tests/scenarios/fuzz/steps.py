@@ -20,13 +20,13 @@ from deltalake.exceptions import DeltaError
 from game_events.lakehouse.table_properties import KEEP_LOG
 from game_events.lakehouse.tables import UNIFIED, Table, game_of_silver
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.commits import remove_old_files
-from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream, replay_and_refresh, selection_of
+from game_events.plugins.governance.commits import remove_old_files
+from game_events.plugins.governance.run import forget
 from game_events_tests.scenarios.fuzz.declared import EXTENSIONS, GAMES, GOLDS, NO_GAMES, PLAYERS, RULES, drawn
 from game_events_tests.scenarios.fuzz.look import Look
 from game_events_tests.scenarios.fuzz.world import Action, World

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from pyspark.sql import SparkSession
 
-from game_events.stack.local_stack import StackState
+from game_events.plugins.local.servers.local_stack import StackState
 from game_events_tests.scenarios.fuzz.__main__ import seeds
 from game_events_tests.scenarios.fuzz.running import FILES, KAFKA, Fuzz
 from game_events_tests.scenarios.fuzz.steps import STEPS, Step, sequence

@@ -16,7 +16,7 @@ from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import replay
 from game_events.pipeline.runs.refresh import refresh
-from game_events.stack.local_stack import StackState
+from game_events.plugins.local.servers.local_stack import StackState
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.integration.pipeline.test_erasure import GONE, KEY, RULES, STAYS, forgotten, places_now
 from game_events_tests.support.reconciliation import count, rows

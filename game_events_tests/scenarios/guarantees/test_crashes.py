@@ -10,7 +10,7 @@ import pytest
 
 from game_events.config.settings import Settings
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.produce import Manifest
+from game_events.plugins.local.producer.produce import Manifest
 from game_events_tests.conftest import MakePipeline
 from game_events_tests.support.fixtures.crashes import Crash
 from game_events_tests.support.reconciliation import assert_books_balance, rows

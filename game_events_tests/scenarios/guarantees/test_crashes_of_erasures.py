@@ -9,9 +9,9 @@ import pytest
 from game_events.config.settings import Settings
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.run import resume
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
+from game_events.plugins.governance.run import resume
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.integration.pipeline.test_erasure import KEY, RULES, STAYS, forgotten, wave
 from game_events_tests.support.fixtures.crashes import Crash

@@ -10,7 +10,7 @@ from game_events.pipeline.quarantine import listed_files
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh
-from game_events.stack.local_stack import StackState
+from game_events.plugins.local.servers.local_stack import StackState
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.fixtures.crashes import Crash
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates, count, rows

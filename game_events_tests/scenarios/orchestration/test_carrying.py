@@ -12,8 +12,8 @@ import pytest
 from game_events.definitions import build_defs
 from game_events.orchestration.assets import build_automation
 from game_events.orchestration.resources import Graph
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
 from game_events_tests.support.fixtures.dagster import logged
 from game_events_tests.support.keys import BRONZE_KEY, GOLD_KEY, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY

@@ -4,8 +4,8 @@ import dagster as dg
 import pytest
 
 from game_events.definitions import build_defs
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
 from game_events_tests.support.fixtures.dagster import logged, materializations
 from game_events_tests.support.worlds.own_module import DEVICES, DEVICES_SQL, differences, extension

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.produce import produce
-from game_events.producer.simulator import Simulation
+from game_events.plugins.governance.run import forget
+from game_events.plugins.local.producer.produce import produce
+from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates, count, rows
 
 

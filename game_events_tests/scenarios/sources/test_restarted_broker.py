@@ -12,10 +12,10 @@ from confluent_kafka import Producer
 
 from game_events.config.settings import Settings, load_settings
 from game_events.errors import TransientError
+from game_events.plugins.local.servers import local_stack
 from game_events.sources.kafka import reader
 from game_events.sources.kafka.source import KafkaSource
 from game_events.sources.source import MicroBatch, ReadNotes
-from game_events.stack import local_stack
 from game_events_tests.support.servers.own_stack import OwnStack
 from game_events_tests.support.worlds.topics import make_topic
 

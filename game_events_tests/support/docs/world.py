@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import STACK_STATE_FILE, Settings, load_settings
 from game_events.definitions import build_defs
-from game_events.stack.local_stack import StackState
+from game_events.plugins.local.servers.local_stack import StackState
 from game_events_tests.support.docs.pages import Block
 from game_events_tests.support.docs.printed import missing
 from game_events_tests.support.docs.shell import Shell, bare_environment

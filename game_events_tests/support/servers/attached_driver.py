@@ -22,20 +22,20 @@ from pyspark.sql import SparkSession
 
 from game_events.cli.main import main
 from game_events.config.settings import Settings, load_settings
-from game_events.export.run import export_rows
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.storage import spark_options
 from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.maintenance import maintain
-from game_events.pipeline.record_archive import archive
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.loop import Loop
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream, replay_and_refresh
+from game_events.plugins.export.run import export_rows
+from game_events.plugins.files.archive import archive
+from game_events.plugins.governance.run import forget
 from game_events_tests.support.killing.sitecustomize import VARIABLE, kill_at
 from game_events_tests.support.servers.shared_servers import Gateway, attached
 

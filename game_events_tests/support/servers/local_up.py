@@ -13,10 +13,10 @@ import httpx2
 import psutil
 
 from game_events.config.settings import Settings, load_settings
-from game_events.producer.produce import Manifest, produce
-from game_events.producer.simulator import Simulation
-from game_events.stack.local_stack import StackFiles
-from game_events.stack.server_process import free_ports
+from game_events.plugins.local.producer.produce import Manifest, produce
+from game_events.plugins.local.producer.simulator import Simulation
+from game_events.plugins.local.servers.local_stack import StackFiles
+from game_events.plugins.local.servers.server_process import free_ports
 from game_events_tests.support.processes import running
 from game_events_tests.support.servers.small_jvm import JAVA_OPTIONS
 

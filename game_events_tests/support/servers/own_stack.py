@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psutil
 
-from game_events.stack import local_stack
-from game_events.stack.local_stack import StackState
+from game_events.plugins.local.servers import local_stack
+from game_events.plugins.local.servers.local_stack import StackState
 
 
 class OwnStack:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from game_events.stack.server_process import HOST, free_ports
+from game_events.plugins.local.servers.server_process import HOST, free_ports
 
 USER, PASSWORD, DATABASE = "dagster", "planted-pg-90b1", "dagster"
 #: Root may not run it: whoever does instead, the first that this machine knows.

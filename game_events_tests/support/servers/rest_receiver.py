@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from game_events.cli.local.mock_api import MAX_BODY_BYTES, MockApi, MockFaults
+from game_events.plugins.local.mock_api import MAX_BODY_BYTES, MockApi, MockFaults
 
 
 class LockedApi(MockApi):

@@ -27,8 +27,8 @@ from cryptography.x509.oid import NameOID
 
 from game_events.jvm import jars
 from game_events.jvm.java import find_java
-from game_events.stack import local_stack
-from game_events.stack.server_process import HOST, Ports, free_ports, stop
+from game_events.plugins.local.servers import local_stack
+from game_events.plugins.local.servers.server_process import HOST, Ports, free_ports, stop
 from game_events_tests.support.waiting import until
 
 USER, PASSWORD = "reader", 'pl4nted "secret\\word'

@@ -27,9 +27,9 @@ from pyspark.sql import SparkSession
 
 import game_events
 import game_events_tests
-from game_events.stack import local_stack
-from game_events.stack.local_stack import StackState
-from game_events.stack.server_process import ServerProcess, find, last_lines, spawn, stop
+from game_events.plugins.local.servers import local_stack
+from game_events.plugins.local.servers.local_stack import StackState
+from game_events.plugins.local.servers.server_process import ServerProcess, find, last_lines, spawn, stop
 from game_events_tests.support.waiting import until
 
 VARIABLE = "GAME_EVENTS_TEST_SERVERS"

@@ -17,10 +17,10 @@ from pyspark.sql import SparkSession
 
 import game_events_tests
 from game_events.config.settings import load_settings
+from game_events.plugins.local.servers import connect_server
+from game_events.plugins.local.servers.server_process import find, free_ports, last_lines, listens, stop
 from game_events.spark.config import packed, session_config, shares_python_environment, ship_code, spark_config
 from game_events.spark.connect import TOKEN_VARIABLE, close_session, connect
-from game_events.stack import connect_server
-from game_events.stack.server_process import find, free_ports, last_lines, listens, stop
 from game_events_tests.support.servers.shared_servers import SharedServers, attached
 from game_events_tests.support.servers.small_jvm import JAVA_OPTIONS, SMALL
 from game_events_tests.support.servers.standalone import StandaloneCluster

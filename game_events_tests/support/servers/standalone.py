@@ -17,7 +17,16 @@ import psutil
 
 from game_events.jvm.class_archive import SPARK_HOME
 from game_events.jvm.private_folders import private_folder
-from game_events.stack.server_process import HOST, ServerProcess, find, free_ports, last_lines, listens, spawn, stop
+from game_events.plugins.local.servers.server_process import (
+    HOST,
+    ServerProcess,
+    find,
+    free_ports,
+    last_lines,
+    listens,
+    spawn,
+    stop,
+)
 from game_events_tests.support.servers.small_jvm import JAVA_OPTIONS
 from game_events_tests.support.waiting import until
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from game_events.config.settings import Settings, load_settings
-from game_events.export.rows import OnReplaced
-from game_events.export.run import export_rows
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn
 from game_events.lakehouse.tables import BRONZE, Table
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.reporting.report import RunReport
+from game_events.plugins.export.rows import OnReplaced
+from game_events.plugins.export.run import export_rows
 from game_events_tests.support.servers.rest_receiver import Receiver
 from game_events_tests.support.tables import put
 

@@ -12,7 +12,7 @@ from game_events.config.settings import Settings
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
-from game_events.producer.produce import Manifest
+from game_events.plugins.local.producer.produce import Manifest
 from game_events_tests.support.reconciliation import assert_books_balance
 from game_events_tests.support.worlds.waves import GAMES, send
 

@@ -10,9 +10,9 @@ from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema, SchemaReference
 
 from game_events.config.settings import Settings, load_settings
+from game_events.plugins.local.servers.local_stack import StackState
 from game_events.schema_registry import registry_client
 from game_events.sources.kafka.client import ensure_topic
-from game_events.stack.local_stack import StackState
 
 Headers = Sequence[tuple[str, bytes | None]]
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from game_events import cli as package
+import game_events
 from game_events.cli.main import COMMANDS, all_commands
 
 #: Prints the exit code of a command and the packages that are imported at its end.
@@ -44,7 +44,7 @@ def test_the_help_in_the_table_is_that_of_each_command():
 
 def test_every_command_of_the_package_is_in_the_table():
     # In the docstring of a module, a paragraph of a command begins with the command's name.
-    modules = Path(package.__file__).parent.rglob("*.py")
+    modules = Path(game_events.__file__).parent.rglob("*.py")
     texts = [ast.get_docstring(ast.parse(path.read_text())) or "" for path in modules]
     named = {name for text in texts for name in re.findall(r"^`game-events ([\w-]+)", text, re.MULTILINE)}
     assert named == set(COMMANDS)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from game_events.cli.local.class_archive import GAME_EVENTS
+from game_events.plugins.local.class_archive import GAME_EVENTS
 
 #: A command that says when it has begun, and does not end.
 SLOW = """

@@ -14,16 +14,16 @@ from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
 from openlineage.client.uuid import generate_new_uuid
 
 import game_events
-from game_events.cli.local.up import _status
 from game_events.config import network
 from game_events.config.http_bounds import bounded
 from game_events.config.network import within
 from game_events.config.settings import Settings
 from game_events.errors import DataError, TransientError
 from game_events.pipeline import monitoring
-from game_events.pipeline.lineage import events as lineage
+from game_events.plugins.catalog.lineage import events as lineage
+from game_events.plugins.local.servers import local_stack
+from game_events.plugins.local.up import _status
 from game_events.schema_registry import SchemaRegistry
-from game_events.stack import local_stack
 from game_events_tests.support.servers.endless_heads import KINDS, endless_heads
 from game_events_tests.support.waiting import until
 
@@ -32,11 +32,11 @@ CLIENTS = {
     "schema_registry.py": "bounded",
     "pipeline/monitoring.py": "bounded",
     "cli/local/up.py": "bounded",
-    "pipeline/lineage/events.py": "within",
-    "stack/local_stack.py": "within",
+    "plugins/catalog/lineage/events.py": "within",
+    "plugins/local/servers/local_stack.py": "within",
     "producer/produce.py": "registry_client",
-    "export/delivery.py": "ClientTimeout(total=",
-    "export/rate_limiter.py": "asyncio.timeout",
+    "plugins/export/delivery.py": "ClientTimeout(total=",
+    "plugins/export/rate_limiter.py": "asyncio.timeout",
     "config/http_bounds.py": "within",
 }
 #: Modules that only serve by these.

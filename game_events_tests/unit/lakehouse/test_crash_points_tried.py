@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from game_events_tests.integration.sinks.test_export_crashes import POINTS as EXPORT_POINTS
+from game_events_tests.integration.plugins.export.test_export_crashes import POINTS as EXPORT_POINTS
 from game_events_tests.scenarios.guarantees.test_crashes import POINTS
 from game_events_tests.scenarios.guarantees.test_crashes_of_erasures import POINTS as ERASURE_POINTS
 from game_events_tests.unit.pipeline.test_crashes import POINTS as MAINTENANCE_POINTS

@@ -17,11 +17,12 @@ from pyspark.errors import PySparkException, RetriesExceeded
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.export.rate_limiter import limiter_host
 from game_events.lakehouse.data.staging import StagedFile, unseen
 from game_events.lakehouse.tables import Table
 from game_events.orchestration import resources
 from game_events.orchestration.runs import errors_decide
+from game_events.plugins.export.rate_limiter import limiter_host
+from game_events.plugins.local.servers import connect_server
 from game_events.spark import session
 from game_events.spark.config import (
     DAEMON,
@@ -34,7 +35,6 @@ from game_events.spark.config import (
     spark_config,
 )
 from game_events.spark.connect import CONNECT_MODE, connect, is_session_lost, named
-from game_events.stack import connect_server
 
 #: What has to be said of a standalone cluster.
 SAID = {"spark.authenticate": "true"}

@@ -6,7 +6,6 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from game_events.config.settings import load_settings
-from game_events.export.chunks import DELIVERIES, failed_chunks_schema, outbox_schema
 from game_events.lakehouse import system_tables
 from game_events.lakehouse.data.columns import (
     MAX_TABLE_CHARS,
@@ -23,8 +22,9 @@ from game_events.lakehouse.table_properties import FORMAT, format_of
 from game_events.lakehouse.tables import Labels, Lakehouse, Table
 from game_events.pipeline.gold.plan import commented, player_agg
 from game_events.pipeline.schemas import store
-from game_events.pipeline.suppression import worker
-from game_events.sources.files import source as log
+from game_events.plugins.export.chunks import DELIVERIES, failed_chunks_schema, outbox_schema
+from game_events.plugins.files import source as log
+from game_events.plugins.governance import record_filter as worker
 from game_events_tests.support.tables import put
 
 SCHEMA = pa.schema(

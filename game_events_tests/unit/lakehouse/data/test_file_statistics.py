@@ -17,8 +17,8 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from game_events.lakehouse.data.staging import SAMPLE_ROWS, StagedWriter
-from game_events.lakehouse.query import TablesSql
 from game_events.lakehouse.tables import Lakehouse, Table
+from game_events.plugins.catalog.query import TablesSql
 from game_events_tests.support.edge_values import (
     Literals,
     Predicate,

@@ -15,7 +15,7 @@ from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
 from game_events.pipeline.bronze.worker import BronzeTask, StageResult
 from game_events.pipeline.fanout.job import COUNT, GAME, INVALID, PartialAggregate, Routing
 from game_events.pipeline.fanout.one_pass import OnePassTask
-from game_events.pipeline.suppression.worker import Suppression, entity_hash
+from game_events.plugins.governance.record_filter import Suppression, entity_hash
 from game_events_tests.support.worker_jobs import ReadByHand, run, task_numbers
 from game_events_tests.unit.pipeline.bronze.test_worker import OLD, PLAN, good, records
 

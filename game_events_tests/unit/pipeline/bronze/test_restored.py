@@ -14,14 +14,14 @@ from game_events.lakehouse.commits.transactions import MAINTENANCE_INFO, RESTORE
 from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Layer
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.offsets import is_gone, not_there_any_more
-from game_events.pipeline.erasure.run import forget
 from game_events.pipeline.maintenance import COMMITS, IncrementalMaintenance, maintain
 from game_events.pipeline.offsets import ERASED_ROWS, batch_info, identity, offsets_of
 from game_events.pipeline.quarantine import intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.pipeline.suppression.worker import add_suppressed, finish_suppressed
+from game_events.plugins.governance.record_filter import add_suppressed, finish_suppressed
+from game_events.plugins.governance.run import forget
 from game_events.sources.source import Split
 from game_events_tests.support.faults import at_commit
 from game_events_tests.support.offsets import by_partition, seen

@@ -19,7 +19,7 @@ from game_events.lakehouse.tables import BRONZE, Lakehouse
 from game_events.pipeline.bronze.offsets import changes
 from game_events.pipeline.bronze.staging import decided_on
 from game_events.pipeline.offsets import batch_info, bronze_commit, identity, next_offsets
-from game_events.sources.delta_table import TableSource
+from game_events.plugins.files.delta_table import TableSource
 from game_events.sources.source import TABLE, Gap, MicroBatch, SourceSnapshot, Split
 from game_events_tests.support.offsets import next_micro_batch
 from game_events_tests.support.tables import put

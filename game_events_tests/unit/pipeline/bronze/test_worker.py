@@ -19,7 +19,7 @@ from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS, 
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
 from game_events.pipeline.bronze.worker import BronzeTask, StageResult, StoredTask
-from game_events.pipeline.suppression.worker import Suppression, entity_hash
+from game_events.plugins.governance.record_filter import Suppression, entity_hash
 from game_events.sources.source import RECORD_SCHEMA
 from game_events_tests.support.decoding.helpers import compiled, frame, plan_for, python_class
 from game_events_tests.support.work import counted

@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
-from game_events.producer.messages import KafkaWriter, Pacer
+from game_events.plugins.local.producer.messages import KafkaWriter, Pacer
 from game_events.sources.kafka.client import CauseMemory, client_options, ensure_topic
 from game_events.sources.kafka.source import KafkaAdmin, KafkaSource
 from game_events.sources.source import MicroBatch, Split

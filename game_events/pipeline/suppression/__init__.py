@@ -1,1 +1,0 @@
-"""Erased players are kept out of what is read later."""

@@ -1,0 +1,143 @@
+"""The asset `rest_export`: rows of silver or gold POSTed to an HTTP receiver; there is none unless the setting names one."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from game_events.lakehouse.tables import REST_FAILED_CHUNKS
+from game_events.orchestration.assets import asset_spec, made_by, own_table_spec
+from game_events.orchestration.jobs import check_place
+from game_events.orchestration.keys import REPORT
+from game_events.orchestration.resources import Graph
+from game_events.orchestration.runs import REASON, lakehouse_of
+from game_events.pipeline.reporting.counts import Export
+from game_events.pipeline.reporting.report import RunReport
+from game_events.plugins.export.chunks import failed_chunks_schema
+from game_events.plugins.export.rows import OnReplaced
+
+#: Not one name for both: no two nodes of Dagster may share one, and the job is a node, too.
+JOB, OP = "rest_export", "export_new_rows"
+RECEIVER, GROUP = "rest_receiver", "exports"
+
+
+class ExportConfig(dg.Config):
+    """Options of one run of the export."""
+
+    resend: list[str] = Field(default=[], description="Games whose table was replaced: send all of its rows again.")
+    go_on: list[str] = Field(
+        default=[], description="Games whose table was replaced: go on with the rows that come from now on."
+    )
+    files: str | None = Field(
+        default=None,
+        description="Rows of this folder of Parquet files, or Delta table, below one of `JOB_PLACES`, instead.",
+    )
+    replay: bool = Field(default=False, description="Send chunks that have failed for good once more.")
+    replay_statuses: list[int] = Field(default=[], description="Of these, only those with such an answer; empty: all.")
+
+
+def build_rest(graph: Graph) -> dg.Definitions:
+    """Assets, job and sensor; none, unless the setting names a receiver."""
+    settings, keys = graph.settings, graph.keys
+    if settings.rest_url is None:
+        return dg.Definitions()
+    job = dg.define_asset_job(
+        keys.named(JOB),
+        dg.AssetSelection.assets(keys.rest),
+        description="Sends what is new to the HTTP receiver. The same as `game-events rest run`.",
+        executor_def=dg.in_process_executor,
+        tags=graph.tags,
+    )
+    # In a run of its own, so that a slow receiver holds up no table.
+    sensor = dg.AutomationConditionSensorDefinition(
+        keys.named("rest_automation"),
+        target=dg.AssetSelection.assets(keys.rest),
+        default_status=graph.sensor_status,
+        minimum_interval_seconds=15,
+        run_tags={**graph.tags, REASON: "there are new rows to export"},
+        description="Exports rows over HTTP when the layer before has new ones, whoever brought them.",
+    )
+    return dg.Definitions(assets=[_asset(graph), *_downstream(graph)], jobs=[job], sensors=[sensor])
+
+
+def _asset(graph: Graph) -> dg.AssetsDefinition:
+    """The asset, behind the layer that the setting names."""
+    # These import aiohttp and DuckDB, which no other job needs.
+    from game_events.plugins.export.run import export_rows, replay_failed_chunks
+
+    settings, keys = graph.settings, graph.keys
+    upstream = keys.gold if settings.rest_source == "gold" else keys.silver
+
+    @dg.multi_asset(
+        name=keys.named(OP),
+        specs=[
+            asset_spec(
+                graph,
+                keys.rest,
+                f"New rows of {settings.rest_source}, POSTed to an HTTP receiver by Spark's workers: at least once, under "
+                "idempotency keys that stay the same. A chunk that is refused has failed, and waits for a replay.",
+                deps=[dg.AssetDep(upstream, partition_mapping=dg.AllPartitionMapping())],
+                automation_condition=_follows(upstream),
+                group_name=GROUP,
+                kinds={"spark", "deltalake", "rest"},
+                metadata=made_by(export_rows),
+            )
+        ],
+        pool=keys.named("rest"),
+        required_resource_keys={graph.resource},
+    )
+    def rest_export(context: dg.AssetExecutionContext, config: ExportConfig) -> Iterator[dg.MaterializeResult[None]]:
+        with graph.lakehouse(context).recorded(context, JOB) as (pipeline, report):
+            if config.files is not None:
+                check_place(pipeline.settings, config.files)
+            if config.replay:
+                replay_failed_chunks(pipeline, config.replay_statuses)
+            on_replaced = OnReplaced(pipeline.settings.rest_on_replaced, frozenset(config.resend), frozenset(config.go_on))
+            export_rows(pipeline, report, on_replaced, config.files)
+        yield dg.MaterializeResult(keys.rest, metadata=_metadata(report))
+        if report.errors:
+            why = "; ".join(f"{t.game}: {t.error}" for t in report.errors[:10])
+            what = f"{len(report.errors)} {pipeline.settings.names.entities}"
+            whole = {REPORT: dg.MetadataValue.json(report.to_dict())}
+            raise dg.Failure(f"nothing was sent of {what}: {why}", metadata=whole, allow_retries=False)
+
+    return rest_export
+
+
+def _downstream(graph: Graph) -> list[dg.AssetSpec]:
+    """The receiver, and the table of the chunks that it did not take."""
+    keys, lakehouse = graph.keys, lakehouse_of(graph.settings)
+    # Its address may hold a token.
+    said = "The HTTP receiver of the export, at the address of the setting `REST_URL`. External."
+    receiver = asset_spec(graph, dg.AssetKey([keys.named(RECEIVER)]), said, deps=[keys.rest], group_name=GROUP, kinds={"http"})
+    if lakehouse is None:
+        return [receiver]
+    table, schema = lakehouse.table(REST_FAILED_CHUNKS), failed_chunks_schema(graph.settings.key_column)
+    return [receiver, own_table_spec(graph, table, schema, "Rows of chunks that the receiver did not take", [keys.rest])]
+
+
+def _follows(upstream: dg.AssetKey) -> dg.AutomationCondition[Any]:
+    """True when the layer above was updated since the last export was asked for or made; one export at a time."""
+    condition = dg.AutomationCondition
+    blocked = condition.any_checks_match(condition.check_failed(), blocking_only=True)
+    news = condition.asset_matches(upstream, condition.newly_updated())
+    # Of news and an export between two looks, it is not known which came first: rather an export too many than none.
+    done = (condition.newly_requested() | condition.newly_updated()) & ~news
+    held_up = condition.in_progress() | condition.asset_matches(upstream, blocked)
+    return news.since(done) & ~held_up
+
+
+def _metadata(report: RunReport) -> dict[str, Any]:
+    done = report.export or Export()
+    latency = dict(zip(("latency_p50_s", "latency_p95_s"), done.latency_s or (), strict=False))
+    return {
+        "rows_delivered": done.delivered_rows,
+        "rows_dead": done.dead_rows,
+        "calls": done.calls,
+        "chunks_waiting": done.waiting_chunks,
+        "answers": dict(done.answers),
+        "tasks_at_once": done.at_once,
+        **{name: round(seconds, 4) for name, seconds in latency.items()},
+        REPORT: dg.MetadataValue.json(report.to_dict()),
+    }

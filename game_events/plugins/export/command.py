@@ -1,0 +1,161 @@
+"""`game-events rest`: rows sent to an HTTP receiver, failed chunks, status, and how many tasks a rate needs."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+
+from game_events.cli.output import Json, Output, words
+from game_events.cli.summary import finish, run_job
+from game_events.config.settings import load_settings
+from game_events.errors import ConfigurationError
+from game_events.lakehouse.tables import Lakehouse
+from game_events.pipeline.context import Pipeline, no_spark
+from game_events.plugins.export.delivery import RestTarget
+from game_events.plugins.export.run import export_status
+
+app = typer.Typer(help="Rows POSTed to an HTTP receiver (GAME_EVENTS_REST_URL).", no_args_is_help=True, add_completion=False)
+#: Calls, and rows, per second of one core; measured with the receiver on the same machine, and rounded down.
+CALLS_PER_CORE, ROWS_PER_CORE = 2_000, 25_000
+#: Planned utilization of a core.
+BUSY = 0.7
+
+Resend = Annotated[list[str] | None, typer.Option(metavar="GAMES", help="Send all rows of these games again, under new keys.")]
+GoOn = Annotated[list[str] | None, typer.Option(metavar="GAMES", help="Of these games send only what comes from now on.")]
+Files = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="Rows of a folder of Parquet files, or of a Delta table, instead.")
+]
+Statuses = Annotated[list[int] | None, typer.Option("--status", help="Only what was answered with this; may be repeated.")]
+
+
+@app.command("run")
+def run(resend: Resend = None, go_on: GoOn = None, files: Files = None, as_json: Json = False) -> None:
+    """Send what waits and what is new; the same job that automation starts."""
+    _export(Output(as_json=as_json), {"resend": _games(resend), "go_on": _games(go_on), "files": files}, place=files)
+
+
+@app.command("replay")
+def replay(status: Statuses = None, as_json: Json = False) -> None:
+    """Send failed chunks again, under the keys they had; then what else waits or is new."""
+    _export(Output(as_json=as_json), {"replay": True, "replay_statuses": status or []})
+
+
+@app.command("status")
+def status(as_json: Json = False) -> None:
+    """How many rows wait, were delivered, have failed, and why; from the tables, without a call."""
+    output = Output(as_json=as_json)
+    settings = load_settings()
+    found = export_status(Pipeline(settings, no_spark))
+    where = RestTarget.of(settings).shown if settings.rest_url is not None else "off (GAME_EVENTS_REST_URL is not set)"
+    output.say(f"export: {where}")
+    names = {"delivered": "delivered", "waiting": "waiting", "failed": "dead"}
+    lines = [(shown, found[name]["chunks"], found[name]["rows"]) for shown, name in names.items()]
+    output.table("rows by what became of them", ("", "calls", "rows"), lines)
+    if found["dead_letters"]:
+        columns = ("source", "status", "reason", "chunks", "rows")
+        output.table("failed chunks", columns, [[entry[c] for c in columns] for entry in found["dead_letters"]])
+        output.say("send them again when the cause is gone: `game-events rest replay [--status N]`")
+    output.result(found)
+
+
+@app.command("size")
+def size_command(
+    rows_per_s: Annotated[float, typer.Option(min=0.001, help="Rows a second that shall arrive.")],
+    latency_ms: Annotated[float, typer.Option(min=0.001, help="How long the receiver takes for a call.")],
+    rows_per_call: Annotated[int, typer.Option(min=1, help="Rows of one call.")] = 100,
+    calls_per_task: Annotated[int, typer.Option(min=1, help="Calls under way at the same time in one task.")] = 8,
+    as_json: Json = False,
+) -> None:
+    """How many tasks and cores a rate needs, and why."""
+    output = Output(as_json=as_json)
+    found = size(rows_per_s, latency_ms, rows_per_call, calls_per_task)
+    output.say(f"{rows_per_s:,g} rows/s / {rows_per_call:,} rows per call = {found.calls_per_s:,.1f} calls/s")
+    output.say(
+        f"{found.calls_per_s:,.1f} calls/s x {latency_ms:g} ms each = {found.calls_at_once:,} calls under way at the same time "
+        "(Little's law)"
+    )
+    output.say(
+        f"{found.calls_at_once:,} / {calls_per_task} calls per task = {found.tasks:,} tasks: each takes a slot of Spark "
+        f"(GAME_EVENTS_REST_TASKS={found.tasks}, GAME_EVENTS_REST_CALLS_PER_TASK={calls_per_task}; one machine: "
+        f"GAME_EVENTS_SPARK_MASTER='local[{found.tasks}]'). One call at a time would take {found.one_by_one:,}"
+    )
+    output.say(
+        f"they wait most of the time: at {CALLS_PER_CORE:,} calls and {ROWS_PER_CORE:,} rows a second for each "
+        f"core, {BUSY:.0%} busy, {found.cores:,} core{'s' if found.cores > 1 else ''} will do"
+    )
+    output.result(asdict(found))
+
+
+@dataclass(frozen=True)
+class Size:
+    """Needs of an export of `rows_per_s`; `one_by_one`: Spark tasks that would be needed with one call at a time in each."""
+
+    rows_per_s: float
+    latency_ms: float
+    rows_per_call: int
+    calls_per_task: int
+    calls_per_s: float
+    calls_at_once: int
+    tasks: int
+    cores: int
+    one_by_one: int
+
+
+def size(rows_per_s: float, latency_ms: float, rows_per_call: int, calls_per_task: int) -> Size:
+    """Tasks and cores for a rate.
+
+    Concurrent calls = calls per second x seconds per call (Little's law). Waiting needs no core: cores follow from the measured
+    processor time of a call and a row (docs/rest-export.md).
+    """
+    calls_per_s = rows_per_s / rows_per_call
+    at_once = max(1, math.ceil(round(calls_per_s * latency_ms / 1000, 9)))
+    cores = max(1, math.ceil((calls_per_s / CALLS_PER_CORE + rows_per_s / ROWS_PER_CORE) / BUSY))
+    tasks = math.ceil(at_once / calls_per_task)
+    return Size(rows_per_s, latency_ms, rows_per_call, calls_per_task, calls_per_s, at_once, tasks, cores, at_once)
+
+
+def _export(output: Output, config: dict[str, Any], place: str | None = None) -> None:
+    settings = load_settings()
+    RestTarget.of(settings)  # what is wrong with it is said before Spark starts
+    with output.working("exporting"):
+        result = run_job(settings, "rest_export", config, place)
+    done = result.report.get("export")
+    if done:
+        _show(output, done)
+    finish(output, result, "the export failed")
+
+
+def _show(output: Output, done: dict[str, Any]) -> None:
+    if not done["calls"]:
+        output.say("nothing new to send" if not done["held"] else "nothing was sent")
+    else:
+        latency = done["latency_ms"].get("p50")
+        took = f", {latency:g} ms each (median)" if latency is not None else ""
+        output.say(
+            f"{done['delivered_rows']:,} rows delivered in {done['seconds']:.1f} s ({done['rows_per_s']:,.0f}/s): "
+            f"{done['calls']:,} calls{took}, {done['tasks']} tasks"
+        )
+        if done["tasks_at_once"] < done["tasks"]:
+            output.say(
+                f"only {done['tasks_at_once']} of {done['tasks']} tasks ran at the same time: Spark has no more slots "
+                f"(one machine: GAME_EVENTS_SPARK_MASTER='local[{done['tasks']}]')"
+            )
+    if done["dead_rows"]:
+        output.say(f"{done['dead_rows']:,} rows are in failed chunks now: `game-events rest status` has the reasons")
+    if done["waiting_chunks"]:
+        output.say(f"{done['waiting_chunks']:,} calls wait for the next run")
+
+
+def _games(given: list[str] | None) -> list[str]:
+    """Names of games; `all`: every game that has a silver table."""
+    names = words(given)
+    if not names:
+        return []
+    there = sorted(Lakehouse.of(load_settings()).games())
+    if names == ["all"]:
+        return there
+    unknown = sorted(set(names).difference(there))
+    if unknown:
+        raise ConfigurationError(f"there is no game {', '.join(unknown)}; there are: {', '.join(there) or 'none'}")
+    return names

@@ -1,0 +1,391 @@
+"""Rows to be exported, in the columns of `chunks.ROWS`: new rows of silver or gold, all games in one Spark plan; rows of files.
+
+Each file of a folder of Parquet files, or of a Delta table, is exported once. Its chunks are fixed together, and outbox and
+delivery log have its address, which shows whether it was sent. In rewritten files of a Delta table (compaction, a delete) new
+and old rows cannot be distinguished: it is refused.
+
+Finds the rows of silver or gold that are new since the last export.
+
+Progress is in the outbox: a `txn` for each table is the last bronze batch with rows in chunks. A table with
+replaced rows (a full refresh, a repair, another bronze) has another name there: the setting `rest_on_replaced`, or an option
+of the run, decides what is sent of it.
+"""
+
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import accumulate
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+from deltalake import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType
+
+from game_events.errors import ConfigurationError, DataError, GameEventsError, first_line
+from game_events.lakehouse.commits.group import for_games
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, incarnation, silver_app, txn
+from game_events.lakehouse.data.reading import files_with, read_arrow
+from game_events.lakehouse.data.spark_files import game_of_file, read_files, spark_path, spark_schema
+from game_events.lakehouse.data.staging import file_system
+from game_events.lakehouse.tables import Lakehouse, Table, add_actions, is_game, is_person, paths
+from game_events.pipeline.context import Pipeline
+from game_events.plugins.export.chunks import ROWS, ChunkOrigin, ExportTables
+from game_events.spark.schemas import quoted
+
+#: Rows of a slice, about: what is planned and sent before the next slice is planned.
+SLICE_ROWS = 500_000
+
+
+@dataclass(frozen=True)
+class OnReplaced:
+    """How tables with replaced rows are exported.
+
+    Attributes:
+        usual: for all of them: hold, resend, go_on.
+        resend: games of which all rows are sent again, replaced or not.
+        go_on: games of which only later rows are sent.
+    """
+
+    usual: str = "hold"
+    resend: frozenset[str] = frozenset()
+    go_on: frozenset[str] = frozenset()
+
+    def way(self, game: str, *, replaced: bool) -> str:
+        """How a game is exported: `new` rows only, or hold, resend, go_on, skip (all present rows)."""
+        if game in self.resend:
+            return "resend"
+        if game in self.go_on:
+            return "skip"
+        return self.usual if replaced else "new"
+
+
+@dataclass(frozen=True)
+class Step:
+    """New rows of one game; `gold`: None unless gold is exported.
+
+    Attributes:
+        above, upto: bronze batches (above, upto] are new.
+        files: (path, lowest and highest batch, rows) of silver's files with new rows.
+        origin: origin of the rows, for the chunks' keys.
+        apps: `content`, `bronze`, `any` (latest exported batch), `resent` (full resends) -> `txn` of the outbox.
+        expected: the outbox's values of them.
+        resent: full resends, this one included.
+    """
+
+    game: str
+    silver: DeltaTable
+    gold: DeltaTable | None
+    above: int
+    upto: int
+    files: tuple[tuple[str, int | None, int | None, int], ...]
+    origin: ChunkOrigin
+    apps: Mapping[str, str]
+    expected: Mapping[str, int | None]
+    resent: int
+
+    @property
+    def rows(self) -> int:
+        """Approximate number of silver rows to read."""
+        return sum(rows for *_, rows in self.files)
+
+    @property
+    def advance(self) -> dict[str, int]:
+        """The outbox's `txn` once the rows are in it."""
+        return {app: self.resent if name == "resent" else self.upto for name, app in self.apps.items()}
+
+    def limited(self, batch: int) -> Self:
+        """The step up to a batch."""
+        upto = min(self.upto, max(batch, self.above))
+        files = tuple(file for file in self.files if (file[1] or 0) <= upto)
+        return replace(self, upto=upto, files=files, origin=replace(self.origin, batch_to=upto))
+
+
+def find_changes(pipeline: Pipeline, outbox: DeltaTable | None, on_replaced: OnReplaced) -> tuple[list[Step], dict[str, str]]:
+    """The new rows of every game (about `SLICE_ROWS`, and at least one batch), and why games are held back or failed."""
+    bronze = pipeline.open_bronze()
+    if bronze is None:
+        return [], {}
+    identity = BronzeIdentity.of(bronze)
+
+    def find(game: str) -> Step | str | None:
+        try:
+            return _find_step(pipeline, identity, outbox, on_replaced, game)
+        except GameEventsError as error:  # of one game: the others are exported
+            return str(error)
+
+    found = for_games(sorted(filter(is_game, pipeline.lakehouse.games())), find)
+    steps = [step for step in found.values() if isinstance(step, Step)]
+    return _bounded(steps), {game: why for game, why in found.items() if isinstance(why, str)}
+
+
+def _find_step(
+    pipeline: Pipeline, identity: BronzeIdentity, outbox: DeltaTable | None, on_replaced: OnReplaced, game: str
+) -> Step | None:
+    """New rows of one game, or None if there are none; DataError if they are held back."""
+    kind = pipeline.settings.rest_source
+    source, gold = pipeline.lakehouse.silver(game), None
+    silver = pipeline.tables.peek(source)
+    upto = identity.taken(silver)
+    if silver is None or upto is None:
+        return None  # rows of another bronze: silver is replaced first
+    content = f"{silver.metadata().id}:{incarnation(silver)}"
+    if kind == "gold":
+        source = pipeline.lakehouse.gold(game)
+        gold = pipeline.tables.peek(source)
+        upto = txn(gold, silver_app(silver))
+        if gold is None or upto is None:
+            return None  # gold is not refreshed from this silver yet
+        content = f"{gold.metadata().id}:{content}"
+    of = {"content": content, "bronze": identity.key, "any": "", "resent": "resent"}
+    apps = {name: Txn(kind).of(game, part) for name, part in of.items()}
+    held = {name: txn(outbox, app) for name, app in apps.items()}
+    above, resent = _start(game, source.name, upto, held, on_replaced)
+    if above == upto and held["content"] == upto and resent == (held["resent"] or 0):
+        return None
+    origin = ChunkOrigin(source.name, game, f"{content}:{resent}", above, upto)
+    expected = {app: held[name] for name, app in apps.items()}
+    return Step(game, silver, gold, above, upto, _files(silver, above), origin, apps, expected, resent)
+
+
+def _start(game: str, table: str, upto: int, held: Mapping[str, int | None], on_replaced: OnReplaced) -> tuple[int, int]:
+    """Batch above which rows are sent, and number of full resends; DataError: a user decides what is sent."""
+    resent = held["resent"] or 0
+    way = on_replaced.way(game, replaced=held["content"] is None and held["any"] is not None)
+    if way == "hold":
+        raise DataError(
+            f"the rows of {table} were replaced since they were exported (a full refresh, a repair, another bronze): choose "
+            f"`game-events rest run --resend {game}` (all of them again, under new keys) or `--go-on {game}` (only what comes "
+            "from now on); GAME_EVENTS_REST_ON_REPLACED decides it for every such table"
+        )
+    # Of the same bronze the batch numbers are still valid; of another one all present rows are old.
+    still_valid = upto if held["bronze"] is None else held["bronze"]
+    starts = {"new": held["content"] or 0, "resend": 0, "skip": upto, "go_on": still_valid}
+    return starts[way], resent + (way == "resend")
+
+
+def _files(silver: DeltaTable, above: int) -> tuple[tuple[str, int | None, int | None, int], ...]:
+    """Files that may have rows above a batch."""
+    root = silver.table_uri.rstrip("/")
+    actions = add_actions(silver)
+    names = {"path", "num_records", "min._batch", "max._batch"} & set(actions.column_names)
+    rows = actions.select(sorted(names)).to_pylist()
+    found = ((f"{root}/{a['path']}", a.get("min._batch"), a.get("max._batch"), a["num_records"] or 0) for a in rows)
+    return tuple(file for file in found if file[2] is None or file[2] > above)
+
+
+def _bounded(steps: list[Step]) -> list[Step]:
+    """The steps up to the batch that reaches `SLICE_ROWS`; gold's are unchanged, as only changed players are sent."""
+    if sum(step.rows for step in steps) <= SLICE_ROWS or steps[0].gold is not None:
+        return steps
+    known = sorted((file[2] or step.upto, file[3]) for step in steps for file in step.files)
+    fitting = bisect_right(list(accumulate(rows for _, rows in known)), SLICE_ROWS)
+    limit = known[max(fitting, 1) - 1][0]
+    limited = ((step, step.limited(limit)) for step in steps)
+    return [less for step, less in limited if less.upto > less.above or step.upto == step.above]
+
+
+#: Rows up to which one task cuts all of them, without a shuffle.
+SMALL_ROWS = 250_000
+
+ORDER = ("_group", "_batch", "_place", "_kafka_partition", "_kafka_offset", "_person", "json")
+
+_GAME, _FROM, _TO = "_step_game", "_step_from", "_step_to"
+
+_FILE, _NUMBER = "_step_file", "_step_number"
+
+_OPTIONS = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "dateFormat": "yyyy-MM-dd",
+    "timeZone": "UTC",
+    "ignoreNullFields": "false",
+}
+
+
+def new_rows(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
+    """Rows of `chunks.ROWS`, grouped by game and sorted by coordinates."""
+    _ = pipeline.spark  # before any column is named: that needs a session
+    read = _of_gold if steps[0].gold is not None else _of_silver
+    groups = _same_columns(steps, lambda step: step.gold or step.silver)
+    rows = reduce(DataFrame.unionByName, (read(pipeline, group) for group in groups))
+    count = sum(step.rows for step in steps)
+    # A game's rows go to one task: a chunk holds neighbours.
+    rows = rows.coalesce(1) if count <= SMALL_ROWS else rows.repartition(min(len(steps), 1 + count // SMALL_ROWS), "_group")
+    return rows.sortWithinPartitions(*ORDER)
+
+
+def shaped(rows: DataFrame, person: str, group: Column, columns: Iterable[str], **coordinates: Column) -> DataFrame:
+    """Rows in the columns of `chunks.ROWS`; missing coordinates are NULL. `person`: column with the data subject's key."""
+    persons = [name for name in rows.columns if is_person(name, person)]
+    kinds = {"_batch": "bigint", "_place": "string", "_kafka_partition": "int", "_kafka_offset": "bigint"}
+    return rows.select(
+        group.alias("_group"),
+        *(coordinates.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in kinds.items()),
+        F.coalesce(*(F.col(quoted(name)).cast("string") for name in persons), F.lit(None).cast("string")).alias("_person"),
+        _as_json(rows, columns).alias("json"),
+    )
+
+
+def _silver(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
+    """Rows of silver of each step's batches."""
+    uris = [file[0] for step in steps for file in step.files]
+    rows = read_files(pipeline.spark, uris, spark_schema(steps[0].silver.schema()))
+    entity = F.col(quoted(pipeline.settings.entity_column))
+    limits = pa.table(
+        {_GAME: [s.game for s in steps], _FROM: [s.above for s in steps], _TO: [s.upto for s in steps]},
+        schema=pa.schema([(_GAME, pa.string()), (_FROM, pa.int64()), (_TO, pa.int64())]),
+    )
+    rows = rows.join(F.broadcast(pipeline.spark.createDataFrame(limits)), entity == F.col(_GAME))
+    return rows.where((F.col("_batch") > F.col(_FROM)) & (F.col("_batch") <= F.col(_TO))).drop(_GAME, _FROM, _TO)
+
+
+def _of_silver(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
+    rows = _silver(pipeline, steps)
+    coordinates = {name: F.col(name) for name in ("_batch", "_kafka_partition", "_kafka_offset")}
+    group = F.col(quoted(pipeline.settings.entity_column))
+    return shaped(rows, pipeline.settings.key_column, group, rows.columns, _place=F.col("_kafka_topic"), **coordinates)
+
+
+def _of_gold(pipeline: Pipeline, steps: Sequence[Step]) -> DataFrame:
+    """Gold's current rows of players with new events; of a game that was never exported all of gold."""
+    entity, key = pipeline.settings.entity_column, pipeline.settings.key_column
+    parts = []
+    for changed in (False, True):
+        chosen = [step for step in steps if (step.above > 0) == changed]
+        uris = [uri for step in chosen if step.gold is not None for uri in files_with(step.gold)]
+        if not uris or chosen[0].gold is None:
+            continue
+        rows = read_files(pipeline.spark, uris, spark_schema(chosen[0].gold.schema()))
+        columns = [column for column in rows.columns if column != entity]
+        rows = rows.select(game_of_file(uris, pipeline.lakehouse.gold_path()).alias(entity), *columns)
+        if changed:
+            silver = [_silver(pipeline, group) for group in _same_columns(chosen, lambda step: step.silver)]
+            players = reduce(
+                DataFrame.unionByName,
+                (r.select(F.col(quoted(entity)).alias(_GAME), F.col(quoted(key)).alias("_key")) for r in silver),
+            )
+            same = (F.col(quoted(entity)) == F.col(_GAME)) & F.col(quoted(key)).eqNullSafe(F.col("_key"))
+            rows = rows.join(players.distinct(), same, "left_semi")
+        parts.append(shaped(rows, key, F.col(quoted(entity)), rows.columns))
+    if parts:
+        return reduce(DataFrame.unionByName, parts)
+    return pipeline.spark.createDataFrame([], ROWS)
+
+
+def _same_columns(steps: Sequence[Step], table: Callable[[Step], DeltaTable]) -> list[list[Step]]:
+    """The steps grouped by their tables' columns, as tables with the same columns are read together."""
+    groups: dict[str, list[Step]] = {}
+    for step in steps:
+        columns = json.dumps(json.loads(table(step).schema().to_json()), sort_keys=True)
+        groups.setdefault(columns, []).append(step)
+    return list(groups.values())
+
+
+def _as_json(rows: DataFrame, columns: Iterable[str]) -> Column:
+    """Columns of a row as a JSON object."""
+    types = {f.name: f.dataType for f in rows.schema.fields}
+    parts = []
+    for name in columns:
+        column, wanted = F.col(quoted(name)), _without_decimals(types[name])
+        parts.append((column if wanted == types[name] else column.cast(wanted)).alias(name))
+    return F.to_json(F.struct(*parts), _OPTIONS)
+
+
+def _without_decimals(kind: DataType) -> DataType:
+    if isinstance(kind, DecimalType):
+        return StringType()
+    if isinstance(kind, StructType):
+        return StructType([StructField(f.name, _without_decimals(f.dataType), f.nullable) for f in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_without_decimals(kind.elementType), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(_without_decimals(kind.keyType), _without_decimals(kind.valueType), kind.valueContainsNull)
+    return kind
+
+
+def folder_table(pipeline: Pipeline, folder: str) -> Table:
+    """A folder as a table, with the lakehouse's access to its object store."""
+    root, _, name = Lakehouse(folder).root.rpartition("/")
+    return Table(name, f"{root}/{name}", pipeline.lakehouse.options)
+
+
+def new_files(tables: ExportTables, place: Table, delta: DeltaTable | None, outbox: DeltaTable | None) -> list[str]:
+    """Addresses of a folder's Parquet files that were not exported yet, sorted; `delta`: a version of it as a Delta table.
+
+    Raises:
+        ConfigurationError: there is no such folder.
+        DataError: the Delta table's files were rewritten since.
+    """
+    here = {f"{place.uri}/{path}" for path in (paths(delta) if delta is not None else _listed(place))}
+    known = _exported(tables, outbox, place.uri)
+    gone = known - here
+    if delta is not None and gone:
+        raise DataError(
+            f"{place.uri}: {len(gone):,} of its files that were exported are no part of the table any more: it was compacted, "
+            "or rows were deleted, and which rows of the other files were sent is unknown. Export it from a copy, or from "
+            "silver or gold, which are followed by batch"
+        )
+    return sorted(here - known)
+
+
+def _listed(place: Table) -> list[str]:
+    if place.local_path is not None and not place.local_path.is_dir():
+        raise ConfigurationError(f"{place.uri} is not a folder: name one with Parquet files, or a Delta table")
+    system, prefix = file_system(place)
+    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/") or "", recursive=True))
+    names = [f.path.removeprefix(prefix) for f in found if f.type == pafs.FileType.File and f.path.endswith(".parquet")]
+    # Names with such a prefix are no data, by Spark's rule.
+    return [n for n in names if not any(part.startswith(("_", ".")) for part in n.split("/"))]
+
+
+def _exported(tables: ExportTables, outbox: DeltaTable | None, uri: str) -> set[str]:
+    """Files below an address that have chunks."""
+    handles = ((tables.deliveries, tables.deliveries.open()), (tables.outbox, outbox))
+    found = [read_arrow(table, handle, ["source"]) for table, handle in handles if handle is not None]
+    names = {name for rows in found for name in pc.unique(rows.column("source")).to_pylist()}
+    return {name for name in names if name is not None and name.startswith(f"{uri}/")}
+
+
+def file_rows(pipeline: Pipeline, place: Table, delta: DeltaTable | None, files: Sequence[str]) -> DataFrame:
+    """Rows of `chunks.ROWS`; the group is the file, the coordinate the row's number in it; folder and `delta`: see `new_files`.
+
+    Raises:
+        ConfigurationError: the files cannot be read together.
+    """
+    reader = pipeline.spark.read
+    reader = reader.option("mergeSchema", "true") if delta is None else reader.schema(spark_schema(delta.schema()))
+    try:
+        rows = reader.parquet(*map(spark_path, files))
+        columns = rows.columns
+    except (PySparkException, Py4JJavaError) as error:
+        # The innermost error of Spark's own names the file, or the column.
+        said = [line.partition("SparkException: ")[2] for line in str(error).splitlines() if "SparkException: [" in line]
+        raise ConfigurationError(f"the Parquet files cannot be read together: {(said or [first_line(error)])[-1]}") from None
+    # A column of the files may have any name, also one of these.
+    found = rows.metadataColumn("_metadata")
+    # Spark's file names have a scheme and escaped characters; `files` has neither.
+    file = F.regexp_replace(F.url_decode(F.regexp_replace(found["file_path"], r"\+", "%2B")), "^file:(//)?", "")
+    number = found["row_index"]
+    if delta is not None and delta.metadata().partition_columns:
+        rows = _with_partitions(pipeline, rows.withColumns({_FILE: file, _NUMBER: number}), delta, place, files)
+        file, number = F.col(_FILE), F.col(_NUMBER)
+    sent = shaped(rows, pipeline.settings.key_column, file, columns, _place=file, _kafka_offset=number)
+    return sent.repartition(min(8, len(files)), "_group").sortWithinPartitions(*ORDER)
+
+
+def _with_partitions(pipeline: Pipeline, rows: DataFrame, delta: DeltaTable, place: Table, files: Sequence[str]) -> DataFrame:
+    """Rows with the values of a Delta table's partition columns, which its log has and its files have not."""
+    names = delta.metadata().partition_columns
+    actions = add_actions(delta)
+    values = {name: actions.column(f"partition.{name}") for name in names}
+    known = pa.table({_FILE: [f"{place.uri}/{path}" for path in paths(delta)], **values})
+    known = known.filter(pc.is_in(known.column(_FILE), pa.array(files)))
+    return rows.drop(*names).join(F.broadcast(pipeline.spark.createDataFrame(known)), _FILE)

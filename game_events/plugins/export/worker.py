@@ -1,0 +1,313 @@
+"""Sends chunks in workers: each task reads its chunks, POSTs several at a time, and commits outcomes to the delivery log.
+
+Guarantee: a chunk that the log has as delivered was answered 2xx. A killed run loses at most `NOTE_EVERY_S` of each task's
+answers; these chunks are sent again, under the same keys. A failed chunk's rows are committed before its outcome. The driver
+commits a task's last outcomes: many tasks end at once, and their commits would wait for each other.
+
+Outcomes of chunks: their rows in the delivery log and among the failed chunks, and the commits that append them.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+
+from game_events.errors import ConflictError, GameEventsError
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import Txn, txns
+from game_events.lakehouse.data.staging import StagedFile, file_system, staged
+from game_events.lakehouse.data.worker_job import WorkerJob
+from game_events.lakehouse.tables import Table, table_id
+from game_events.pipeline.reporting.counts import LATENCIES_REPORTED, TaskAccount
+from game_events.plugins.export.chunks import (
+    DELIVERED,
+    DELIVERIES,
+    FAILED,
+    OUTCOME,
+    ExportTables,
+    failed_chunks_schema,
+    outbox_schema,
+)
+from game_events.plugins.export.delivery import LOCKED_OUT, Calls, ChunkOutcome, RestTarget, client
+from game_events.plugins.export.rate_limiter import LimiterAddress, RateLimiter
+
+APPEND_ATTEMPTS = 20
+
+DELIVERY_LOG = "Outcome of each chunk of exported rows"
+
+
+@dataclass
+class ChunkResult:
+    """A chunk of the outbox, and its outcome at a time."""
+
+    chunk: pa.Table
+    outcome: ChunkOutcome
+    at: datetime
+
+    def columns(self, run_id: str) -> dict[str, Any]:
+        """Values of a row about the chunk, in the delivery log or among the failed chunks."""
+        known = {"outcome": DELIVERED if self.outcome.taken else FAILED, "at": self.at, "run_id": run_id}
+        return known | {name: getattr(self.outcome, name) for name in ("status", "attempts", "reason", "answer")}
+
+
+def about(results: Sequence[ChunkResult], run_id: str, schema: pa.Schema, count: int | None = None) -> pa.Table:
+    """The first `count` rows (None: all) of each chunk, with the columns of its outcome."""
+    parts = [result.chunk.slice(0, count) for result in results]
+    more = pa.Table.from_pylist([result.columns(run_id) for result in results], schema=OUTCOME)
+    more = more.take(np.repeat(np.arange(len(results)), [part.num_rows for part in parts]))
+    whole = {name: table.column(name) for table in (pa.concat_tables(parts), more) for name in table.column_names}
+    return pa.Table.from_pydict(whole, schema=schema)
+
+
+def append(table: Table, rows: pa.Table, expected: dict[str, int | None], description: str) -> None:
+    """Append rows, again after a conflict with another append.
+
+    Raises:
+        ConflictError: another run has taken over, or every attempt was lost to concurrent writers.
+    """
+    for left in reversed(range(APPEND_ATTEMPTS)):
+        try:
+            add(table, rows.schema, staged(table, rows), expected, description)
+            return
+        except ConflictError:
+            if not left or _taken_over(table, expected):
+                raise
+
+
+def add(
+    table: Table, schema: pa.Schema, files: Sequence[StagedFile], expected: dict[str, int | None], description: str
+) -> None:
+    """Append files; they are deleted after a conflict, for which ConflictError is raised."""
+    try:
+        commit(Commit(table, schema, files, expected, {}, table_id(table.open()), description=description))
+    except ConflictError as error:
+        if _taken_over(table, expected):
+            raise ConflictError("another run of the export has taken over: this one stops") from error
+        raise
+
+
+def _taken_over(table: Table, expected: dict[str, int | None]) -> bool:
+    now = table.open()
+    return now is not None and txns(now, expected) != expected
+
+
+#: Seconds between two commits of a task to the delivery log, per `TASKS_FOR_IT` tasks, as all commit to one table.
+NOTE_EVERY_S, TASKS_FOR_IT = 2.0, 8
+
+#: Outbox rows in a task's memory.
+ROWS_AT_ONCE = 20_000
+
+#: Consecutive chunks without success after which the receiver is at fault, not the rows.
+FAILED_IN_A_ROW = 5
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Results of tasks, and files of the delivery log that are not committed yet."""
+
+    accounts: list[TaskAccount]
+    files: list[StagedFile]
+
+
+@dataclass(frozen=True)
+class SendChunks(WorkerJob[Sent]):
+    """Sends the chunks of tasks, of which each row is the number; picklable.
+
+    Attributes:
+        files: paths of the outbox's files.
+        chunks, rows: waiting chunks of the slice with the number `slice`, in order, and the number of rows of each.
+        tasks: number of tasks.
+        run: this run's `txn` of the delivery log.
+        limiter: rate limiter of the calls; None: no limit.
+    """
+
+    result: ClassVar[type] = Sent
+    tables: ExportTables
+    target: RestTarget
+    files: Sequence[str]
+    slice: int
+    chunks: npt.NDArray[np.int64] = field(repr=False)
+    rows: npt.NDArray[np.int64] = field(repr=False)
+    tasks: int
+    run: int
+    run_id: str
+    limiter: LimiterAddress | None = None
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> Sent:
+        """Send the chunks of these tasks."""
+        context = TaskContext.get()
+        again = context is not None and context.attemptNumber() > 0
+        done = [self.run_task(task, again=again) for batch in batches for task in batch.column(0).to_pylist()]
+        return Sent([account for account, _ in done], [file for _, files in done for file in files])
+
+    def run_task(self, task: int, *, again: bool = False) -> tuple[TaskAccount, list[StagedFile]]:
+        """Send one task's chunks; `again`: an earlier attempt may have sent some of them.
+
+        Returns:
+            the task's result, and files of the delivery log that are not committed yet (`note`).
+        """
+        mine, counts = (np.array_split(values, self.tasks)[task] for values in (self.chunks, self.rows))
+        if again:
+            done = self.tables.settled(self.tables.deliveries.open(), self.slice)
+            done = done.filter(pc.equal(done.column("slice"), self.slice)).column("chunk").to_numpy()
+            left = ~np.isin(mine, done)
+            mine, counts = mine[left], counts[left]
+        return asyncio.run(_Task(self, task, mine, counts).run())
+
+    def note(self, files: Sequence[StagedFile]) -> None:
+        """Commit the tasks' last outcomes, in the driver.
+
+        Raises:
+            ConflictError: another run has taken over.
+        """
+        if files:
+            add(self.tables.deliveries, DELIVERIES, files, {Txn.EXPORT_RUN: self.run}, DELIVERY_LOG)
+
+
+class _Task:
+    """A running task."""
+
+    def __init__(self, job: SendChunks, number: int, mine: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
+        self._job, self._number = job, number
+        self._chunks = _read(job, mine, counts)
+        self._results: list[ChunkResult] = []
+        self._noted = time.monotonic()
+        self._noting = asyncio.Lock()
+        self._undecided: list[ChunkResult] = []
+        self._account = TaskAccount(began=time.time())
+        self._error: Exception | None = None
+
+    async def run(self) -> tuple[TaskAccount, list[StagedFile]]:
+        """Send and return the result, errors of this project included: Spark would pass only their text to the driver."""
+        account, files = self._account, list[StagedFile]()
+        try:
+            await self._send()
+            files = self._stage_rest()
+        except GameEventsError as error:
+            account.stopped, account.kind = str(error), type(error).__name__
+        account.ended = time.time()
+        return account, files
+
+    async def _send(self) -> None:
+        job, target, account = self._job, self._job.target, self._account
+        async with RateLimiter(job.limiter) as limiter, client(target, limit=target.calls, keepalive_timeout=30) as session:
+            calls = Calls(target, session, limiter)
+            await asyncio.gather(*(self._work(calls) for _ in range(target.calls)))
+            account.answers, account.calls = dict(calls.answers), calls.answers.total()
+            account.latencies = calls.latencies[:: max(1, len(calls.latencies) // LATENCIES_REPORTED)]
+            if account.stopped is None and self._error is None:
+                self._results += self._undecided
+            if self._error is not None or not all(result.outcome.taken for result in self._results):
+                await self._note()
+        if self._error is not None:
+            raise self._error
+
+    async def _work(self, calls: Calls) -> None:
+        """Send chunks one after another; several of these coroutines run concurrently."""
+        try:
+            while self._account.stopped is None and self._error is None:
+                chunk = next(self._chunks, None)
+                if chunk is None:
+                    return
+                rows = chunk.column("json").to_pylist()
+                body = rows[0] if calls.target.as_object else f"[{','.join(rows)}]"
+                outcome = await calls.deliver(chunk.column("key")[0].as_py(), body.encode())
+                self._settle(ChunkResult(chunk, outcome, datetime.now(UTC)))
+                if time.monotonic() - self._noted >= NOTE_EVERY_S * max(1.0, self._job.tasks / TASKS_FOR_IT):
+                    await self._note()
+        except Exception as error:  # noqa: BLE001 - raised by `_send`, after the other calls' outcomes are committed
+            self._error = self._error or error
+
+    def _settle(self, result: ChunkResult) -> None:
+        """Record a chunk's outcome, or stop the task.
+
+        A chunk without attempts left has failed if a later one succeeds; else the receiver is at fault.
+        """
+        outcome, account = result.outcome, self._account
+        if outcome.status in LOCKED_OUT:
+            account.stopped, account.kind = f"the receiver does not let us in: {outcome.reason}", "ConfigurationError"
+        elif outcome.taken:
+            self._results += [*self._undecided, result]
+            self._undecided = []
+        elif outcome.for_good:
+            self._results.append(result)
+        else:
+            self._undecided.append(result)
+            if len(self._undecided) >= FAILED_IN_A_ROW:
+                account.stopped = f"{len(self._undecided)} calls in a row were {outcome.reason}"
+
+    async def _note(self) -> None:
+        """Commit the known outcomes; other calls continue."""
+        async with self._noting:
+            self._noted = time.monotonic()
+            results = self._known()
+            if results:
+                await asyncio.to_thread(self._commit, results)
+                self._count(results)
+
+    def _stage_rest(self) -> list[StagedFile]:
+        """Stage the last outcomes for the driver to commit."""
+        results = self._known()
+        if not results:
+            return []
+        files = staged(self._job.tables.deliveries, about(results, self._job.run_id, DELIVERIES, 1))
+        self._count(results)
+        return files
+
+    def _known(self) -> list[ChunkResult]:
+        """The outcomes that are not committed yet; the caller commits them."""
+        results, self._results = self._results, []
+        if results:
+            failpoints.reach("rest_answered", self._number)
+        return results
+
+    def _count(self, results: Sequence[ChunkResult]) -> None:
+        account = self._account
+        for result in results:
+            taken, rows = result.outcome.taken, result.chunk.num_rows
+            account.delivered += rows * taken
+            account.failed += rows * (not taken)
+            account.delivered_calls += taken
+            account.failed_calls += not taken
+
+    def _commit(self, results: Sequence[ChunkResult]) -> None:
+        tables, job = self._job.tables, self._job
+        failed = [r for r in results if not r.outcome.taken]
+        if failed:
+            rows = about(failed, job.run_id, failed_chunks_schema(tables.person))
+            append(tables.failed_chunks, rows, {}, "Rows of chunks that the receiver refused, or did not take in time")
+        append(tables.deliveries, about(results, job.run_id, DELIVERIES, 1), {Txn.EXPORT_RUN: job.run}, DELIVERY_LOG)
+
+
+def _read(job: SendChunks, mine: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
+    """A task's chunks, except those that an erasure has emptied."""
+    names = outbox_schema(job.tables.person).names
+    system, prefix = file_system(job.tables.outbox)
+    at = 0
+    while at < len(mine):
+        end = max(at + 1, int(np.searchsorted(np.cumsum(counts[at:]), ROWS_AT_ONCE, side="right")) + at)
+        wanted = mine[at:end]
+        bounds = [("slice", "=", job.slice), ("chunk", ">=", int(wanted[0])), ("chunk", "<=", int(wanted[-1]))]
+        parts = [
+            # Many tasks share few cores: threads would only wait for each other.
+            pq.read_table(prefix + path, columns=names, filesystem=system, filters=bounds, partitioning=None, use_threads=False)
+            for path in job.files
+        ]
+        rows = pa.concat_tables(parts, promote_options="permissive").combine_chunks()
+        rows = rows.filter(pc.is_in(rows.column("chunk"), value_set=pa.array(wanted)))
+        rows = rows.sort_by([("chunk", "ascending"), ("number", "ascending")]).combine_chunks()
+        numbers = rows.column("chunk").to_numpy()
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        for begin, until in zip(starts, [*starts[1:], len(numbers)], strict=True):
+            yield rows.slice(int(begin), int(until - begin))
+        at = end

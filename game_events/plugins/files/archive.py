@@ -1,0 +1,160 @@
+"""Record archive: raw records of bronze and quarantine as Parquet files, which the files source reads back as they were.
+
+Guarantee: each record is in the archive once, through repeated runs, crashes and concurrent runs. The archive is a Delta table:
+each commit has the last archived bronze batch, and succeeds only if it is unchanged since the commit was planned.
+"""
+
+import re
+import time
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from game_events.decoding.frame import NO_RECORD, RegistrySchema
+from game_events.errors import ConfigurationError
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import Commit, commit
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, txn
+from game_events.lakehouse.data.columns import COORDINATES, SCHEMA_COLUMNS, STORED_AS
+from game_events.lakehouse.data.reading import files_with, row_count, selection
+from game_events.lakehouse.data.spark_files import no_headers, read_files, read_table, schema_ids, spark_schema
+from game_events.lakehouse.data.worker_job import FileStage
+from game_events.lakehouse.tables import Layer, Table, table_id
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.offsets import next_offsets
+from game_events.pipeline.offsets import since as at_or_behind
+from game_events.pipeline.quarantine import intact_tables
+from game_events.pipeline.reporting.counts import ArchiveResult
+from game_events.pipeline.reporting.report import RunReport
+from game_events.pipeline.reporting.result import RunResult
+from game_events.pipeline.schemas.store import SchemaArchive
+from game_events.plugins.files.location import RECORDS, UNKNOWN, SourceLocation, marked_records
+from game_events.sources.source import FILES, KAFKA, TASK_RECORDS, Offsets, Split
+
+_READ_COLUMNS = (*STORED_AS.values(), *SCHEMA_COLUMNS)
+
+
+def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
+    """Add the new records of bronze and quarantine to a folder or prefix of an object store; reads new rows twice, writes once.
+
+    Raises:
+        ConfigurationError: bronze keeps no raw values; or the place has something else, or the archive of another bronze.
+        ConflictError: a concurrent run wrote to the archive; run it again.
+    """
+    began = time.monotonic()
+    done = _archive(pipeline, report, to)
+    report.add(RunResult(archive=done, seconds={"archive": time.monotonic() - began}))
+    if done.without_raw:
+        report.warn(f"{done.without_raw:,} rows of bronze have no raw value, and are not in the archive")
+
+
+def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
+    if pipeline.settings.keep_raw != "all":
+        raise ConfigurationError("bronze keeps no raw values (GAME_EVENTS_KEEP_RAW is failures): there is nothing to archive")
+    place = SourceLocation.of(pipeline.settings, to)
+    table = Table("archive", place.root, place.options)
+    tables = intact_tables(pipeline, report)
+    if tables is None:
+        return ArchiveResult(place.root)
+    bronze, quarantine = tables
+    app = Txn.ARCHIVE.of(BronzeIdentity.of(bronze).key)
+    held = _open(table, app)
+    batch = counter(bronze, Txn.BATCH)
+    since = txn(held, app)
+    if quarantine is None and since == batch:
+        return ArchiveResult(place.root, batch=batch)
+    rows, without_raw = _records(pipeline, bronze, quarantine, held, int(since or 0))
+    pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of {pipeline.bronze.name}")
+    ids = schema_ids(rows)
+    known = SchemaArchive(pipeline.lakehouse).read(ids)
+    schema = marked_records([known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in ids])
+    new = selection(bronze, int(since or 0)).rows
+    records = rows.select(*_as_records()).coalesce(max(1, -(-new // TASK_RECORDS)))
+    files = FileStage(table, schema, "headers").write(records)
+    failpoints.reach("archive_staged")
+    if not files and since == batch:
+        return ArchiveResult(place.root, batch=batch)
+    plan = Commit(
+        table,
+        schema,
+        files,
+        expect_transactions={app: since},
+        set_transactions={app: batch},
+        table_id=table_id(held),
+        info={"archive_of": pipeline.bronze.name, "run_id": pipeline.run_id},
+        description="Raw records of bronze_events and quarantine_events, each once, as Kafka had them",
+    )
+    landed = commit(plan)
+    return ArchiveResult(place.root, landed.rows, landed.files, landed.bytes, without_raw, batch)
+
+
+def _open(table: Table, app: str) -> DeltaTable | None:
+    """The archive of the bronze of `app`; None if there is none; ConfigurationError if there is something else."""
+    held = table.open()
+    if held is None:
+        folder = table.local_path
+        # An archive that crashed before its first commit has left such files.
+        ours = re.compile(r"part-.*\.parquet")
+        if folder is not None and folder.is_dir() and not all(ours.fullmatch(file.name) for file in folder.iterdir()):
+            raise ConfigurationError(f"{table.uri} is not empty, and no archive: name a folder of its own")
+        return None
+    if [f.name for f in held.schema().fields] != RECORDS.names:
+        raise ConfigurationError(f"{table.uri} is a table, and no archive: name a folder of its own")
+    if held.transaction_version(app) is None:
+        raise ConfigurationError(
+            f"{table.uri} is the archive of another bronze_events, or of what it was before a full refresh or a restore: "
+            "records would be in it twice. Archive to another folder"
+        )
+    return held
+
+
+def _records(
+    pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable | None, archived: DeltaTable | None, since: int
+) -> tuple[DataFrame, int]:
+    """Rows that the archive lacks, with bronze's own columns, and the number of bronze's rows without a raw value."""
+    uris = files_with(bronze, since)
+    rows = read_files(pipeline.spark, uris, spark_schema(bronze.schema())).where(F.col("_batch") > since)
+    without_raw = rows.where(F.col("_raw_value").isNull()).count() if uris else 0
+    rows = rows.where(F.col("_raw_value").isNotNull()).select(*_READ_COLUMNS)
+    if quarantine is None or not row_count(quarantine):
+        return rows, without_raw
+    held = read_table(pipeline.spark, quarantine)
+    held = held.where((F.col("layer") == Layer.BRONZE) & ~F.col("reason").isin(*map(str, NO_RECORD)))
+    # Replayed records are archived from quarantine, where they stay.
+    rows = rows.join(held.select(*COORDINATES), list(COORDINATES), "left_anti").select(*_READ_COLUMNS)
+    held = held.where(~at_or_behind(_ahead(bronze, held))).select(*_READ_COLUMNS)
+    if archived is not None:
+        # By coordinates: batches do not order them, as a micro-batch's rows may be in quarantine long before it is in bronze.
+        columns = spark_schema(Schema.from_arrow(pa.schema([RECORDS.field(n) for n in ("topic_id", "partition", "offset")])))
+        there = read_files(pipeline.spark, archived.file_uris(), columns).select(
+            F.col("topic_id").alias("_kafka_topic_id"),
+            F.col("partition").alias("_kafka_partition"),
+            F.col("offset").alias("_kafka_offset"),
+        )
+        held = held.join(there, list(COORDINATES), "left_anti").select(*_READ_COLUMNS)
+    return rows.unionByName(held), without_raw
+
+
+def _ahead(bronze: DeltaTable, held: DataFrame) -> Offsets:
+    """Split -> bronze's next offset, of splits with later rows in quarantine: their micro-batch is not in bronze yet.
+
+    The archive takes such rows together with bronze's: with them alone it would be taken for complete.
+    """
+    found: Offsets = {}
+    batch = counter(bronze, Txn.BATCH)
+    lasts = held.groupBy("_kafka_topic", *COORDINATES[:2]).agg(F.max(COORDINATES[2]), F.max("_batch")).collect()
+    for topic, topic_id, partition, offset, its_batch in lasts:
+        split = Split(topic, topic_id, partition, FILES if topic == FILES else KAFKA)
+        at = next_offsets(bronze, [split]).get(split)
+        # Bronze has no offset of a new topic before its first micro-batch, and none of a topic behind a table source.
+        if offset >= at if at is not None else its_batch > batch:
+            found[split] = at or 0
+    return found
+
+
+def _as_records() -> list[Column]:
+    columns = {name: F.col(STORED_AS[name]) for name in RECORDS.names}
+    columns["headers"] = F.coalesce(columns["headers"], no_headers())
+    return [column.alias(name) for name, column in columns.items()]

@@ -1,0 +1,381 @@
+"""Files as the source: one split, in which each file has 2^32 offsets (`files.records`).
+
+Each snapshot lists the folder or prefix and adds new, finished files to the file log, which numbers them. Numbered files are
+read like a topic's records: in micro-batches of numbers, each once, from bronze's progress on.
+
+The file log (table `source_files`, append-only): every source file with its number, which orders the source.
+
+Guarantee: a path has one number for ever, also with concurrent runs and crashes; numbers have no gaps. So a file is read once:
+bronze's progress is a number. A file that is overwritten later is recorded as changed and not read again.
+"""
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from game_events.config.settings import Settings
+from game_events.decoding.decoder import TypeKey
+from game_events.decoding.frame import RegistrySchema
+from game_events.errors import ConfigurationError, DataError
+from game_events.lakehouse import failpoints
+from game_events.lakehouse.commits.commit import retry_on_conflict
+from game_events.lakehouse.commits.transactions import ANY_COMMIT, Txn, restored_lately
+from game_events.lakehouse.storage import store_errors_named
+from game_events.lakehouse.system_tables import SystemTable, schema_of
+from game_events.lakehouse.tables import SOURCE_FILES, Lakehouse, paths
+from game_events.plugins.files.location import LINK, NotAFileError, SourceFile, SourceLocation
+from game_events.plugins.files.readers import PARQUET, FileReading, format_of
+from game_events.plugins.files.records import FILE_ROWS, PARTITION, FileGap, FileLimits, FilePart, first_offset, number_of
+from game_events.plugins.files.schemas import NamedSchema, named_schema
+from game_events.schema_registry import SchemaRegistry
+from game_events.sources.source import FILES, Gap, MicroBatch, Offsets, Source, SourceSnapshot, Split, dealt
+
+log = logging.getLogger(__name__)
+
+TAKEN, CHANGED = "taken", "changed"
+
+SCHEMA = schema_of(
+    number=(pa.int64(), "Number that the path has for ever; a file's records count up from number * 2^32"),
+    path=(pa.string(), "File"),
+    size=(pa.int64(), "Bytes"),
+    modified_at=(pa.timestamp("us", tz="UTC"), "When it was written (UTC)"),
+    kind=(pa.string(), "taken, or changed: another size or time under a path that was taken before"),
+    seen_at=(pa.timestamp("us", tz="UTC"), "When a run saw it so (UTC)"),
+    run_id=(pa.string(), "Run that did"),
+)
+
+
+@dataclass
+class LogContent:
+    """The log in memory: files as last listed, by number, and their numbers by path."""
+
+    entries: list[SourceFile] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
+    log_id: str = ""
+
+    def compare(self, found: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
+        """Listed files that are not in the log, and those that changed since they were logged."""
+        known = [file for file in found if file.path in self.numbers]
+        changed = [file for file in known if file != self.entries[self.numbers[file.path]]]
+        return [file for file in found if file.path not in self.numbers], changed
+
+
+class FileLog:
+    """Reads and appends to the table."""
+
+    def __init__(self, lakehouse: Lakehouse, run_id: str = "") -> None:
+        """Nothing is read yet."""
+        description = "Files that are the source, each with its number: bronze has read them up to one"
+        self.declaration = SystemTable(lakehouse.table(SOURCE_FILES), SCHEMA, description)
+        self._run_id = run_id
+        self._read: set[str] = set()
+        self._known = LogContent()
+        self._handle: DeltaTable | None = None
+
+    def known(self) -> LogContent:
+        """Every file that was taken in; reads what came since the last look; DataError if the table was restored."""
+        table = self.declaration.table
+        self._handle = handle = table.open()
+        if handle is None:
+            self._read, self._known = set(), LogContent()
+            return self._known
+        if restored_lately(table, ANY_COMMIT, handle.version()):
+            raise DataError(
+                f"{SOURCE_FILES} was restored to an older version: files that came since would get numbers that bronze has "
+                "read already. Nothing was done: restore its newest version"
+            )
+        there = set(paths(handle))
+        log_id = str(handle.metadata().id)
+        if log_id != self._known.log_id or not self._read <= there:  # another table, or after compaction
+            self._read, self._known = set(), LogContent(log_id=log_id)
+        self._add(self.declaration.read(handle, paths=sorted(there - self._read)))
+        self._read = there
+        if len(self._known.entries) != int(handle.transaction_version(Txn.NEXT_FILE) or 0):
+            raise DataError(f"{table.uri}: its rows were changed: restore its newest version")
+        return self._known
+
+    @retry_on_conflict()
+    def take_in(self, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> LogContent:
+        """Number new files, in this order, and record changed ones, in one commit; ConflictError if others won every attempt.
+
+        After a conflict the log is read again: files that the concurrent run has added are not new any more.
+        """
+        known = self.known()
+        left, other = known.compare(new)[0], known.compare(changed)[1]
+        if not left and not other and self._handle is not None:
+            return known
+        self._commit(known, left, other)
+        return self.known()
+
+    def _commit(self, known: LogContent, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> None:
+        first, now = len(known.entries), datetime.now(UTC)
+        rows = [(first + n, f, TAKEN) for n, f in enumerate(new)] + [(known.numbers[f.path], f, CHANGED) for f in changed]
+        columns = {
+            "number": [n for n, _, _ in rows],
+            "path": [f.path for _, f, _ in rows],
+            "size": [f.size for _, f, _ in rows],
+            "modified_at": pa.array([f.modified_us for _, f, _ in rows], pa.int64()).cast(SCHEMA.field("modified_at").type),
+            "kind": [kind for _, _, kind in rows],
+            "seen_at": [now] * len(rows),
+            "run_id": [self._run_id] * len(rows),
+        }
+        self.declaration.commit(
+            self._handle,
+            pa.table(columns, schema=SCHEMA),
+            set_transactions={Txn.NEXT_FILE: first + len(new)},
+            info={"files": str(len(new)), "changed": str(len(changed))},
+        )
+        failpoints.reach("files_taken_in")
+
+    def _add(self, rows: pa.Table) -> None:
+        entries, numbers = self._known.entries, self._known.numbers
+        columns = [rows.column(n) for n in ("number", "path", "size", "modified_at", "kind", "seen_at")]
+        columns[3] = columns[3].cast(pa.int64())
+        found = zip(*(c.to_pylist() for c in columns), strict=True)
+        # By number, then changes in the order of their time.
+        ordered = sorted(found, key=lambda r: (True, r[5]) if r[4] == CHANGED else (False, r[0]))
+        for number, path, size, modified, kind, _ in ordered:
+            entry = SourceFile(path, size, modified)
+            if kind == TAKEN and number == len(entries):
+                entries.append(entry)
+                numbers[path] = number
+            elif kind == CHANGED and number < len(entries):
+                entries[number] = entry
+
+
+#: Last bytes of a complete Parquet file.
+_PARQUET_END = b"PAR1"
+
+#: Parallel checks of Parquet footers: each is a request to an object store.
+_FOOTER_CHECKS = 16
+
+#: Files and bytes of one task: a task costs some 100 ms, opening a file in an object store some 20 ms.
+TASK_FILES, TASK_BYTES = 2_000, 256 * 1024 * 1024
+
+#: Skipped files and folders that are logged by name for one snapshot.
+_NAMES_LOGGED = 10
+
+#: Tasks that read one Parquet file at most.
+MOST_PARTS = 64
+
+
+class FileSource(Source):
+    """The files of the settings; one overwritten while it is read counts as it was read."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        lakehouse: Lakehouse,
+        run_id: str = "",
+        *,
+        read_by: Callable[[], str | None] = lambda: None,
+        refuse_twice: Callable[[str, Offsets], None] = lambda _archive, _ends: None,
+        read_only: bool = False,
+    ) -> None:
+        """Nothing is listed yet; ConfigurationError if `files_path` is not set, or is an object store that is not known.
+
+        `read_by` gives the id of the file log that bronze was read by (None: no files were read); `refuse_twice` raises
+        ConfigurationError if bronze would have records of this archive, up to these offsets, twice; with `read_only` new files
+        are only counted, nothing is written.
+        """
+        if settings.files_path is None:
+            raise ConfigurationError(
+                "GAME_EVENTS_SOURCE is files: set GAME_EVENTS_FILES_PATH to a folder or s3://bucket/prefix"
+            )
+        self.settings = settings
+        self.place = SourceLocation.of(settings, settings.files_path)
+        self._log = FileLog(lakehouse, run_id)
+        self._read_by, self._refuse_twice, self._read_only = read_by, refuse_twice, read_only
+        self._checked = "not yet"
+        #: Archive that the files belong to, by the last snapshot: location and table id; None: plain files.
+        self.archive = None
+        self._known = LogContent()
+        self._there: frozenset[str] = frozenset()
+        self._ended: set[SourceFile] = set()
+        #: Files since the last report: `taken`, `changed`, `waiting` (by the last snapshot), and symbolic `links` and other
+        #: names that are `skipped`, each once.
+        self.counts: Counter[str] = Counter()
+        self._skipped: set[str] = set()
+
+    @cached_property
+    def schema(self) -> NamedSchema | None:
+        """The schema that the settings name; raises as `named_schema`."""
+        return named_schema(self.settings, SchemaRegistry(self.settings))
+
+    def snapshot(self, *, take_in: bool = True, full_refresh: bool = False) -> SourceSnapshot:
+        """The files that can be read now; new ones are added to the file log.
+
+        Args:
+            take_in: False: new files are only counted, nothing is written.
+            full_refresh: the files replace bronze, so records of an archive may be read again.
+
+        Raises:
+            ConfigurationError: no such folder, the object store refuses access, or records would be read twice.
+            TransientError: the object store does not answer.
+            DataError: the file log was restored, or is not the one that bronze was read by.
+            ConflictError: concurrent runs won every attempt to add files.
+        """
+        archive = self.place.archive()
+        skipped: dict[str, str] = {}
+        found = self.place.listing(self.settings.files_pattern, skipped) if archive is None else self.place.files_of(archive)
+        self._log_skipped(skipped)
+        self.archive = None if archive is None else f"{self.place.root} {archive.metadata().id}"
+        self._there = frozenset(f.path for f in found)
+        known = self._log.known()
+        self._refuse_lost_log(known)
+        new, changed = known.compare(found)
+        ready = self._ready(new)
+        self.counts["waiting"] = len(new) - len(ready)
+        end = len(known.entries)
+        if self.archive is not None and take_in and not full_refresh:  # before its files get numbers
+            self._refuse_twice(self.archive, {_split(known): first_offset(end + len(ready))})
+        if self._read_only or not take_in:
+            end += len(ready)
+        elif ready or changed or not known.log_id:
+            known = self._log.take_in(ready, changed)
+            self.counts["taken"] += len(ready)
+            self.counts["changed"] += len(changed)
+            end = len(known.entries)
+            for file in changed:
+                log.warning("file=%r changed=true read_again=false", file.path)
+        self._known = known
+        split = _split(known)
+        return SourceSnapshot({split: 0}, {split: first_offset(end)}, FILE_ROWS)
+
+    def _log_skipped(self, skipped: dict[str, str]) -> None:
+        new = sorted(skipped.keys() - self._skipped)
+        self._skipped.update(new)
+        links = sum(skipped[path] == LINK for path in new)
+        self.counts["links"] += links
+        self.counts["skipped"] += len(new) - links
+        for path in new[:_NAMES_LOGGED]:
+            log.warning("path=%r skipped=true reason=%r", path, skipped[path])
+
+    def offsets_at(self, splits: Iterable[Split], when: datetime) -> Offsets:
+        """Split -> first offset of a file that was written at a time or later."""
+        since = int(when.timestamp() * 1_000_000)
+        first = next((number for number, file in enumerate(self._known.entries) if file.modified_us >= since), None)
+        return {} if first is None else dict.fromkeys(splits, first_offset(first))
+
+    def batch_limit(self, reached: Offsets) -> int:
+        """Offsets of the next batch at most, by `files_per_batch` and `files_bytes_per_batch`; at least one file."""
+        first, size = number_of(next(iter(reached.values()), 0)), 0
+        files = self._known.entries[first : first + self.settings.files_per_batch]
+        for count, entry in enumerate(files):
+            size += entry.size
+            if size > self.settings.files_bytes_per_batch and count:
+                return count * FILE_ROWS
+        return max(1, len(files)) * FILE_ROWS
+
+    def entries(self, batch: MicroBatch) -> Iterator[tuple[int, SourceFile]]:
+        """Numbers and files of a batch, including missing ones."""
+        for split, end in batch.end.items():
+            first = number_of(batch.start[split])
+            yield from enumerate(self._known.entries[first : number_of(end)], first)
+
+    def missing(self, batch: MicroBatch) -> tuple[Gap, ...]:
+        """Files of a batch that do not exist any more, by the last snapshot."""
+        return tuple(
+            FileGap(FILES, self._known.log_id, PARTITION, first_offset(number), first_offset(number + 1), file.path)
+            for number, file in self.entries(batch)
+            if file.path not in self._there
+        )
+
+    def file_counts(self) -> Counter[str]:
+        """See `counts`."""
+        return self.counts
+
+    def missing_paths(self, first: int = 0) -> list[str]:
+        """Files of the log that do not exist any more, by the last snapshot, or are before this offset."""
+        known = enumerate(self._known.entries)
+        return [file.path for number, file in known if file.path not in self._there or first_offset(number) < first]
+
+    def schemas(self) -> list[RegistrySchema]:
+        """The schema of the settings, if they name one."""
+        return [] if self.schema is None else [self.schema.schema]
+
+    def expected_types(self) -> list[TypeKey]:
+        """The record type of that schema, planned for before the first record."""
+        return [] if self.schema is None else [self.schema.key]
+
+    def reading(self, batch: MicroBatch) -> FileReading:
+        """The files of a batch that exist, large Parquet files in parts; DataError if none exists."""
+        settings = self.settings
+        bounds = FileLimits(settings.files_max_rows, settings.files_max_unpacked_bytes, settings.max_record_bytes)
+        return FileReading(
+            self.place,
+            self._known.log_id,
+            bounds,
+            settings.files_format,
+            self.schema,
+            settings.files_framed,
+            archive=self.archive is not None,
+            files=self._tasks(batch),
+        )
+
+    def _tasks(self, batch: MicroBatch) -> list[Sequence[FilePart]]:
+        parts = list[FilePart]()
+        for number, file in self.entries(batch):
+            if file.path in self._there:
+                whole = format_of(file.path, self.settings.files_format)[0] != PARQUET
+                of = 1 if whole else min(MOST_PARTS, -(-file.size // TASK_BYTES) or 1)
+                for part in range(of):
+                    parts.append(FilePart(number, file.path, file.size, file.modified_us, self._known.log_id, part, of))
+        if not parts:
+            raise DataError(f"{self.place.root}: no file of this batch exists any more")
+        size = sum(part.size // part.parts for part in parts)
+        return dealt(parts, max(-(-len(parts) // TASK_FILES), -(-size // TASK_BYTES), os.cpu_count() or 1))
+
+    def _refuse_lost_log(self, known: LogContent) -> None:
+        """Raise DataError if bronze was read by another file log: files would get other numbers and be read again."""
+        if known.log_id == self._checked:
+            return
+        read_by = self._read_by()
+        if read_by is not None and read_by != known.log_id:
+            raise DataError(
+                f"{SOURCE_FILES} is not the table that bronze_events was read by: without that one it is unknown which files "
+                "were read, and all of them would be read again. Nothing was changed: put it back; or delete bronze_events and "
+                "quarantine_events too, to read everything again"
+            )
+        self._checked = known.log_id
+
+    def _ready(self, new: list[SourceFile]) -> list[SourceFile]:
+        """New files that seem to be complete; others are left for a later snapshot."""
+        now = time.time()
+        settled = [f for f in new if now - f.modified_us / 1e6 >= self.settings.files_settle_s]
+        young = [
+            f
+            for f in settled
+            if format_of(f.path, self.settings.files_format)[0] == PARQUET
+            and now - f.modified_us / 1e6 < self.settings.files_incomplete_s
+            and f not in self._ended
+        ]
+        if young:
+            with ThreadPoolExecutor(_FOOTER_CHECKS) as pool:
+                ends = dict(zip(young, pool.map(self._has_end, young), strict=True))
+            self._ended = {f for f in settled if ends.get(f, f in self._ended)}
+            settled = [f for f in settled if ends.get(f, True)]
+        return settled
+
+    def _has_end(self, file: SourceFile) -> bool:
+        """Whether a Parquet file exists and has the last bytes of its footer."""
+        try:
+            with store_errors_named(self.place.root), self.place.open(file.path) as source:
+                size = source.size()
+                source.seek(max(0, size - len(_PARQUET_END)))
+                return bool(source.read() == _PARQUET_END)
+        except (FileNotFoundError, NotAFileError):
+            return False
+
+
+def _split(known: LogContent) -> Split:
+    return Split(FILES, known.log_id, PARTITION, FILES)

@@ -1,0 +1,123 @@
+"""`game-events forget`: everything of some gamers goes from every table, and what still comes of them is kept out.
+
+Not a Dagster job: Dagster stores the configuration of every run, and the ids would be in it.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from game_events.cli.output import Json, Output
+from game_events.cli.shared_spark import spark_session
+from game_events.config.settings import load_settings
+from game_events.errors import ConfigurationError
+from game_events.pipeline.context import Pipeline
+from game_events.pipeline.event_log import recorded
+from game_events.pipeline.reporting.counts import Erasure
+from game_events.pipeline.reporting.report import RunReport
+from game_events.plugins.governance.commits import remove_old_files
+from game_events.plugins.governance.run import forget as forget_gamers
+from game_events.plugins.governance.run import resume as resume_erasure
+
+Ids = Annotated[list[str] | None, typer.Option("--gamer-id", "--key", metavar="ID", help="Whom to forget; may be repeated.")]
+File = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="A file with one id a line; `-`: standard input, which no process list shows."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Count what would go; change nothing.")]
+Vacuum = Annotated[bool, typer.Option("--vacuum", help="Remove, now, the files of older versions with their rows, too.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Finish the erasure that was interrupted; its ids are found by their hashes.")
+]
+
+
+def forget(
+    gamer_id: Ids = None,
+    file: File = None,
+    dry_run: DryRun = False,
+    vacuum: Vacuum = False,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Erase gamers from every table; what still comes of them, from Kafka or a replay, is counted and kept out."""
+    if dry_run and vacuum:
+        raise typer.BadParameter("a dry run removes nothing", param_hint="--vacuum")
+    if resume and (gamer_id or file):
+        raise typer.BadParameter("it is about those who are on the list already", param_hint="--resume")
+    ids = frozenset() if resume else _ids(gamer_id or [], file)
+    output, settings = Output(as_json=as_json), load_settings()
+    pipeline, report = Pipeline(settings, spark_session), RunReport()
+    with output.working("forgetting"), recorded(pipeline, report, "forget"):
+        subjects = (
+            resume_erasure(pipeline, report, dry_run=dry_run)
+            if resume
+            else forget_gamers(pipeline, report, ids, dry_run=dry_run)
+        )
+        if vacuum and report.erasure is not None and report.erasure.finished:
+            remove_old_files(pipeline, report.erasure, subjects)
+    account = report.erasure or Erasure()
+    _show(output, account)
+    errors = [f"{t.table}: {t.error}" for t in report.errors]
+    for error in errors:
+        output.say(f"FAILED {error}")
+    success = report.success and (account.finished or dry_run)
+    output.result({"success": success, "run_id": pipeline.run_id, **account.to_dict(), "errors": errors}, success=success)
+
+
+def _ids(given: list[str], file: str | None) -> frozenset[str]:
+    """The ids, exactly as they are in the events."""
+    lines = list(given)
+    if file is not None:
+        try:
+            text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"--file: {file} cannot be read ({type(error).__name__}): one id a line, UTF-8") from None
+        lines += [line.rstrip("\r") for line in text.split("\n") if line.rstrip("\r")]
+    if not lines:
+        raise ConfigurationError("whom to forget? Name ids with --gamer-id (or --key), or a file of them with --file")
+    if not all(lines):
+        raise ConfigurationError("--gamer-id: an id is empty")
+    return frozenset(lines)
+
+
+def _show(output: Output, account: Erasure) -> None:
+    rows = [(table, n) for table, n in sorted(account.rows.items()) if n]
+    what = "rows that would go" if account.dry_run else "rows that are gone"
+    if rows:
+        output.table(f"{what} (recomputed gold and unified are not listed)", ("table", "rows"), rows)
+    else:
+        output.say(f"{what}: none")
+    if account.unsearchable:
+        output.say(
+            f"{account.unsearchable:,} rows of quarantine do not decode, so their gamer is unknown. Once they "
+            "decode, a replay keeps out those of forgotten gamers"
+        )
+    if account.undecoded:
+        output.say(
+            f"{account.undecoded:,} rows of bronze are of message types that are not selected, so their gamer is unknown. "
+            "Once they are decoded, a redecode takes out those of forgotten gamers"
+        )
+    if account.lost_ids:
+        output.say(
+            f"{account.lost_ids:,} of the ids are in no row any more. If one is in the bytes of a record that does "
+            "not decode, only `game-events forget` with the id itself would find it"
+        )
+    if account.dry_run:
+        output.say("dry run: nothing was changed")
+        return
+    if not account.vacuumed:
+        output.say(
+            "older versions of the tables still hold these rows, until maintenance removes their files; `--vacuum` removes "
+            "them now"
+        )
+        return
+    output.say(f"files of older versions removed: {account.removed_files.total():,}; a reader that was using one reads again")
+    if account.kept_files:
+        output.say(
+            f"{account.kept_files.total():,} files that no version names are too young to tell from what a run is about to "
+            "commit: run the same command again in an hour"
+        )
+    if account.cleaned_logs:
+        output.say(f"log entries that named an id were removed: {', '.join(account.cleaned_logs)}")

@@ -1,0 +1,347 @@
+"""Simulated events: the demo of the whole system, and the producer alone.
+
+`game-events demo`: the whole system on real parts, twice over, checked against what the producer sent.
+
+`game-events produce`: simulated events, registered and written with the Confluent serializer.
+"""
+
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from game_events.cli.commands.run import run_and_show
+from game_events.cli.output import Json, Output
+from game_events.config.names import simple_call
+from game_events.config.pipeline_settings import ENV_PREFIX
+from game_events.config.settings import Settings, load_settings
+from game_events.errors import ConfigurationError, DataError
+from game_events.lakehouse.data.reading import read_arrow
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, Lakehouse
+from game_events.pipeline.gold.plan import expressions
+from game_events.plugins.local.init import CONFIG, use_example
+from game_events.plugins.local.producer.produce import GamerTruth, Manifest, produce, produce_bulk
+from game_events.plugins.local.producer.simulator import BulkSimulation, Simulation
+from game_events.plugins.local.servers import local_stack
+from game_events.plugins.local.servers.local_stack import StackState
+
+#: Below the state folder; recreated by each demo and kept afterwards.
+FOLDER = "demo"
+
+Example = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Another domain: games or iot; default: what the settings describe.")
+]
+
+Truth = Callable[[GamerTruth], object]
+
+
+def demo(example: Example = None, as_json: Json = False) -> None:
+    """Broker, registry, producer, Spark, Delta and Dagster from nothing to checked tables; leaves nothing running."""
+    output = Output(as_json=as_json)
+    if example is not None:
+        use_example(example)
+    folder = (load_settings().state_dir / FOLDER).resolve()
+    local_stack.down(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    output.step("1. local stack", ": an Apache Kafka broker and a schema registry")
+    state = local_stack.up(folder, on_progress=output.say)
+    try:
+        settings = _use(folder, state)
+        report = _waves(output, settings)
+    finally:
+        local_stack.down(folder)
+        output.say("local stack stopped")
+    output.result(report, success=bool(report["success"]))
+
+
+def _use(folder: Path, state: StackState) -> Settings:
+    """Point this process, and the Dagster run in it, at the demo's own parts."""
+    settings = load_settings()
+    chosen = {
+        "STATE_DIR": str(folder),
+        "LAKEHOUSE": str(folder / "lakehouse"),
+        "KAFKA_TOPIC": f"{settings.produced_topic}_demo",
+        **{"SOURCE": "kafka", "KAFKA_TOPIC_PATTERN": "", "KAFKA_ASSIGN": "{}", "SOURCE_TABLE": ""},
+        **{"STARTING_OFFSETS": "earliest", "STARTING_TIMESTAMP": ""},
+        "KAFKA_BOOTSTRAP_SERVERS": state.kafka_bootstrap_servers,
+        "KAFKA_OPTIONS": "{}",  # the demo's broker has no passwords
+        "SCHEMA_REGISTRY_URL": state.schema_registry_url,
+        "GAMES": "",
+        **{"RULES": "[]", "EXTENSIONS": ""},  # what they keep out or change would be missing in gold
+        # Sample data stay on this machine.
+        **dict.fromkeys(("ALERT_WEBHOOK_URL", "CATALOG", "OPENLINEAGE_URL", "REST_URL"), ""),
+    }
+    os.environ |= {ENV_PREFIX + key: value for key, value in chosen.items()}
+    return load_settings()
+
+
+def _waves(output: Output, settings: Settings) -> dict[str, object]:
+    words, sample = settings.names, settings.producer
+    usual = Simulation(games=sample.entities, gamers_per_game=sample.keys_per_entity)
+    output.step(
+        "2. first wave",
+        f": {len(sample.entities)} {words.entities}, schema versions 1 and 2 interleaved; some poison, some late, some twice",
+    )
+    shares = {"poison_share": 0.02, "late_share": 0.05, "duplicate_share": 0.01}
+    first, error = _wave(output, settings, usual.model_copy(update=shares))
+    if error:
+        return {"success": False, "error": error}
+    before = _columns(settings, BRONZE)
+
+    new = f"a NEW schema version (3) and a NEW {words.entity} ({sample.new_entity})"
+    output.step("3. second wave", f": {new}, nothing configured")
+    more = {"versions": (2, 3), "games": (*sample.entities, sample.new_entity), "seed": 1, "poison_share": 0.01}
+    second, error = _wave(output, settings, usual.model_copy(update=more))
+    if error:
+        return {"success": False, "error": error}
+
+    output.step("4. what came of it")
+    result = _compared(output, settings, first.merge(second), [c for c in _columns(settings, BRONZE) if c not in before])
+    output.step("next")
+    config = f"{CONFIG}={os.environ[CONFIG]} " if os.environ.get(CONFIG) else ""
+    output.say(f"  look at the tables:    {config}GAME_EVENTS_LAKEHOUSE={result['lakehouse']} .venv/bin/game-events tables")
+    output.say("  browse the lineage:    make up   (then open the address it prints)")
+    return result
+
+
+def _wave(output: Output, settings: Settings, simulation: Simulation) -> tuple[Manifest, str | None]:
+    """Send records and run the pipeline; what was sent, and the run's error."""
+    sent = produce(settings, simulation)
+    output.say(f"{sent.records_total:,} records sent, {sum(sent.poison.values())} of them undecodable")
+    result = run_and_show(output, settings)
+    return sent, None if result.success else result.error or "the run failed"
+
+
+def _compared(output: Output, settings: Settings, truth: Manifest, appeared: list[str]) -> dict[str, object]:
+    """Compare the tables with the records that were sent; the demo's result."""
+    words = settings.names
+    poison = sum(truth.poison.values())
+    bronze, held = _rows(settings, BRONZE), _rows(settings, QUARANTINE)
+    output.say(f"schema versions seen: {', '.join(map(str, truth.schema_ids))}; columns that appeared: {', '.join(appeared)}")
+    undecodable = f"(undecodable records sent: {poison})"
+    output.say(f"Kafka {truth.records_total:,} records = bronze {bronze:,} + quarantine {held:,} {undecodable}")
+    _top(output, settings)
+    wrong = differences(settings, truth)
+    exact = not wrong and bronze + held == truth.records_total and held == poison
+    output.say(
+        f"gold of {sum(map(len, truth.truth.values()))} {words.keys} in {len(truth.truth)} {words.entities} equals what the "
+        "producer sent: " + ("yes" if exact else f"NO: {wrong[:5]}")
+    )
+    compared = truths(settings)
+    unknown = [column for column, known in compared.items() if known is None]
+    if unknown:
+        output.say(f"columns that the producer keeps no account of: {', '.join(unknown)}")
+    return {
+        "success": exact,
+        "rows": {"kafka": truth.records_total, "bronze": bronze, "quarantine": held},
+        "schema_versions": sorted(truth.schema_ids),
+        "columns_appeared": appeared,
+        "columns_compared": [column for column, known in compared.items() if known is not None],
+        "games": sorted(truth.truth),
+        "lakehouse": Lakehouse.of(settings).root,
+    }
+
+
+def _top(output: Output, settings: Settings) -> None:
+    table = Lakehouse.of(settings).table(UNIFIED)
+    handle = table.open()
+    if handle is None:
+        raise DataError(f"{table.uri} is not there")
+    entity, key, first, *_ = columns = [f.name for f in handle.schema().fields]
+    found = read_arrow(table, handle).sort_by([(first, "descending"), (key, "ascending"), (entity, "ascending")]).to_pylist()
+    output.table(f"top {settings.names.keys} ({table.name})", columns, [[row[c] for c in columns] for row in found[:5]])
+
+
+def _columns(settings: Settings, name: str) -> list[str]:
+    handle = Lakehouse.of(settings).table(name).open()
+    return [f.name for f in handle.schema().fields] if handle is not None else []
+
+
+def _rows(settings: Settings, name: str) -> int:
+    table = Lakehouse.of(settings).table(name)
+    handle = table.open()
+    return read_arrow(table, handle, ["_kafka_offset"]).num_rows if handle is not None else 0
+
+
+def truths(settings: Settings) -> dict[str, Truth | None]:
+    """Gold's columns, and what the manifest says each must be; None: it does not say."""
+    sql = settings.gold_columns or expressions(settings)
+    return {column: _truth(settings, text) for column, text in sql.items()}
+
+
+def differences(settings: Settings, manifest: Manifest) -> list[str]:
+    """Where gold differs from what was sent; empty if nowhere."""
+    wrong: list[str] = []
+    lakehouse, key = Lakehouse.of(settings), settings.key_column
+    known = {column: truth for column, truth in truths(settings).items() if truth is not None}
+    for entity, keys in manifest.truth.items():
+        table = lakehouse.gold(entity)
+        handle = table.open()
+        rows = read_arrow(table, handle).to_pylist() if handle is not None else []
+        held = {row[key]: tuple(row[column] for column in known) for row in rows}
+        sent = {name: tuple(truth(t) for truth in known.values()) for name, t in keys.items()}
+        wrong += [
+            f"{entity}/{name}: {held.get(name)} is not {sent.get(name)}"
+            for name in sorted(held.keys() | sent.keys())
+            if not _same(held.get(name), sent.get(name))
+        ]
+    return wrong
+
+
+def _truth(settings: Settings, sql: str) -> Truth | None:
+    function, of = simple_call(sql) or ("", "")
+    # Other columns may be NULL.
+    if function == "count" and of in ("*", "1", settings.entity_column, settings.key_column, settings.time_column):
+        return lambda truth: truth.session_count
+    if of == settings.time_column:
+        return {"min": lambda t: t.min_timestamp, "max": lambda t: t.max_timestamp}.get(function)
+    # Of other fields the manifest knows the numeric ones; it says so by having them.
+    found: dict[str, Truth] = {
+        "sum": lambda t: t.numbers[of].total,
+        "min": lambda t: t.numbers[of].low,
+        "max": lambda t: t.numbers[of].high,
+        "avg": lambda t: t.numbers[of].total / t.session_count,
+    }
+    generator = settings.producer.fields.get(of)
+    return found.get(function) if generator is not None and generator.numeric else None
+
+
+def _same(held: tuple[object, ...] | None, sent: tuple[object, ...] | None) -> bool:
+    if held is None or sent is None:
+        return held is sent
+    return all(
+        # A sum of floating point numbers depends on the order in which they come.
+        math.isclose(a, b, rel_tol=1e-9) if isinstance(a, float) and isinstance(b, int | float) else a == b
+        for a, b in zip(held, sent, strict=True)
+    )
+
+
+#: Parameters that only one of the two ways to send knows.
+_ONE_BY_ONE = ("records", "rate", "late_share", "duplicate_share", "poison_share", "interleaving")
+
+_BULK = ("hot_share",)
+
+
+def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a parameter
+    context: typer.Context,
+    games: Annotated[
+        str | None,
+        typer.Option("--games", "--entities", help="Names, comma separated, or a number of games; default: the settings'."),
+    ] = None,
+    records: Annotated[int, typer.Option(min=1, help="Records for each game and version.")] = 100,
+    versions: Annotated[str, typer.Option(help="How many schema versions (2 means 1 and 2), or a list: 2,5.")] = "2",
+    seed: Annotated[int, typer.Option(help="The same seed gives the same records.")] = 0,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Records per second; default: as fast as it goes.")] = None,
+    late_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that are days late.")] = 0.0,
+    duplicate_share: Annotated[float, typer.Option(min=0, max=1, help="Share of records that are sent twice.")] = 0.0,
+    poison_share: Annotated[float, typer.Option(min=0, max=1, help="Share of undecodable records, on top.")] = 0.0,
+    interleaving: Annotated[str | None, typer.Option(help="Order of versions, repeated: 1,1,2.")] = None,
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions, if the topic is made.")] = 4,
+    bulk: Annotated[int | None, typer.Option(min=1, help="High volume: so many records in all, from a pool of events.")] = None,
+    hot_share: Annotated[float | None, typer.Option(min=0, max=1, help="With --bulk: share of the first game.")] = None,
+    manifest: Annotated[Path | None, typer.Option(help="Where to write what was sent; added to an existing file.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Where to write; default: the first topic of the settings.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Register the schema versions, write events to the topic, and say exactly what was sent."""
+    _refuse_options_without_effect(context, bulk=bulk is not None)
+    output, settings = Output(as_json=as_json), _settings(topic)
+    names, wanted, before = _names(games, settings), _numbers("--versions", versions), _manifest(manifest)
+    both: dict[str, Any] = {"games": names, "versions": wanted if "," in versions else wanted[0], "seed": seed}
+    both["gamers_per_game"] = settings.producer.keys_per_entity
+    shares = {"late_share": late_share, "duplicate_share": duplicate_share, "poison_share": poison_share}
+    with _named_errors(), output.working("producing"):
+        if bulk is not None:
+            sent = produce_bulk(settings, BulkSimulation(records=bulk, hot_share=hot_share, **both), partitions=partitions)
+        else:
+            order = _numbers("--interleaving", interleaving) if interleaving else None
+            few = Simulation(records_per_game_and_version=records, interleaving=order, **shares, **both)
+            sent = produce(settings, few, partitions=partitions, rate=rate)
+    if manifest is not None:
+        (before.merge(sent) if before is not None else sent).save(manifest)
+    _show(output, sent, settings.names.entities)
+
+
+def _show(output: Output, sent: Manifest, entities: str) -> None:
+    poison = sum(sent.poison.values())
+    output.say(
+        f"{sent.records_total:,} records to topic {sent.topic}: {len(sent.records)} {entities}, "
+        f"schema versions {', '.join(map(str, sent.schema_ids))}, {poison:,} of them undecodable"
+    )
+    output.result(
+        {
+            "topic": sent.topic,
+            "records": sent.records_total,
+            "decodable": sent.decodable,
+            "poison": dict(sent.poison),
+            "schema_ids": sent.schema_ids,
+            "games": sorted(sent.records),
+        }
+    )
+
+
+def _refuse_options_without_effect(context: typer.Context, *, bulk: bool) -> None:
+    """Whoever asks for faults or a rate has to get them, or to hear that there are none."""
+    for name in _ONE_BY_ONE if bulk else _BULK:
+        # By the name: newer versions of typer have a click of their own.
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"{'not' if bulk else 'only'} with --bulk", param_hint=f"--{name.replace('_', '-')}")
+
+
+def _settings(topic: str | None) -> Settings:
+    if topic is None:
+        return load_settings()
+    return load_settings(kafka_topic=topic, kafka_topic_pattern=None, kafka_assign={}, source_table=None)
+
+
+def _names(text: str | None, settings: Settings) -> Sequence[str]:
+    if text is None:
+        return settings.producer.entities
+    if text.isdigit():
+        begin = re.sub(r"[^a-z0-9]+", "_", settings.names.entity.lower()).strip("_") or "entity"
+        return tuple(f"{begin}_{number:04d}" for number in range(1, int(text) + 1))
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigurationError(f"{option}: {text!r} is no number and no list of numbers (2 or 1,1,2)") from None
+
+
+def _manifest(path: Path | None) -> Manifest | None:
+    """The manifest that this wave is added to; that it can be read and written is known before anything is sent."""
+    if path is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"--manifest: {path} cannot be written: {error.strerror}") from None
+    if not path.is_file():
+        return None
+    try:
+        return Manifest.load(path)
+    except (ValidationError, UnicodeDecodeError):
+        raise ConfigurationError(f"--manifest: {path} is a file, but no manifest: name another one") from None
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """What the simulation refuses, in the words of the options."""
+    try:
+        yield
+    except ValidationError as error:
+        found = "; ".join(f"--{e['loc'][0]}: {e['msg']}" if e["loc"] else e["msg"] for e in error.errors())
+        raise ConfigurationError(f"cannot simulate that: {found}") from None

@@ -1,0 +1,269 @@
+"""A Spark Connect server from the installed PySpark: one JVM for many short-lived clients, on loopback only.
+
+A private Unix socket in front of a server on a loopback port, with a check of the process that accepts the connection.
+
+Any user of the machine could listen on the port before the server starts, after it died, or on the IPv6 address, and would get
+the requests (Spark Connect 4.0 has no Unix socket). So clients connect to a socket in a private folder. Each connection is
+forwarded to the port only after the system's tables show that the server's process has accepted it.
+
+User id of a local TCP connection, from Linux's connection tables.
+"""
+
+import asyncio
+import ipaddress
+import json
+import logging
+import os
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+import psutil
+
+from game_events.config.network import LOOPBACK, UNIX_SOCKET
+from game_events.jvm.class_archive import SPARK_HOME
+from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
+from game_events.jvm.private_folders import TemporaryFolder, private_folder, process_temporary_folder
+from game_events.plugins.local.servers import shared_workers_server
+from game_events.plugins.local.servers.server_process import HOST, ServerProcess, find, spawn
+
+log = logging.getLogger(__name__)
+
+MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+
+#: A client's variables, which would make the server a client.
+CLIENT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
+
+PLUGINS = "spark.plugins"
+
+#: Without memory it would not answer; it exits and is restarted.
+EXIT_ON_OOM = "-XX:+ExitOnOutOfMemoryError"
+
+#: The server ends a job of a killed client after so many seconds without requests for its results. A living client requests
+#: them at least every 10 s (`senderMaxStreamDuration`).
+DETACHED_S, STREAM_S, CHECK_S = 30, 10, 5
+
+#: Idle sessions cost little; after so long those of killed clients end. A continuous run creates a new one then.
+SESSION_MINUTES = 30
+
+
+def server_config(port: int) -> dict[str, str]:
+    """Settings of the server, added to those of the application."""
+    return {
+        "spark.connect.grpc.binding.address": HOST,
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.connect.execute.manager.detachedTimeout": f"{DETACHED_S}s",
+        "spark.connect.execute.manager.maintenanceInterval": f"{CHECK_S}s",
+        "spark.connect.execute.reattachable.senderMaxStreamDuration": f"{STREAM_S}s",
+        "spark.connect.session.manager.defaultSessionTimeout": f"{SESSION_MINUTES}m",
+    }
+
+
+def start(
+    conf: Mapping[str, str], folder: Path, *, port: int, token: str, log: Path, shared_workers: Path | None = None
+) -> ServerProcess:
+    """Start a server in a working folder, which gets a file with the settings.
+
+    `conf`, Spark's settings as for a JVM of a run's own, overrides `server_config`. Clients have the token in
+    ``SPARK_CONNECT_AUTHENTICATE_TOKEN``: without one every user of the machine could use the server.
+    `shared_workers`: sessions use each other's Python workers, so all of them must use this process's Python environment; the
+    file is written when the server can make sessions.
+    """
+    private_folder(folder)
+    properties = folder / "connect.properties"
+    # A private file, as all users can read the command line.
+    properties.unlink(missing_ok=True)
+    properties.touch(mode=0o600)
+    whole = server_config(port) | dict(conf)
+    if shared_workers is not None:
+        shared_workers.unlink(missing_ok=True)
+        plugins = filter(None, (conf.get(PLUGINS), shared_workers_server.SETTINGS[PLUGINS]))
+        whole |= shared_workers_server.SETTINGS | {PLUGINS: ",".join(plugins)}
+    whole[EXTRA_JAVA_OPTIONS] = f"{whole.get(EXTRA_JAVA_OPTIONS, '')} {EXIT_ON_OOM}".strip()
+    # Its own folder, which exists until the server ends.
+    temporary = TemporaryFolder.make()
+    options = whole.get(DEFAULT_JAVA_OPTIONS, "").replace(process_temporary_folder().java_option, "")
+    whole[DEFAULT_JAVA_OPTIONS] = f"{temporary.java_option} {options}".strip()
+    properties.write_text("".join(f"{key}={_escaped(value)}\n" for key, value in whole.items()))
+    environment = {key: value for key, value in os.environ.items() if key not in CLIENT_VARIABLES} | {
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
+        # The server, not the client, chooses the workers' interpreter.
+        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+    }
+    # Spark's defaults as for a JVM of a run's own: they hold a cluster's secret.
+    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--properties-file", str(properties), "--load-spark-defaults"]
+    command += ["--class", MAIN_CLASS] if shared_workers is None else [shared_workers_server.__file__, str(shared_workers)]
+    try:
+        return spawn(command, port=port, cwd=folder, log=log, environment=environment, inherited=(temporary.lock,))
+    finally:
+        os.close(temporary.lock)
+
+
+_NOT_OF_JAVA = {'"': '"', "b": "\\u0008"}
+
+
+def _escaped(value: str) -> str:
+    """A value in a Java properties file, ISO 8859-1 (`java.util.Properties.load`)."""
+    # JSON's escapes, but quotes need none, and Java has none for a backspace.
+    text = re.sub(r'\\(\\|"|b)', lambda found: _NOT_OF_JAVA.get(found[1], found[0]), json.dumps(value)[1:-1])
+    return "\\" + text if text.startswith(" ") else text
+
+
+#: Seconds within which the server must accept a connection; seconds until the first check, doubled each time.
+ACCEPT_S, SOCKET_CHECK_S = 10.0, 0.01
+
+CHUNK_BYTES = 1 << 16
+
+
+class PrivateSocket:
+    """A Unix socket that forwards to one process's port, in its own thread, until it is closed."""
+
+    def __init__(self, path: Path, server: Callable[[], ServerProcess | None], accept_s: float = ACCEPT_S) -> None:
+        """Listens at once, in a private folder, at a path of 100 characters at most; without a server it closes connections.
+
+        `accept_s`: seconds within which the server must accept a connection.
+        """
+        self._server, self._accept_s = server, accept_s
+        self._path = path
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="private_socket", daemon=True)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._thread.start()
+        starting = asyncio.start_unix_server(self._connected, str(path))
+        self._listener = asyncio.run_coroutine_threadsafe(starting, self._loop).result()
+
+    @property
+    def address(self) -> str:
+        """Its address for clients."""
+        return f"{UNIX_SOCKET}{self._path}"
+
+    def close(self) -> None:
+        """Close all connections and remove the socket."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._path.unlink(missing_ok=True)
+
+    async def _end(self) -> None:
+        self._listener.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine that runs has one
+        self._connections.add(task)
+        try:
+            await self._carry(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass  # the client's connection is closed, and it retries
+        finally:
+            writer.close()
+            self._connections.discard(task)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server = self._server()
+        if server is None:
+            return
+        from_server, to_server = await asyncio.open_connection(HOST, server.port)
+        try:
+            if not await _accepted_by(server, to_server.get_extra_info("sockname"), self._accept_s):
+                said = "port=%s not_answered_by=%s the connection was closed before anything was sent"
+                log.warning(said, server.port, server.pid)
+                return
+            ways = (_copy(reader, to_server), _copy(from_server, writer))
+            tasks = [asyncio.ensure_future(way) for way in ways]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            to_server.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(CHUNK_BYTES):
+        writer.write(data)
+        await writer.drain()
+
+
+async def _accepted_by(server: ServerProcess, ours: tuple[str, int], accept_s: float) -> bool:
+    """Whether that process accepts our connection; waits until some process has."""
+    pause = SOCKET_CHECK_S
+    with suppress(TimeoutError):
+        async with asyncio.timeout(accept_s):
+            while (process := find(server)) is not None:
+                if await asyncio.to_thread(_has_connection, process, server.port, ours):
+                    return True
+                await asyncio.sleep(pause)
+                pause *= 2
+    return False
+
+
+def _has_connection(process: psutil.Process, port: int, peer: tuple[str, int]) -> bool:
+    """Whether a process holds a connection from `port` to `peer`."""
+    with suppress(psutil.Error):
+        # Java's sockets are those of IPv6, with IPv4's addresses in them.
+        return any(
+            c.laddr.port == port and c.raddr and (c.raddr.ip.removeprefix("::ffff:"), c.raddr.port) == peer
+            for c in process.net_connections("tcp")
+        )
+    return False
+
+
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+
+#: Columns of a line: local address, remote address, user id, inode.
+_LOCAL, _REMOTE, _USER, _SOCKET = 1, 2, 7, 9
+
+#: Not an id of a user: the process has closed its connection.
+NO_USER = -1
+
+
+def connection_owner(end: tuple[str, int], other: tuple[str, int]) -> int:
+    """Id of the user who owns `end` of a connection to `other`, both (address, port).
+
+    `NO_USER`: no such connection, it is closed already, or there is no table (`owners_are_known`).
+    """
+    wanted = {(_hex(end, v6), _hex(other, v6)) for v6 in (False, True)}
+    for table in TABLES:
+        with suppress(OSError):
+            lines = table.read_text().splitlines()[1:]
+            for line in lines:
+                parts = line.split()
+                if (parts[_LOCAL], parts[_REMOTE]) in wanted:
+                    return int(parts[_USER]) if parts[_SOCKET] != "0" else NO_USER
+    return NO_USER
+
+
+@lru_cache
+def owners_are_known() -> bool:
+    """Whether this system has such tables: tries a connection of this process."""
+    with socket.create_server((LOOPBACK, 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        return connection_owner(client.getsockname(), listener.getsockname()) == os.geteuid()
+
+
+def known_owner(end: tuple[str, int], other: tuple[str, int]) -> int | None:
+    """As `connection_owner`; None where this system does not say it."""
+    return connection_owner(end, other) if owners_are_known() else None
+
+
+def _hex(end: tuple[str, int], v6: bool) -> str:
+    """An address and port in the table's form: hexadecimal 32-bit words in native byte order."""
+    address = ipaddress.ip_address(end[0])
+    if v6 and address.version == 4:
+        address = ipaddress.ip_address(f"::ffff:{address}")
+    packed = address.packed
+    words = (packed[i : i + 4] for i in range(0, len(packed), 4))
+    text = "".join((word[::-1] if sys.byteorder == "little" else word).hex() for word in words)
+    return f"{text.upper()}:{end[1]:04X}"

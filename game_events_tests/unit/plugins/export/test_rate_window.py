@@ -1,0 +1,75 @@
+"""How many calls are permitted in any second and minute, on a clock of the test's own."""
+
+import random
+
+import pytest
+
+from game_events.plugins.export.rate_limiter import GRACE_S, RateWindow
+from game_events_tests.support.servers.rest_receiver import busiest
+
+
+def simulated(limit, seconds, work, in_flight, stall=0.0):
+    """Calls of callers who always want to call: when each of them reached the receiver.
+
+    `work`: seconds that the receiver takes; `stall`: seconds by which the way there, and back, may be longer than 2 ms.
+    """
+    chance, now, arrivals, running = random.Random(1), 0.0, [], []  # noqa: S311
+    while now < seconds:
+        for end, number in [r for r in running if r[0] <= now]:
+            limit.release(number, end)
+            running.remove((end, number))
+        number = limit.acquire(now) if len(running) < in_flight else None
+        if number is not None:
+            there, back = (0.002 + stall * chance.random() ** 4 for _ in range(2))
+            arrivals.append(now + there)
+            running.append((now + there + work(chance) + back, number))
+            continue
+        waits = [r[0] for r in running]
+        if len(running) < in_flight:
+            waits.append(now + max(limit.wait_s(now), 1e-6))
+        now = min(w for w in waits if w > now)
+    return sorted(arrivals)
+
+
+LATENCIES = {
+    "34 ms": lambda _: 0.034,
+    "95 ms": lambda _: 0.095,
+    "1 ms": lambda _: 0.001,
+    "uneven": lambda chance: chance.uniform(0.02, 0.2),
+    "some hang": lambda chance: 0.05 if chance.random() < 0.98 else 30.0,
+}
+
+
+@pytest.mark.parametrize("latency", LATENCIES)
+@pytest.mark.parametrize(("per_s", "per_min"), [(50, 0), (7, 0), (300, 3_000), (0, 240)])
+def test_no_window_of_the_receiver_has_more_calls_than_the_cap_wherever_it_begins(latency, per_s, per_min):
+    times = simulated(RateWindow.of(per_s, per_min), 130, LATENCIES[latency], 64, stall=GRACE_S - 0.01)
+    if per_s:
+        assert busiest(times, 1.0) <= per_s
+    if per_min:
+        assert busiest(times, 60.0) <= per_min
+    assert len(times) > 100
+
+
+@pytest.mark.parametrize("latency", ["1 ms", "34 ms", "95 ms"])
+def test_callers_who_always_want_to_call_use_more_than_95_percent_of_the_cap(latency):
+    times = simulated(RateWindow.of(100, 0), 60, LATENCIES[latency], 64)
+    assert len(times) >= 0.95 * 100 * 60
+    times = simulated(RateWindow.of(0, 600), 600, LATENCIES[latency], 64)
+    assert len(times) >= 0.95 * 600 * 10
+
+
+def test_a_call_that_is_never_answered_gives_its_place_back():
+    limit = RateWindow.of(1, 0)
+    assert limit.acquire(0.0) == 1
+    assert limit.acquire(1.0) is None
+    assert limit.wait_s(1.0) == pytest.approx(GRACE_S)
+    assert limit.acquire(1.0 + GRACE_S) == 2
+    limit.release(1, 20.0)  # an answer that comes after all changes nothing
+    assert limit.acquire(1.1 + GRACE_S) is None
+
+
+def test_without_a_cap_every_call_may_be_made():
+    limit = RateWindow.of(0, 0)
+    assert limit.windows == ()
+    assert [limit.acquire(0.0) for _ in range(1000)][-1] == 1000
