@@ -28,7 +28,7 @@ STEPS = {
     ("lakehouse/storage.py", ""): "commits",
     ("lakehouse/table_pool.py", ""): "opening tables",
     ("lakehouse/tables.py", ""): "opening tables",
-    ("lakehouse/handle.py", ""): "opening tables",
+    ("lakehouse/open_table.py", ""): "opening tables",
     ("lakehouse/data/", ""): "listing, copying and staging files",
     ("system_tables.py", ""): "progress",
     ("game_events/lakehouse/", ""): "other work on tables",

@@ -282,7 +282,8 @@ class OpenTable(DeltaTable):
         """Where the table is, as an address."""
         return self._address
 
-    # One thread at a time: a version that was made of this one may read on with the same table of delta-rs.
+    # One thread at a time, from the look at the version of delta-rs' table on: the version after this one reads on with the
+    # same table, and a commit must not follow another version than the one that was compared.
     def file_uris(self, *filters: Any, **more: Any) -> list[str]:  # noqa: ANN401 - as delta-rs has it
         """Addresses of the files."""
         with self._alone:
@@ -297,6 +298,16 @@ class OpenTable(DeltaTable):
         """Information of commits, the newest first; beside concurrent writers that of later versions, too."""
         with self._alone:
             return super().history(limit)
+
+    def create_write_transaction(self, *actions: Any, **options: Any) -> None:  # noqa: ANN401 - as delta-rs has it
+        """Commit after this version."""
+        with self._alone:
+            super().create_write_transaction(*actions, **options)
+
+    def create_checkpoint(self) -> None:
+        """Write a checkpoint of this version."""
+        with self._alone:
+            super().create_checkpoint()
 
     @property
     def is_young(self) -> bool:

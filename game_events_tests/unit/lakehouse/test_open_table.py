@@ -1,6 +1,8 @@
-"""A handle reads the log once for each version, and after a commit of its own not at all."""
+"""An opened table reads the log once, and the version after a commit of this process not at all."""
 
+import json
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partialmethod
@@ -13,14 +15,17 @@ from deltalake.transaction import CommitProperties, Transaction
 from hypothesis import given
 from hypothesis import strategies as st
 
+from game_events.errors import ConflictError
+from game_events.lakehouse.commits import log
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.transactions import restored
 from game_events.lakehouse.data.reading import BATCH_INFO, row_count
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.open_table import MOST_FILES, MOST_NOTED, NOTED, read_add_actions
+from game_events.lakehouse.open_table import MOST_FILES, MOST_NOTED, NOTED, entry_of, has_entry, read_add_actions
+from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import Lakehouse, files_of, paths
 from game_events_tests.support.faults import at_commit
-from game_events_tests.support.tables import plan, staged_numbers
+from game_events_tests.support.tables import numbers, plan, staged_numbers
 
 
 @pytest.fixture
@@ -243,6 +248,30 @@ def test_a_table_that_is_altered_stays_as_it_is_and_each_change_follows_the_one_
     assert (table.open().version(), len(table.open().schema().fields)) == (2, 3)
 
 
+@pytest.mark.parametrize("plain", [True, False], ids=["written here", "by delta-rs"])
+def test_of_two_threads_that_commit_from_one_version_that_they_share_one_wins_each_time(table, monkeypatch, plain):
+    """delta-rs' table goes on to the version that the first one has made: the second one's must not follow that."""
+    monkeypatch.setattr(log, "_are_plain", lambda _: plain)
+    together = threading.Barrier(2)
+    pool = TablePool(summaries=False)
+
+    def one(number, shared):
+        planned = plan(table, [number], shared.transaction_version("txn"), number, from_table=shared)
+        together.wait()
+        try:
+            return commit(planned).handle
+        except ConflictError:
+            return None
+
+    with ThreadPoolExecutor(2) as threads:
+        for number in range(2, 12):
+            results = list(threads.map(one, [number, number], [pool.open(table)] * 2))
+            (newest,) = [result for result in results if result is not None]
+            pool.publish(table, newest)
+            assert newest.version() == number - 1
+    assert numbers(table) == [0, *range(2, 12)]
+
+
 def test_threads_that_share_a_version_read_its_files_while_another_one_commits_from_it(table):
     shared = [table.open()]
     wrong = []
@@ -262,3 +291,99 @@ def test_threads_that_share_a_version_read_its_files_while_another_one_commits_f
         for reader in readers:
             reader.result()
     assert wrong == []
+
+
+@pytest.fixture
+def opens(monkeypatch):
+    """Tables of which delta-rs reads the log from now on."""
+    found, real = [], DeltaTable.__init__
+    monkeypatch.setattr(DeltaTable, "__init__", lambda self, *at, **how: found.append(at) or real(self, *at, **how))
+    return found
+
+
+COLUMNS = pa.schema(
+    [
+        pa.field("n", pa.int64(), nullable=False, metadata={"comment": 'of "players", é'}),
+        ("game_name", pa.string()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("price", pa.decimal128(38, 18)),
+        ("parts", pa.list_(pa.struct([pa.field("key", pa.string(), metadata={"id": "1"}), ("value", pa.binary())]))),
+        ("counts", pa.map_(pa.string(), pa.int64())),
+    ]
+)
+
+
+@pytest.mark.parametrize("more", [{}, {"description": "what it is", "partition_by": ("game_name",)}], ids=str)
+def test_it_says_of_itself_what_delta_rs_reads(tmp_path, opens, more):
+    table = Lakehouse(str(tmp_path / "a folder, 100% é+#?[1]~!$&'()*:;=@|^`{}<>")).table("new")
+    handle = commit(plan(table, [], None, 1, schema=COLUMNS, files=[], **more)).handle
+    assert opens == []
+    assert handle.version() == 0
+    read = DeltaTable(table.uri)
+    assert json.loads(handle.schema().to_json()) == json.loads(read.schema().to_json())
+    assert pa.schema(handle.schema()).equals(pa.schema(read.schema()), check_metadata=True)
+    assert vars_of(handle.metadata()) == vars_of(read.metadata())
+    assert handle.protocol() == read.protocol()
+    assert handle.table_uri == read.table_uri
+    assert files_of(handle) == files_of(read) == ()
+
+
+def vars_of(metadata):
+    names = ("id", "name", "description", "partition_columns", "created_time", "configuration")
+    return {name: getattr(metadata, name) for name in names}
+
+
+@pytest.mark.parametrize("own_commits", [0, 2])
+def test_it_is_opened_when_more_is_asked_at_its_own_version(lakehouse, opens, own_commits):
+    table = lakehouse.table("new")
+    handle = commit(plan(table, [0], None, 1)).handle
+    for n in range(1, own_commits + 1):
+        planned = plan(table, [n], n, n + 1, from_table=handle)
+        opens.clear()
+        handle = commit(planned).handle
+    assert (handle.transaction_version("txn"), handle.transaction_version("other")) == (own_commits + 1, None)
+    assert opens == []
+    commit(plan(table, [7], own_commits + 1, 9))
+    assert len(handle.file_uris()) == len(files_of(handle)) == own_commits + 1
+    assert handle.version() == own_commits
+    assert not handle.is_newest()
+
+
+def test_all_transaction_ids_are_known_even_if_they_are_too_many_to_be_noted(lakehouse):
+    table = lakehouse.table("new")
+    many = {f"txn-{n}": n for n in range(MOST_NOTED + 1)}
+    handle = commit(replace(plan(table, [0], None, 1), set_transactions=many)).handle
+    assert {app: handle.transaction_version(app) for app in [*many, "other"]} == {**many, "other": None}
+
+
+def test_another_table_that_was_made_in_its_place_is_never_read_for_it(lakehouse):
+    table = lakehouse.table("new")
+    handle = commit(plan(table, [0], None, 1)).handle
+    shutil.rmtree(table.uri)
+    commit(plan(table, [10], None, 1))
+    with pytest.raises(DeltaError, match=r"version 0 of .* is gone"):
+        handle.file_uris()
+    assert not handle.is_newest()
+
+
+def test_each_version_has_an_entry_of_its_own_and_the_next_one_none(table):
+    commit(plan(table, [1], 1, 2))
+    entries = [entry_of(table.uri, None, version) for version in range(3)]
+    assert len(set(entries)) == 3
+    assert entries[2] is None
+    assert [has_entry(table.uri, None, version) for version in range(3)] == [True, True, False]
+
+
+def test_a_table_that_was_made_again_has_another_entry_of_the_same_version(table):
+    before = entry_of(table.uri, None, 0)
+    assert entry_of(table.uri, None, 0) == before
+    shutil.rmtree(table.uri)
+    assert (entry_of(table.uri, None, 0), has_entry(table.uri, None, 0)) == (None, False)
+    commit(plan(table, [0], None, 1))
+    assert entry_of(table.uri, None, 0) != before
+
+
+def test_a_disk_that_fails_is_an_error_and_not_a_missing_entry(table):
+    for look in (entry_of, has_entry):
+        with pytest.raises(OSError, match="too long"):
+            look(f"{table.uri}/{'x' * 300}", None, 0)
