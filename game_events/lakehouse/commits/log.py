@@ -377,27 +377,24 @@ class TableLog:
         """
         before = time.time() - kept_s
         files = self._files()
-        old = {info.base_name: info for info in files if info.mtime is not None and info.mtime.timestamp() < before}
-        for name, info in old.items():
-            if name.startswith(UNFINISHED):
+        for info in files:
+            if info.base_name.startswith(UNFINISHED) and _is_older(info, before):
                 self._delete(info)  # a crash has left it
-        named = {info.base_name: info for info in files if info.base_name[:_DIGITS].isdigit()}
-        checkpoints = [int(name[:_DIGITS]) for name in named if name in old and name[_DIGITS:] == CHECKPOINT]
-        kept_from = self._kept_from(checkpoints, max((int(name[:_DIGITS]) for name in named), default=0))
-        # The oldest first: if this process is killed, no gap is left.
-        expired = sorted(name for name in named if int(name[:_DIGITS]) < kept_from)
+        expired = self._expired([info for info in files if info.base_name[:_DIGITS].isdigit()], before)
         if expired and kept_s < WRITTEN_OUT_S:
             write_out(self._uri)
-        for name in expired:
-            self._delete(named[name])
+        for info in expired:
+            self._delete(info)
         return len(expired)
 
-    def _kept_from(self, checkpoints: list[int], newest: int) -> int:
-        """The first version that stays: the newest of these checkpoints; 0: all stay."""
+    def _expired(self, files: list[pafs.FileInfo], before: float) -> list[pafs.FileInfo]:
+        """Entries and checkpoints that may go, the oldest first: if this process is killed, no gap is left."""
+        checkpoints = [f for f in files if f.base_name[_DIGITS:] == CHECKPOINT and _is_older(f, before)]
         if checkpoints and self._is_bronze:
-            needed = self._newest_with_sources(newest)
-            checkpoints = [version for version in checkpoints if version <= needed]
-        return max(checkpoints, default=0)
+            needed = self._newest_with_sources(max(map(_version_of, files)))
+            checkpoints = [file for file in checkpoints if _version_of(file) <= needed]
+        kept_from = max(map(_version_of, checkpoints), default=0)
+        return sorted((file for file in files if _version_of(file) < kept_from), key=lambda file: str(file.base_name))
 
     def _delete(self, file: pafs.FileInfo) -> None:
         with suppress(FileNotFoundError):  # another run has deleted it
@@ -426,6 +423,15 @@ class TableLog:
                 return bytes(source.read())
         except FileNotFoundError:
             return None
+
+
+def _is_older(file: pafs.FileInfo, than: float) -> bool:
+    return file.mtime is not None and file.mtime.timestamp() < than
+
+
+def _version_of(file: pafs.FileInfo) -> int:
+    """The version of an entry or a checkpoint."""
+    return int(file.base_name[:_DIGITS])
 
 
 def _below_the_table(removes: list[dict[str, Any]]) -> list[Removed]:
