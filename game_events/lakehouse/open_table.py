@@ -158,7 +158,7 @@ class OpenTable(DeltaTable):
         entry: identity of this version's entry in the log; None: not known. In an object store it is the mark of the version's
             commit, if that was read (`identify`), or made by this process.
         columns: what is known of columns, properties and protocol (`of_columns`); versions with the same ones share it.
-        opened_by: the version that was opened, of which this one was made by commits; `was_read`: by delta-rs, from the log.
+        opened_version: the one that was opened, of which this one was made by commits; `was_read`: by delta-rs, from the log.
         good_until_s: by `time.monotonic`: until then the log has all that delta-rs may read.
         summarised: the version whose summary is beside the log, as far as is known (`table_pool`); -1: none.
     """
@@ -185,7 +185,7 @@ class OpenTable(DeltaTable):
             self._open()
         else:
             self._know(known)
-        self.opened_by = self._version
+        self.opened_version = self._version
         self.good_until_s = time.monotonic() + min(LONGEST_S, log_retention_s(self) / 2)
 
     def _open(self) -> None:
@@ -204,8 +204,8 @@ class OpenTable(DeltaTable):
         self._version = known.version
         self._address = f"file://{quote(self.uri, safe=_UNQUOTED)}/"
         self._metadata = cast("Metadata", known.metadata)
-        self.columns.setdefault(DeltaTable.schema, known.metadata.schema)
-        self.columns.setdefault(DeltaTable.protocol, ProtocolVersions(PLAIN_READER, PLAIN_WRITER, None, None))
+        self.columns.setdefault("schema", known.metadata.schema)
+        self.columns.setdefault("protocol", ProtocolVersions(PLAIN_READER, PLAIN_WRITER, None, None))
         self.entry = known.entry
         self._transactions = dict(known.transactions)
         self._has_all = known.has_all
@@ -261,11 +261,11 @@ class OpenTable(DeltaTable):
 
     def schema(self) -> Schema:
         """The columns."""
-        return self._once(DeltaTable.schema, super().schema)
+        return self._once("schema", super().schema)
 
     def protocol(self) -> ProtocolVersions:
         """The protocol."""
-        return self._once(DeltaTable.protocol, super().protocol)
+        return self._once("protocol", super().protocol)
 
     def _once(self, key: object, read: Callable[[], T]) -> T:
         if key not in self.columns:
@@ -312,7 +312,7 @@ class OpenTable(DeltaTable):
     @property
     def is_young(self) -> bool:
         """Whether it may still be kept."""
-        return self._version - self.opened_by < MOST_VERSIONS and time.monotonic() < self.good_until_s
+        return self._version - self.opened_version < MOST_VERSIONS and time.monotonic() < self.good_until_s
 
     def is_newest(self) -> bool:
         """Whether the table has no newer version, and is the same one: another in its place has another entry, or none.

@@ -95,7 +95,7 @@ class TablePool:
         """
         if isinstance(opened, Part):
             opened = opened.whole
-        if not isinstance(opened, OpenTable) or opened.entry is None:
+        if not isinstance(opened, OpenTable):
             return
         if self._summaries and table.by is None and not table.read_only:
             summarise(opened)
@@ -105,11 +105,12 @@ class TablePool:
         kept = self._kept_newest(table)
         if kept is not None:
             return kept
-        self._kept.pop(table.uri, None)
         opened = self._by_summary(table) or table.open_to_read()
-        if opened is not None:
-            opened.identify()
-            self._keep(table, opened)
+        if opened is None:
+            self._kept.pop(table.uri, None)
+            return None
+        opened.identify()
+        self._keep(table, opened)
         return opened
 
     def _kept_newest(self, table: Table) -> OpenTable | None:
@@ -122,7 +123,7 @@ class TablePool:
         The others stay where there is none: each cycle opens the tables in the same order, so those that have waited the
         longest are the next ones that it opens.
         """
-        if not opened.is_young:
+        if opened.entry is None or not opened.is_young:
             return
         if table.key not in OWN_TABLES and table.uri not in self._kept and len(self._kept) >= self._most:
             self._kept = {uri: held for uri, held in list(self._kept.items()) if held.is_young}

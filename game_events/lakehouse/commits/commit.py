@@ -354,7 +354,7 @@ def _followed(table: Table, before: OpenTable, changes: Changes, entry: Entry | 
     """The version that was written after another one; its log gets a checkpoint, and is shortened, if that is due."""
     files = [file.data_file() for file in changes.files]
     handle = before.after(changes.set_transactions, changes.info, files, frozenset(changes.removed), entry)
-    opened_anew = handle.was_read and handle.version() == handle.opened_by + 1
+    opened_anew = handle.was_read and handle.version() == handle.opened_version + 1
     interval = CHECKPOINT_COMMITS if opened_anew else KEPT_CHECKPOINT_COMMITS
     if (handle.version() + 1) % interval == 0:
         try:
