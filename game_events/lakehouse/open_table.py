@@ -255,6 +255,10 @@ class OpenTable(DeltaTable):
         """Refused: whoever needs another version opens it."""
         raise NotImplementedError(f"an opened table stays at its version: open {version} of {self.uri}")
 
+    def update_incremental(self) -> NoReturn:
+        """Refused likewise."""
+        self.load_as_version("the newest version")
+
     def version(self) -> int:
         """The version."""
         return self._version
