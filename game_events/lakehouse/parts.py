@@ -52,17 +52,14 @@ class PartedTable(OpenTable):
     `restored`: whether it was restored (`transactions.restored`); None: nobody has looked.
     """
 
-    def __init__(
-        self, uri: str, options: dict[str, str], known: KnownVersion | None = None, columns: dict[Any, Any] | None = None
-    ) -> None:
-        """As `OpenTable`."""
-        super().__init__(uri, options, known, columns)
-        self.restored: bool | None = None
-        self._states: dict[str, PartState] | None = None
-        #: The files with all statistics, and the numbers of each game's files.
-        self._actions: tuple[pa.Table, Mapping[str, list[int]]] | None = None
-        if known is not None:
-            self._states = _states(((_game_of(f.path), f) for f in known.files), _set_ones(known.transactions))
+    restored: bool | None = None
+    _states: dict[str, PartState] | None = None
+    #: The files with all statistics, and the numbers of each game's files.
+    _actions: tuple[pa.Table, Mapping[str, list[int]]] | None = None
+
+    def _know(self, known: KnownVersion) -> None:
+        super()._know(known)
+        self._states = _states(((_game_of(f.path), f) for f in known.files), _set_ones(known.transactions))
 
     def states(self) -> Mapping[str, PartState]:
         """Game -> its state; of the whole table's transaction ids the game is empty."""

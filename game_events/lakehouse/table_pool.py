@@ -15,7 +15,6 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -139,47 +138,17 @@ class TablePool:
         if read is None:
             return None
         summary, entry = read
-        opened = table.opened(summary.known(entry), self._shared_columns(table, summary))
-        opened.summarised = summary.version
+        opened = table.opened(_known(summary, entry), self._shared_columns(table, summary))
+        opened.summarised = opened.version()
         return table.readable(opened) if opened.is_newest() else None
 
-    def _shared_columns(self, table: Table, summary: _Summary) -> dict[Any, Any]:
+    def _shared_columns(self, table: Table, summary: Mapping[str, Any]) -> dict[Any, Any]:
         """What is known of columns and properties of such a table, which has descriptions of its own only when it is made."""
         if table.key in OWN_TABLES or not table.key.startswith(("silver_", "gold_")):
             return {}
-        properties = json.dumps([summary.metadata[name] for name in ("partition_columns", "configuration")], sort_keys=True)
+        properties = json.dumps([summary["metadata"][name] for name in ("partition_columns", "configuration")], sort_keys=True)
         layer = table.key.partition("_")[0]
-        return self._columns.setdefault((layer, summary.schema, properties), {})
-
-
-@dataclass(frozen=True)
-class _Summary:
-    """What a summary has after its first line, which is the digest of this.
-
-    Attributes:
-        format: `FORMAT`.
-        entry: digest of the version's log entry.
-        version, transactions, has_all, info: as `KnownVersion`.
-        schema: JSON of its columns.
-        metadata: the other attributes of `TableMetadata`.
-        files: attributes of `DataFile` for each file.
-    """
-
-    format: int
-    entry: str
-    version: int
-    schema: str
-    metadata: Mapping[str, Any]
-    transactions: Mapping[str, int | None]
-    has_all: bool
-    info: Mapping[str, Any]
-    files: list[list[Any]]
-
-    def known(self, entry: Entry) -> KnownVersion:
-        """The version, whose log entry has this identity."""
-        metadata = TableMetadata(_schema(self.schema), **self.metadata)
-        files = tuple(DataFile(*file) for file in self.files)
-        return KnownVersion(self.version, entry, metadata, self.transactions, self.has_all, self.info, files)
+        return self._columns.setdefault((layer, summary["schema"], properties), {})
 
 
 def summarise(opened: OpenTable) -> None:
@@ -193,16 +162,19 @@ def summarise(opened: OpenTable) -> None:
         summary = _summary_of(opened)
         if summary is None:
             return
-        text = json.dumps(vars(summary), ensure_ascii=False, separators=(",", ":")).encode()
+        text = json.dumps(summary, ensure_ascii=False, separators=(",", ":")).encode()
         _write(_path(opened.uri), _digest(text).encode() + b"\n" + text)
     except (OSError, ValueError) as error:
         log.debug("table=%s not_summarised=%r", opened.uri, str(error))
         return
-    opened.summarised = summary.version
+    opened.summarised = opened.version()
 
 
-def _summary_of(opened: OpenTable) -> _Summary | None:
-    """The summary of a version; None: it has none, as the table has features, or too many files, or is not known enough."""
+def _summary_of(opened: OpenTable) -> dict[str, Any] | None:
+    """The summary of a version; None: it has none, as the table has features, or too many files, or is not known enough.
+
+    `entry`: digest of the version's log entry; `schema`: JSON of the columns; the others as in `KnownVersion`.
+    """
     known = opened.known()
     protocol = opened.protocol()
     if known is None or (protocol.min_reader_version, protocol.min_writer_version) != (PLAIN_READER, PLAIN_WRITER):
@@ -211,25 +183,44 @@ def _summary_of(opened: OpenTable) -> _Summary | None:
     digest = _digest_of_entry(opened.uri, known.version)
     if entry_of(opened.uri, None, known.version) != known.entry:
         return None
-    metadata = {field.name: getattr(known.metadata, field.name) for field in fields(TableMetadata) if field.name != "schema"}
-    files = [[f.path, f.size, f.rows, f.lowest_batch, f.highest_batch] for f in known.files]
-    schema = of_columns(opened, _schema_text)
-    return _Summary(FORMAT, digest, known.version, schema, metadata, known.transactions, known.has_all, known.info, files)
+    return {
+        "format": FORMAT,
+        "entry": digest,
+        "version": known.version,
+        "schema": of_columns(opened, _schema_text),
+        "metadata": {name: value for name, value in vars(known.metadata).items() if name != "schema"},
+        "transactions": known.transactions,
+        "has_all": known.has_all,
+        "info": known.info,
+        "files": [[f.path, f.size, f.rows, f.lowest_batch, f.highest_batch] for f in known.files],
+    }
 
 
-def _read_summary(uri: str) -> tuple[_Summary, Entry] | None:
+def _known(summary: Mapping[str, Any], entry: Entry) -> KnownVersion:
+    """The version of a summary, whose log entry has this identity."""
+    return KnownVersion(
+        summary["version"],
+        entry,
+        TableMetadata(_schema(summary["schema"]), **summary["metadata"]),
+        summary["transactions"],
+        summary["has_all"],
+        summary["info"],
+        tuple(DataFile(*file) for file in summary["files"]),
+    )
+
+
+def _read_summary(uri: str) -> tuple[dict[str, Any], Entry] | None:
     """The summary beside a log, and the identity of its version's entry; None: the log has that no more, or it is damaged."""
     try:
         digest, _, text = _path(uri).read_bytes().partition(b"\n")
         if digest != _digest(text).encode():  # as after a power cut
             return None
-        content = json.loads(text)
-        if content["format"] != FORMAT:
+        summary = json.loads(text)
+        if summary["format"] != FORMAT:
             return None
-        summary = _Summary(**content)
         # Before its content: if the table is made again meanwhile, `is_newest` finds another one.
-        entry = entry_of(uri, None, summary.version)
-        if entry is None or _digest_of_entry(uri, summary.version) != summary.entry:
+        entry = entry_of(uri, None, summary["version"])
+        if entry is None or _digest_of_entry(uri, summary["version"]) != summary["entry"]:
             return None
     except OSError:
         return None

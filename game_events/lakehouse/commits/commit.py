@@ -325,24 +325,29 @@ def _landed(plan: Commit, following: _Following) -> Landed:
             raise DataError(
                 f"the table was deleted right after the commit; another program deletes files below {plan.table.uri}"
             )
-        files = files_of(handle)
-        return Landed(
-            plan.table.name,
-            handle.version(),
-            str(handle.metadata().id),
-            sum(f.rows for f in plan.files),
-            len(plan.files),
-            sum(f.rows or 0 for f in files),
-            sum(f.size for f in files),
-            sum(f.size for f in plan.files),
-            of_columns(handle, comments_in),
-            handle,
-        )
+        return landed_of(plan, handle)
     except (GameEventsError, DeltaError, OSError) as error:
         raise TransientError(
             f"{plan.table.name}: the commit landed, but the table cannot be read since: {error}. Run again: its own progress "
             "says how far it is"
         ) from error
+
+
+def landed_of(plan: Commit, handle: OpenTable) -> Landed:
+    """What a plan has added, and the table after it."""
+    files = files_of(handle)
+    return Landed(
+        plan.table.name,
+        handle.version(),
+        str(handle.metadata().id),
+        sum(f.rows for f in plan.files),
+        len(plan.files),
+        sum(f.rows or 0 for f in files),
+        sum(f.size for f in files),
+        sum(f.size for f in plan.files),
+        of_columns(handle, comments_in),
+        handle,
+    )
 
 
 def comments_in(handle: DeltaTable) -> dict[str, str]:

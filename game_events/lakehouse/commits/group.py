@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from statistics import median
-from typing import TypeVar
+from typing import TypeVar, cast
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -27,12 +27,11 @@ from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
 from game_events.errors import ConflictError, DataError, GameEventsError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import ATTEMPTS, Commit, Landed, comments_in, commit, require
+from game_events.lakehouse.commits.commit import ATTEMPTS, Commit, Landed, commit, landed_of, require
 from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.transactions import RESTORE_CHECKED, Txn, counter, restored, restored_between
 from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.parts import Part, PartedTable, PartState, of_part
 from game_events.lakehouse.table_properties import unmarked
 from game_events.lakehouse.tables import Table, table_id, version_of
@@ -258,21 +257,12 @@ def _add_info(info: dict[str, str], more: Mapping[str, str]) -> None:
 
 def _landed(plan: Commit, landed: Landed, game: str) -> Landed:
     """What a group's commit is for one part."""
-    whole = landed.handle
-    part = whole.part(game) if isinstance(whole, PartedTable) else None
-    files = part.files() if part is not None else ()
-    return Landed(
-        landed.table,
-        landed.version,
-        landed.table_id,
-        sum(file.rows for file in plan.files),
-        len(plan.files),
-        sum(file.rows or 0 for file in files),
-        sum(file.size for file in files),
-        sum(file.size for file in plan.files),
-        of_columns(part, comments_in) if part is not None else {},
-        part,
-    )
+    part = cast("PartedTable", landed.handle).part(game)
+    if part is not None:
+        return landed_of(plan, part)
+    # Somebody has taken it away since.
+    rows = sum(file.rows for file in plan.files)
+    return replace(landed, rows=rows, files=len(plan.files), table_rows=0, table_bytes=0, handle=None)
 
 
 T = TypeVar("T")
