@@ -6,7 +6,7 @@ command, run again, finishes an erasure after a crash. Offsets, batch numbers an
 
 Finishes an interrupted erasure without its ids: finds the ids with the keyed hashes that are in the suppression list.
 
-Guarantee: an id that is found is erased as by `game-events forget`. Of an id that is in no table, older files included, only
+Guarantee: an id that is found is erased as by `game-events erase`. Of an id that is in no table, older files included, only
 undecodable records may remain.
 """
 
@@ -70,7 +70,7 @@ PASSES = 30
 _NOT_OTHERS = {BRONZE, QUARANTINE, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED}
 
 
-def forget(
+def erase(
     pipeline: Pipeline,
     report: RunReport,
     ids: frozenset[str],
@@ -149,7 +149,7 @@ def _repeat(state: ErasureState, erase: Callable[[ErasureState], bool]) -> None:
     for _ in range(PASSES):
         if not erase(state):
             return
-    raise ConflictError(f"rows were found in {PASSES} scans, due to concurrent runs: run `game-events forget` again")
+    raise ConflictError(f"rows were found in {PASSES} scans, due to concurrent runs: run `game-events erase` again")
 
 
 def _require_id_column(pipeline: Pipeline, bronze: DeltaTable) -> None:
@@ -234,7 +234,7 @@ def resume(pipeline: Pipeline, report: RunReport, *, dry_run: bool = False) -> D
         raise DataError(f"no erasure is unfinished in {SUPPRESSED}: there is nothing to resume")
     hashes = listed.unfinished
     ids = _ids_of(pipeline, Suppression(pipeline.settings.key_column, key, frozenset(map(bytes.fromhex, hashes))))
-    subjects = forget(pipeline, report, ids, dry_run=dry_run, hashes=hashes)
+    subjects = erase(pipeline, report, ids, dry_run=dry_run, hashes=hashes)
     done = report.part(Erasure)
     if done is not None:
         done.lost_ids = len(hashes - hashes_of(key, ids))

@@ -13,7 +13,8 @@ import pytest
 from deltalake import write_deltalake
 
 import game_events
-from game_events.cli.main import COMMANDS, all_commands
+from game_events.cli.main import CORE_COMMANDS, all_commands
+from game_events.plugin import installed
 
 #: Prints the exit code of a command and the packages that are imported at its end.
 PROGRAM = """
@@ -37,9 +38,13 @@ def imported(folder, *arguments):
     return set(packages)
 
 
+def commands():
+    return CORE_COMMANDS | {name: command for plugin in installed() for name, command in plugin.commands.items()}
+
+
 def test_the_help_in_the_table_is_that_of_each_command():
     found = {name: (command.name, command.help) for name, command in all_commands().commands.items()}
-    assert found == {name: (name, text) for name, (_, text) in COMMANDS.items()}
+    assert found == {name: (name, command.help) for name, command in commands().items()}
 
 
 def test_every_command_of_the_package_is_in_the_table():
@@ -47,7 +52,7 @@ def test_every_command_of_the_package_is_in_the_table():
     modules = Path(game_events.__file__).parent.rglob("*.py")
     texts = [ast.get_docstring(ast.parse(path.read_text())) or "" for path in modules]
     named = {name for text in texts for name in re.findall(r"^`game-events ([\w-]+)", text, re.MULTILINE)}
-    assert named == set(COMMANDS)
+    assert named == set(commands())
 
 
 def test_a_run_without_an_export_imports_none_of_what_sends_rows(tmp_path):
@@ -58,7 +63,8 @@ def test_a_run_without_an_export_imports_none_of_what_sends_rows(tmp_path):
 
 
 def test_imports_are_not_searched_for_garbage(tmp_path):
-    program = "import gc, sys; import game_events.cli.main as m; sys.exit = print; m.app = lambda **_: None; m.main(); "
+    program = "import gc, sys; import game_events.cli.main as m; sys.exit = print; m.command_line = lambda: lambda **_: None; "
+    program += "m.main(); 
     program += "print(gc.get_threshold()[0] == m.OBJECTS_BEFORE_GC)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
@@ -121,7 +127,7 @@ def command(prog_name):
     sys.stdout.write("output, ")
     {ends}
 
-m.app = command
+m.command_line = lambda: command
 m.run_here()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -20,8 +20,9 @@ def slow(json: bool = False):
     print("begun", file=sys.stderr, flush=True)
     time.sleep(60)
 
-m.app = typer.Typer()
-m.app.command()(slow)
+app = typer.Typer()
+app.command()(slow)
+m.command_line = lambda: app
 m.run_here()
 """
 

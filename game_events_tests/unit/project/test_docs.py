@@ -8,8 +8,8 @@ from pathlib import Path
 
 import typer.main
 
-from game_events.cli.main import app
-from game_events.config.settings import Settings
+from game_events.cli.main import command_line
+from game_events.config.settings import settings_class
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
@@ -21,7 +21,7 @@ MODULES = (ROOT / "docs" / "reference" / "modules.md").read_text()
 
 def test_every_setting_is_in_the_reference_with_its_default():
     described = runpy.run_path(str(ROOT / "scripts" / "docs_pages.py"))["meanings"]()
-    for name, field in Settings.model_fields.items():
+    for name, field in settings_class().model_fields.items():
         line = next((line for line in SETTINGS.splitlines() if line.startswith(f"| `{name.upper()}` |")), None)
         assert line is not None, name
         assert described[name].replace("|", "\\|") in line, name
@@ -34,12 +34,12 @@ def test_every_setting_of_the_readme_exists_with_its_default():
     rows = re.findall(r"^\| `([A-Z_]+)` \|(.*?)\|", README, re.MULTILINE)
     assert len(rows) >= 10
     for name, default in ((name, cell.strip()) for name, cell in rows):
-        value = Settings.model_fields[name.lower()].get_default(call_default_factory=True)
+        value = settings_class().model_fields[name.lower()].get_default(call_default_factory=True)
         assert default == ("" if value is None or value == () else f"`{value}`"), name
 
 
 def test_every_command_of_the_readme_exists():
-    commands = set(typer.main.get_command(app).commands)
+    commands = set(typer.main.get_command(command_line()).commands)
     named = set(re.findall(r"(?:`|^\.venv/bin/)game-events ([a-z-]+)", README, re.MULTILINE))
     assert named
     assert named <= commands
