@@ -46,24 +46,30 @@ def erase(
         raise typer.BadParameter("a dry run removes nothing", param_hint="--vacuum")
     if resume and (gamer_id or file):
         raise typer.BadParameter("it is about those who are on the list already", param_hint="--resume")
-    ids = frozenset() if resume else _ids(gamer_id or [], file)
-    output, settings = Output(as_json=as_json), load_settings()
-    pipeline, report = Pipeline(settings, spark_session), RunReport()
+    ids = None if resume else _ids(gamer_id or [], file)
+    output = Output(as_json=as_json)
+    pipeline = Pipeline(load_settings(), spark_session)
+    report = RunReport()
     with output.working("erasing"), recorded(pipeline, report, "erase"):
-        subjects = (
-            resume_erasure(pipeline, report, dry_run=dry_run)
-            if resume
-            else erase_people(pipeline, report, ids, dry_run=dry_run)
-        )
-        account = report.part(Erasure) or Erasure()
-        if vacuum and account.finished:
-            remove_old_files(pipeline, account, subjects)
+        account = _erase(pipeline, report, ids, dry_run=dry_run, vacuum=vacuum)
     _show(output, account)
     errors = [f"{t.table}: {t.error}" for t in report.errors]
     for error in errors:
         output.say(f"FAILED {error}")
     success = report.success and (account.finished or dry_run)
     output.result({"success": success, "run_id": pipeline.run_id, **account.to_dict(), "errors": errors}, success=success)
+
+
+def _erase(pipeline: Pipeline, report: RunReport, ids: frozenset[str] | None, *, dry_run: bool, vacuum: bool) -> Erasure:
+    """Erase these ids; None: those of the erasure that was interrupted."""
+    if ids is None:
+        subjects = resume_erasure(pipeline, report, dry_run=dry_run)
+    else:
+        subjects = erase_people(pipeline, report, ids, dry_run=dry_run)
+    account = report.part(Erasure) or Erasure()
+    if vacuum and account.finished:
+        remove_old_files(pipeline, account, subjects)
+    return account
 
 
 def _ids(given: list[str], file: str | None) -> frozenset[str]:
@@ -83,12 +89,26 @@ def _ids(given: list[str], file: str | None) -> frozenset[str]:
 
 
 def _show(output: Output, account: Erasure) -> None:
-    rows = [(table, n) for table, n in sorted(account.rows.items()) if n]
+    rows = [(table, count) for table, count in sorted(account.rows.items()) if count]
     what = "rows to delete" if account.dry_run else "rows deleted"
     if rows:
         output.table(f"{what} (recomputed gold and unified are not listed)", ("table", "rows"), rows)
     else:
         output.say(f"{what}: none")
+    _show_unknown(output, account)
+    if account.dry_run:
+        output.say("dry run: nothing was changed")
+    elif account.vacuumed:
+        _show_removed(output, account)
+    else:
+        output.say(
+            "older versions of the tables still hold these rows, until maintenance removes their files; `--vacuum` removes "
+            "them now"
+        )
+
+
+def _show_unknown(output: Output, account: Erasure) -> None:
+    """Rows and ids of which it is not known whose they are."""
     if account.unsearchable:
         output.say(
             f"{account.unsearchable:,} rows of quarantine do not decode, so their player is unknown. Once they "
@@ -104,15 +124,9 @@ def _show(output: Output, account: Erasure) -> None:
             f"{account.lost_ids:,} of the ids are in no row any more. If one is in the bytes of a record that does "
             "not decode, only `game-events erase` with the id itself would find it"
         )
-    if account.dry_run:
-        output.say("dry run: nothing was changed")
-        return
-    if not account.vacuumed:
-        output.say(
-            "older versions of the tables still hold these rows, until maintenance removes their files; `--vacuum` removes "
-            "them now"
-        )
-        return
+
+
+def _show_removed(output: Output, account: Erasure) -> None:
     output.say(f"files of older versions removed: {account.removed_files.total():,}; a reader that was using one reads again")
     if account.kept_files:
         output.say(

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from game_events.plugins.local.class_archive import GAME_EVENTS
+from game_events_tests.support.commands import GAME_EVENTS
 
 #: A command that says when it has begun, and does not end.
 SLOW = """
@@ -23,7 +23,7 @@ def slow(json: bool = False):
 app = typer.Typer()
 app.command()(slow)
 m.command_line = lambda: app
-m.run_here()
+m.main()
 """
 
 
