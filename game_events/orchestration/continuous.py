@@ -32,7 +32,7 @@ from pydantic import Field
 from pyspark.errors import PySparkException
 
 from game_events.config.settings import Settings
-from game_events.lakehouse.kept_handles import KeptHandles
+from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import BRONZE
 from game_events.orchestration.checks import changes, last_known, outcome
 from game_events.orchestration.events import EVENTS, latency_metadata, latency_table
@@ -232,7 +232,7 @@ def _run(context: dg.OpExecutionContext, config: ContinuousConfig, graph: Graph)
     instance.add_run_tags(context.run_id, {PROCESS_TAG: this_process(), ENDED_BY_ITSELF: "false", HANDED_OVER: "false"})
     throttle = EventThrottle()
     pipeline = graph.lakehouse(context).pipeline(context.run_id)
-    pipeline = replace(pipeline, quiet=True, handles=KeptHandles(summaries=False))
+    pipeline = replace(pipeline, quiet=True, tables=TablePool(summaries=False))
     keys, own = graph.keys, OwnRuns.of(pipeline.settings, repository_of(context.run))
     run_log = RunLog(pipeline, JOB, context.retry_number)
 

@@ -33,7 +33,7 @@ from game_events.config.settings import Settings, SettingsSource
 from game_events.errors import ConfigurationError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.data.reading import read_arrow
-from game_events.lakehouse.parts import Part, PartedHandle
+from game_events.lakehouse.parts import Part, PartedTable
 from game_events.lakehouse.storage import is_s3, store_errors_named
 from game_events.lakehouse.tables import Lakehouse, Table, is_game, no_table
 from game_events.orchestration.keys import Keys
@@ -339,7 +339,7 @@ def _opened(settings: Settings, tables: Mapping[str | None, Table]) -> dict[str 
         if table.uri not in wholes:
             wholes[table.uri] = table.whole.open_to_read()
         whole = wholes[table.uri]
-        handles[game] = whole.part(table.part) if isinstance(whole, PartedHandle) else None
+        handles[game] = whole.part(table.part) if isinstance(whole, PartedTable) else None
     return handles
 
 

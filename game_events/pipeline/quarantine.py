@@ -155,10 +155,10 @@ def _finish(
             pipeline.quarantine,
             QUARANTINE_COLUMNS,
             files,
-            expected=expected,
-            advance=advance,
+            expect_transactions=expected,
+            set_transactions=advance,
             table_id=table_id(quarantine),
-            seen=seen,
+            from_version=seen,
             rewritten=rewritten,
             info={"full_refresh_of": pipeline.bronze.name, "run_id": pipeline.run_id},
             description=QUARANTINE_DESCRIPTION,
@@ -279,9 +279,9 @@ def note_replay(pipeline: Pipeline) -> None:
             QUARANTINE_COLUMNS,
             files,
             expected,
-            advance={app: batch},
+            set_transactions={app: batch},
             table_id=str(quarantine.metadata().id),
-            seen=seen,
+            from_version=seen,
             rewritten=rewritten,
             info={"replayed_batch": str(batch)},
         )
@@ -370,7 +370,7 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
     with suppress(ConflictError):  # another process recorded it, or the next check does
         info, app = {"quarantine_gone": f"{rows} records"}, Txn.RECORDS_QUARANTINED
         advance: dict[str, int] = {app: 0, Txn.QUARANTINE_COMMITS: 0}
-        commit(without_rows(pipeline.bronze, bronze, info, expected={app: rows}, advance=advance))
+        commit(without_rows(pipeline.bronze, bronze, info, expect_transactions={app: rows}, set_transactions=advance))
     return pipeline.open_bronze() or bronze, None
 
 

@@ -300,14 +300,14 @@ def _of_later_rows(
     identity, counted = BronzeIdentity.of(before), state.counted
     news = {game for game, batch in state.games.items() if batch > counted.batch}
     others = state.games.keys() & {*changed, *state.failed_in(Layer.SILVER)}
-    tables = opened(news | others, pipeline.lakehouse.silver, pipeline.handles.take_to_read)
+    tables = opened(news | others, pipeline.lakehouse.silver, pipeline.tables.open_to_read)
     # After progress and these tables, so that it has every batch that they have.
     bronze = pipeline.open_bronze()
     if bronze is None or BronzeIdentity.of(bronze) != identity:
         return None
     rows = jobs.later_rows(pipeline, bronze, counted.batch)
     waiting = state.games.keys() & {name for name, _ in rows} - tables.keys()
-    tables |= opened(waiting, pipeline.lakehouse.silver, pipeline.handles.take_to_read)
+    tables |= opened(waiting, pipeline.lakehouse.silver, pipeline.tables.open_to_read)
     news |= waiting
     idle = {game for game in state.games if game in counted.games and game not in news and game not in tables}
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
@@ -318,7 +318,7 @@ def _of_later_rows(
     unchanged = {game: counted.games[game] for game in idle}
     result = _compared(pipeline, bronze, decisions, tables, counts, settled, unchanged)
     for game, handle in tables.items():
-        pipeline.handles.keep(pipeline.lakehouse.silver(game), handle)
+        pipeline.tables.publish(pipeline.lakehouse.silver(game), handle)
     return replace(result, counted_before=counted.batch)
 
 

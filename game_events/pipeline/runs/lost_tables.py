@@ -19,7 +19,7 @@ from game_events.errors import GameEventsError
 from game_events.lakehouse.commits.group import for_games
 from game_events.lakehouse.commits.log import FOLDER
 from game_events.lakehouse.commits.transactions import BronzeIdentity, restored, restored_lately
-from game_events.lakehouse.parts import PartedHandle
+from game_events.lakehouse.parts import PartedTable
 from game_events.lakehouse.storage import is_remote
 from game_events.lakehouse.system_tables import Progress, Search
 from game_events.lakehouse.tables import Layer, Table, gold_name, silver_name
@@ -112,11 +112,11 @@ class _Search:
     def _lost_parts(self, games: Sequence[str], table: Table) -> dict[str, str]:
         """Likewise, of games that share a table."""
         try:
-            whole = self._pipeline.handles.look(table)
+            whole = self._pipeline.tables.peek(table)
         except (GameEventsError, DeltaError, OSError):  # an error of the layer, which opens the table, too
             self.unreadable += 1
             return {}
-        if not isinstance(whole, PartedHandle):
+        if not isinstance(whole, PartedTable):
             return dict.fromkeys(games, f"{table.name} (deleted)")
         if restored(whole):
             return dict.fromkeys(games, f"{table.name} (restored)")

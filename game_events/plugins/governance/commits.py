@@ -98,21 +98,21 @@ def without(
     hits: Sequence[ScannedFile],
     run_id: str,
     *,
-    expected: Mapping[str, int | None] = _NO_MORE,
-    advance: Mapping[str, int] = _NO_MORE,
+    expect_transactions: Mapping[str, int | None] = _NO_MORE,
+    set_transactions: Mapping[str, int] = _NO_MORE,
     info: Mapping[str, str] = _NO_MORE,
 ) -> Commit:
     """The commit that replaces scanned files by their copies, and increments the table's `erasures`.
 
-    `hits`: files with rows to erase. `expected`, `advance`, `info`: further ones than those of each erasure.
+    `hits`: files with rows to erase. `expect_transactions`, `set_transactions`, `info`: beside those of each erasure.
     """
     rows = sum(found.rows for found in hits)
     return Commit(
         table,
         pa.schema([]),  # no file has a column that the table lacks
         [file for found in hits for file in found.files],
-        expected={Txn.ERASURES: txn(handle, Txn.ERASURES), **expected},
-        advance={Txn.ERASURES: counter(handle, Txn.ERASURES) + 1, **advance},
+        expect_transactions={Txn.ERASURES: txn(handle, Txn.ERASURES), **expect_transactions},
+        set_transactions={Txn.ERASURES: counter(handle, Txn.ERASURES) + 1, **set_transactions},
         table_id=table_id(handle),
         rewritten=frozenset(found.path for found in hits),
         info={"erasure": "rows of erased data subjects", ERASED_ROWS: str(rows), "run_id": run_id, **info},
@@ -299,7 +299,7 @@ def _commit_bronze(state: ErasureState, hits: list[ScannedFile], bronze: DeltaTa
     for (_, batch), rows in by_game_and_batch(pa.concat_tables([f.records for f in hits])).items():
         batches[batch] += rows
     expected, info = txns(bronze, [Txn.INCARNATION]), {ERASED_BY_BATCH: json.dumps(batches)}
-    commit(without(state.pipeline.bronze, bronze, hits, state.pipeline.run_id, expected=expected, info=info))
+    commit(without(state.pipeline.bronze, bronze, hits, state.pipeline.run_id, expect_transactions=expected, info=info))
     state.erased(BRONZE, hits)
     after = state.pipeline.open_bronze()
     if after is None:
@@ -334,7 +334,7 @@ def _commit_silver(state: ErasureState, bronze: DeltaTable, games: set[str], hit
 def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[ScannedFile]) -> Commit | None:
     """One game's commit to the newest version; files that were added since the scan are scanned here."""
     table, identity = state.pipeline.lakehouse.silver(game), BronzeIdentity.of(bronze)
-    handle = state.pipeline.handles.take(table) if table.part is not None else table.open()
+    handle = state.pipeline.tables.open(table) if table.part is not None else table.open()
     if handle is None:
         return None
     known = state.clean[table.key] | {found.path for found in hits}
@@ -352,7 +352,7 @@ def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[
     if state.done_before is None or not identity.erased(handle) >= state.done_before > 0 or hits:
         advance |= _counters(state, handle, identity.taken(handle) or 0, game, sum(found.rows for found in hits))
     expected = txns(handle, (identity.app, Txn.INCARNATION, *counters))
-    return without(table, handle, hits, state.pipeline.run_id, expected=expected, advance=advance)
+    return without(table, handle, hits, state.pipeline.run_id, expect_transactions=expected, set_transactions=advance)
 
 
 def _counters(state: ErasureState, handle: DeltaTable, taken: int, game: str, erased: int) -> dict[str, int]:
