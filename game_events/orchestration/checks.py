@@ -1,39 +1,45 @@
-"""Dagster asset checks: of tables, of rules, at the end of a run, and their last known results.
+"""Dagster asset checks: of tables, of rules, of the whole (`status`), at the end of a run, and their last known results.
 
-Checks on the whole as Dagster asset checks.
-
-Run by themselves from the UI and by the job `checks`; the cheap ones by every run that changed something. Dagster makes an
-asset's checks in each run that materializes it by hand, too: these are the cheap ones there, and others that fail.
-
-One asset check for each rule: reported by every run that evaluated rows, or counted again by itself.
-
-The settings are read again by each run, and the definitions that the UI shows only when they are loaded. So a run may be asked
-for the check of a rule that is gone by then: it has every check that these definitions have.
-
-The last known results of checks that a run does not make, each with its own date.
+A run may be asked for the check of a rule that is gone by then, as the settings are read again by each run, and the definitions
+that the UI shows only when they are loaded: so it has every check that these definitions have.
 
 Dagster shows a check as "not evaluated" from the next materialization of its asset on, also if it had failed and blocks. An
 asset here is the tables of all games, and a refresh of one game materializes it: so each run that does logs again what is known
-of the checks that it does not make itself. Checks are not partitioned by game: Dagster 1.13 shows of a check its newest result
-alone, of whatever partition, and an event for each game and check would be as many as there are games.
-
-The events of a whole run: what changed, which rules and checks failed, and its report.
+of the checks that it does not make itself, each with its own date. Checks are not partitioned by game: Dagster 1.13 shows of a
+check its newest result alone, of whatever partition, and an event for each game and check would be as many as there are games.
 """
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import dagster as dg
 from dagster import DagsterInstance
+from deltalake.exceptions import DeltaError
 
-from game_events.orchestration.alerts import Evaluation, history
+from game_events.config.masking import without_secrets
+from game_events.config.settings import Settings
+from game_events.errors import GameEventsError
 from game_events.orchestration.events import PlannedLayers, as_text, report_events
-from game_events.orchestration.keys import COVERS, DEFAULT, FAILED_GAMES, REPORT, Keys, OpEvent, as_when_loaded
+from game_events.orchestration.keys import (
+    COVERS,
+    DEFAULT,
+    FAILED_GAMES,
+    OWNERS,
+    REPORT,
+    AssetCheckExecutionRecordStatus,
+    Keys,
+    OpEvent,
+    as_when_loaded,
+)
 from game_events.orchestration.resources import Graph
+from game_events.orchestration.runs import OwnRuns
+from game_events.orchestration.ticks import some
 from game_events.pipeline.checks.audits import VOLUME, audit_rules
 from game_events.pipeline.checks.table_checks import CHECKS, FRESH, TableCheck
 from game_events.pipeline.context import Pipeline, no_spark
+from game_events.pipeline.lag import read_lag
 from game_events.pipeline.reporting.counts import WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RuleReport, RunResult
@@ -47,6 +53,36 @@ HOURLY = (FRESH, VOLUME)
 
 #: Newest evaluations that are read for the last one: a record keeps the place of its run's plan.
 NEWEST = 5
+
+#: Newest evaluations of one check that are read: more than there are between two ticks.
+HISTORY = 50
+
+EVALUATED = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of a check, by a run or (no id) a sensor; `at` in seconds since 1970."""
+
+    key: dg.AssetCheckKey
+    run_id: str
+    at: float
+    result: dg.AssetCheckEvaluation
+
+    @property
+    def games(self) -> list[str]:
+        """The games that it failed for, if the check is per game."""
+        value = self.result.metadata.get(FAILED_GAMES)
+        games = value.data if isinstance(value, dg.JsonMetadataValue) else None
+        return [str(game) for game in games] if isinstance(games, list) else []
+
+
+def history(instance: DagsterInstance, key: dg.AssetCheckKey, most: int = HISTORY) -> list[Evaluation]:
+    """The newest evaluations of a check, oldest first; the last one of each run."""
+    records = instance.event_log_storage.get_asset_check_execution_history(key, most, status=EVALUATED)
+    # Not a record's own time, which is that of the run's plan.
+    made = [Evaluation(key, r.run_id, r.event.timestamp, r.evaluation) for r in records if r.event and r.evaluation]
+    return sorted(made, key=lambda evaluation: evaluation.at)
 
 
 def build_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:
@@ -334,3 +370,84 @@ def outcome(
         failed = "; ".join(f"{t.table}: {t.error}" for t in report.errors[:10])
         raise dg.Failure(f"{len(report.errors)} tables failed: {failed}", metadata=metadata, allow_retries=False)
     yield dg.Output(None, metadata=metadata)
+
+
+#: The check of the asset `status`.
+ALL_IS_WELL = "all_is_well"
+
+#: Longest wait for one answer of the broker.
+TIMEOUT_S = 5.0
+
+#: Jobs with a failed newest run that is worth a look.
+JOBS = ("refresh", "continuous", "replay", "redecode", "maintain")
+
+
+def read_status(
+    settings: Settings, keys: Keys, instance: DagsterInstance, own: OwnRuns, checks: Collection[dg.AssetCheckKey]
+) -> dg.AssetCheckEvaluation:
+    """Look at source, tables, checks and runs; what cannot be reached is a trouble, and each trouble a part of the result."""
+    numbers, troubles = _lag_and_troubles(settings)
+    mine = [key for key in checks if key.name != ALL_IS_WELL and key.asset_key in keys.by_layer.values()]
+    newest = instance.event_log_storage.get_latest_asset_check_execution_by_key(mine)
+    failed = [k.name for k, record in newest.items() if record.status == AssetCheckExecutionRecordStatus.FAILED]
+    if failed:
+        troubles.append(f"checks that fail: {some(sorted(failed))}")
+    for job in JOBS:
+        runs = own.runs(instance, 1, job_name=keys.named(job))
+        if runs and runs[0].status == dg.DagsterRunStatus.FAILURE:
+            troubles.append(f"the newest run of {job} failed ({runs[0].run_id[:8]})")
+    text = "\n".join(f"- {as_text(trouble)}" for trouble in troubles) or "Everything is well."
+    return dg.AssetCheckEvaluation(
+        asset_key=_status_key(keys),
+        check_name=ALL_IS_WELL,
+        passed=not troubles,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=as_text("; ".join(troubles) or "everything is well"),
+        metadata={"status": dg.MetadataValue.md(text), **numbers, "checks_that_fail": len(failed)},
+    )
+
+
+def _lag_and_troubles(settings: Settings) -> tuple[dict[str, int], list[str]]:
+    try:
+        lag = read_lag(settings, TIMEOUT_S)
+    except (GameEventsError, DeltaError, OSError) as error:
+        return {}, [without_secrets(str(error), settings)]
+    troubles = []
+    if lag.failed:
+        troubles.append(f"{settings.names.entities} that failed or wait: {some(lag.failed)}")
+    if lag.ahead:
+        troubles.append(f"{some(lag.ahead)} end before what bronze has read")
+    if settings.alert_lag_records and lag.total_lag >= settings.alert_lag_records:
+        troubles.append(f"{lag.total_lag:,} records are not read yet")
+    return {"lag": lag.total_lag, "failed_or_waiting": len(lag.failed)}, troubles
+
+
+def build_status(graph: Graph, checks: Iterable[dg.AssetChecksDefinition]) -> tuple[dg.AssetSpec, dg.AssetChecksDefinition]:
+    """The asset, which is no table, and its check (of the sensor `status`, or by a click); `checks`: those of the layers."""
+    entities = graph.settings.names.entities
+    known = {key for check in checks for key in check.check_keys}
+    spec = dg.AssetSpec(
+        _status_key(graph.keys),
+        deps=[graph.keys.unified],
+        description=f"Is everything well? Lag, {entities} that failed, checks that fail, failed runs: the check `all_is_well` "
+        "has them in one list. The sensor `status` looks each minute.",
+        group_name="operations",
+        kinds={"dagster"},
+        owners=OWNERS,
+    )
+
+    @dg.asset_check(
+        asset=spec.key,
+        name=ALL_IS_WELL,
+        description=f"Nothing needs a person: none of the {entities} failed, no check fails, no newest run failed, the source "
+        "answers.",
+    )
+    def all_is_well(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        settings = graph.source.read()
+        return check_result(read_status(settings, graph.keys, context.instance, OwnRuns.of(settings), known))
+
+    return spec, all_is_well
+
+
+def _status_key(keys: Keys) -> dg.AssetKey:
+    return dg.AssetKey([keys.named("status")])

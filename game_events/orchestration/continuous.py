@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
@@ -52,7 +51,7 @@ from game_events.orchestration.runs import (
     this_process,
     worker_is_gone,
 )
-from game_events.orchestration.sensors import own_runs, sensor
+from game_events.orchestration.ticks import Tick
 from game_events.pipeline.checks.table_checks import check_after_run
 from game_events.pipeline.event_log import RunLog
 from game_events.pipeline.reporting.report import RunReport
@@ -421,21 +420,10 @@ def past_runs(instance: dg.DagsterInstance, own: OwnRuns, job: str = JOB) -> lis
     return found
 
 
-def build_continuous_mode(graph: Graph) -> dg.SensorDefinition:
-    """The sensor: it decides once a tick, from the newest runs."""
-
-    @sensor(
-        graph,
-        "Starts continuous mode again if its run failed or its process vanished; does nothing before it was started once, or "
-        "after it was terminated.",
-        10,
-        job=JOB,
-    )
-    def continuous_mode(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        job, own = graph.keys.named(JOB), own_runs(context, graph.source.read())
-        decision = decide(past_runs(context.instance, own, job), datetime.now(UTC).timestamp(), job)
-        if decision.run_key is None:
-            return dg.SkipReason(decision.why)
-        return dg.RunRequest(run_key=decision.run_key, tags={REASON: decision.why[:200]})
-
-    return continuous_mode
+def start_again(tick: Tick) -> dg.RunRequest | dg.SkipReason:
+    """A tick of the sensor `continuous_mode`: it decides from the newest runs."""
+    job = tick.graph.keys.named(JOB)
+    decision = decide(past_runs(tick.instance, tick.own_runs(tick.settings), job), tick.clock(), job)
+    if decision.run_key is None:
+        return dg.SkipReason(decision.why)
+    return dg.RunRequest(run_key=decision.run_key, tags={REASON: decision.why[:200]})
