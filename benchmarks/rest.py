@@ -25,6 +25,7 @@ from game_events.lakehouse.tables import REST_TABLES
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
+from game_events.plugins.export.result import Export
 from game_events.plugins.export.run import export_rows
 from game_events.plugins.local.class_archive import GAME_EVENTS
 
@@ -137,7 +138,7 @@ def _cell(settings: Settings, session: SparkSession, rows: int, rows_per_call: i
     chosen = settings.model_copy(update={**more, "rest_rows_per_call": rows_per_call})
     report, began, cpu = RunReport(), time.monotonic(), _cpu_s()
     export_rows(Pipeline(chosen, lambda: session), report)
-    done = report.export
+    done = report.part(Export)
     assert done is not None
     assert done.delivered_rows == rows, report.to_dict()
     return {

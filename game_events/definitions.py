@@ -9,7 +9,6 @@ from game_events.orchestration.assets import build_automation, build_tables
 from game_events.orchestration.checks import build_check_schedule, build_checks, build_rule_checks, build_status
 from game_events.orchestration.continuous import build_continuous
 from game_events.orchestration.jobs import (
-    build_archive,
     build_hourly_maintenance,
     build_layers,
     build_maintain,
@@ -20,7 +19,7 @@ from game_events.orchestration.jobs import (
 )
 from game_events.orchestration.resources import Graph, TableLoader
 from game_events.orchestration.sensors import SENSORS
-from game_events.plugins.export.assets import build_rest
+from game_events.plugin import parts
 
 
 def build_defs(settings: Settings | None = None) -> dg.Definitions:
@@ -48,7 +47,6 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
             build_replay(graph),
             build_redecode(graph),
             maintain,
-            build_archive(graph),
             build_continuous(graph),
             build_validate(graph, lambda: build_defs(settings)),
         ],
@@ -58,7 +56,7 @@ def build_defs(settings: Settings | None = None) -> dg.Definitions:
         # The default executor would start a JVM for each step and each check.
         executor=dg.in_process_executor,
     )
-    return dg.Definitions.merge(own, build_rest(graph))
+    return dg.Definitions.merge(own, *(build(graph) for build in parts("definitions")))
 
 
 @dg.definitions

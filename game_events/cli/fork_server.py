@@ -34,12 +34,12 @@ from game_events.cli.forked_command import (
     digest,
     sockets_folder,
 )
-from game_events.cli.main import COMMANDS, FAILED, exit_codes, run_here
+from game_events.cli.main import CORE_COMMANDS, FAILED, exit_codes, run_here
 from game_events.jvm.private_folders import only_mine
 
 #: What a run imports, also where it does so late.
 MODULES = (
-    *sorted({f"game_events.cli.{COMMANDS[name][0].partition(':')[0]}" for name in FORKED}),
+    *sorted({CORE_COMMANDS[name].target.partition(":")[0] for name in FORKED if name in CORE_COMMANDS}),
     "game_events.cli.dagster_run",
     "game_events.spark.connect_channel",
     "pyspark.sql.connect.session",

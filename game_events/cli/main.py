@@ -1,4 +1,4 @@
-"""The command line: `game-events`. Each command is in a module of its own, imported when the command is called."""
+"""The command line: `game-events`. The module of a command is imported when the command is called."""
 
 import atexit
 import functools
@@ -8,9 +8,8 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib import import_module
 from io import TextIOWrapper
 from typing import Any, cast
 
@@ -22,93 +21,65 @@ from typer.core import TyperCommand, TyperGroup
 from game_events.cli.output import indented
 from game_events.config.logging import limit_library_loggers
 from game_events.errors import ConfigurationError, GameEventsError
+from game_events.plugin import Command, Plugin, installed
 
 #: New objects before Python looks for garbage: its own 700 are a quarter of the time of all imports, which make none.
 OBJECTS_BEFORE_GC = 100_000
 #: Exit codes: 0 success, 1 the command failed; typer's own: 2 wrong usage, 130 Ctrl-C.
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
-#: Command -> its function or typer app, as `module:attribute` below `game_events`, and its help.
-COMMANDS = {
-    "demo": (
-        "plugins.local.demo:demo",
-        "Broker, registry, producer, Spark, Delta and Dagster from nothing to checked tables; leaves nothing running.",
-    ),
-    "init": (
-        "plugins.local.init:init",
-        "Write a settings file, a .proto and a README for another domain; the commands in it work as they are.",
-    ),
-    "produce": (
-        "plugins.local.demo:produce_events",
-        "Register the schema versions, write events to the topic, and say exactly what was sent.",
-    ),
-    "run": (
-        "cli.commands.run:app",
+#: The core's commands. Those of plug-ins follow (`game_events.plugin`).
+CORE_COMMANDS = {
+    "run": Command(
+        "game_events.cli.commands.run:app",
         "Read the topic up to its end, bring every table up to date, and stop; with --continuous go on until Ctrl-C.",
     ),
-    "redecode": (
-        "cli.commands.jobs:redecode",
-        "Decode every row of bronze again, without Kafka, in one atomic commit; rows, batches and progress stay.",
-    ),
-    "maintain": (
-        "cli.commands.jobs:maintain",
-        "Join small files, renew outdated ones, delete unneeded ones, shorten logs; no row changes, whoever is at work.",
-    ),
-    "archive": (
-        "cli.commands.jobs:archive",
-        "Add the raw records that came since the last time to an archive, with keys, headers, coordinates and schemas.",
-    ),
-    "forget": (
-        "plugins.governance.command:forget",
-        "Erase gamers from every table; what still comes of them, from Kafka or a replay, is counted and kept out.",
-    ),
-    "tables": (
-        "cli.commands.inspection:tables",
-        "List the tables: rows, Delta version, files, size, columns, owners; `game-events schema TABLE` shows one's columns.",
-    ),
-    "history": (
-        "cli.commands.inspection:history",
-        "A table's versions, newest first: when, what kind, rows, batch, offsets, run; restores and maintenance too.",
-    ),
-    "sql": ("plugins.catalog.sql:sql", "Query the tables, each by its name: nothing is written, and no Spark is started."),
-    "log": (
-        "cli.commands.inspection:log",
-        "What the runs did, newest first: tables, offsets, rejections, checks, schema changes, who ran them.",
-    ),
-    "report": (
-        "plugins.catalog.report:report",
-        "One HTML page, which loads nothing from anywhere: throughput, lag, games, rejections, durations, tables, errors.",
-    ),
-    "doctor": (
-        "cli.commands.doctor:doctor",
+    "doctor": Command(
+        "game_events.cli.commands.doctor:doctor",
         "Check Java, the Java parts, Kafka, the registry, the lakehouse; exit code 1 if one fails. Then how the tables stand.",
     ),
-    "up": (
-        "plugins.local.up:up",
-        "Start the local stack, the Dagster UI and the daemon that runs sensors; Ctrl-C stops all of it.",
+    "tables": Command(
+        "game_events.cli.commands.inspection:tables",
+        "List the tables: rows, Delta version, files, size, columns, owners; `game-events schema TABLE` shows one's columns.",
     ),
-    "mock-api": ("plugins.local.mock_api:mock_api", "Take rows on loopback until Ctrl-C; nothing is kept but the log."),
-    "stack": ("plugins.local.stack:app", "The local Apache Kafka broker and schema registry."),
-    "quarantine": ("cli.commands.jobs:app", "Rows that are in no other table: list them, and replay them."),
-    "schema": (
-        "cli.commands.schema:app",
+    "schema": Command(
+        "game_events.cli.commands.schema:app",
         "The versions of the topic's schema and the columns they become; with a table's name: its columns.",
     ),
-    "rest": ("plugins.export.command:app", "Rows POSTed to an HTTP receiver (GAME_EVENTS_REST_URL)."),
+    "history": Command(
+        "game_events.cli.commands.inspection:history",
+        "A table's versions, newest first: when, what kind, rows, batch, offsets, run; restores and maintenance too.",
+    ),
+    "log": Command(
+        "game_events.cli.commands.inspection:log",
+        "What the runs did, newest first: tables, offsets, rejections, checks, schema changes, who ran them.",
+    ),
+    "quarantine": Command("game_events.cli.commands.jobs:app", "Rows that are in no other table: list them, and replay them."),
+    "redecode": Command(
+        "game_events.cli.commands.jobs:redecode",
+        "Decode every row of bronze again, without Kafka, in one atomic commit; rows, batches and progress stay.",
+    ),
+    "maintain": Command(
+        "game_events.cli.commands.jobs:maintain",
+        "Join small files, renew outdated ones, delete unneeded ones, shorten logs; no row changes, whoever is at work.",
+    ),
 }
 
 
 class LazyCommand(TyperCommand):
     """A command or group known by its name and help: its module is imported when it is called."""
 
+    #: Gives the function or typer app.
+    target: Callable[[], object]
+
     def load(self) -> TyperCommand | TyperGroup:
         """The command or group itself."""
-        module, attribute = COMMANDS[str(self.name)][0].split(":")
-        found = getattr(import_module(f"game_events.{module}"), attribute)
-        if not isinstance(found, typer.Typer):
-            function, found = found, typer.Typer(add_completion=False)
-            found.command(self.name)(function)
-        command = cast(TyperCommand | TyperGroup, typer.main.get_command(found))
+        app = self.target()
+        if not isinstance(app, typer.Typer):
+            function = cast(Callable[..., object], app)
+            app = typer.Typer(add_completion=False)
+            app.command(self.name)(function)
+        command = cast(TyperCommand | TyperGroup, typer.main.get_command(app))
         command.name = self.name
         return command
 
@@ -117,19 +88,40 @@ class LazyCommand(TyperCommand):
         return self.load().make_context(info_name, args, parent, **extra)
 
 
-app = typer.Typer(
-    help="Protobuf events from Kafka and a Schema Registry to per-game Delta tables.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-for _name, (_, _help) in COMMANDS.items():
-    app.command(_name, cls=LazyCommand, help=_help)(lambda: None)
+@functools.cache
+def command_line() -> typer.Typer:
+    """The command line: the core's commands, then those of each plug-in; none is imported yet.
+
+    Raises:
+        ConfigurationError: a plug-in cannot be loaded, or brings a command that is there already.
+    """
+    app = typer.Typer(
+        help="Events of many games from Kafka and a Schema Registry to Delta tables of each game.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+    core = Plugin("core", commands=CORE_COMMANDS)
+    for plugin in (core, *installed()):
+        panel = None if plugin is core else f"Commands of the plug-in {plugin.name}"
+        for name, command in plugin.commands.items():
+            if plugin is not core and name in CORE_COMMANDS:
+                raise ConfigurationError(f"the plug-in {plugin.name} brings the command {name!r}, which is the core's own")
+            target = functools.partial(plugin.load, command.target)
+            lazy = type("Lazy", (LazyCommand,), {"target": staticmethod(target)})
+            app.command(name, cls=lazy, help=command.help, rich_help_panel=panel)(lambda: None)
+            if command.former is not None:
+                app.command(command.former, cls=lazy, help=command.help, hidden=True)(lambda: None)
+    return app
 
 
 def all_commands() -> TyperGroup:
-    """The command line with every command imported, for what reads all of them: documents and tests."""
-    group = typer.main.get_group(app)
-    group.commands = {name: command.load() for name, command in group.commands.items() if isinstance(command, LazyCommand)}
+    """The command line with every listed command imported, for what reads all of them: documents and tests."""
+    group = typer.main.get_group(command_line())
+    group.commands = {
+        name: command.load()
+        for name, command in group.commands.items()
+        if isinstance(command, LazyCommand) and not command.hidden
+    }
     return group
 
 
@@ -183,7 +175,7 @@ def main() -> None:
     logging.basicConfig(handlers=[handler], format="%(levelname)s %(name)s %(message)s")
     try:
         _refuse_other_encodings(sys.argv)
-        app(prog_name="game-events")
+        command_line()(prog_name="game-events")
     except Exception as error:  # noqa: BLE001 - what Python would show has not been masked
         _print_error(error)
         sys.exit(FAILED)

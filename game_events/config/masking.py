@@ -6,12 +6,11 @@ import os
 import re
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 
 from pydantic import SecretStr
 
-from game_events.config.settings import Settings, load_settings
+from game_events.config.settings import Settings, groups_of, load_settings
 from game_events.errors import ConfigurationError
 
 MASK = "***"
@@ -150,22 +149,20 @@ def _secrets(settings: Settings | None) -> set[str]:
         (options.get("sasl.username"), options.get("sasl.password")),
         login_of(options.get("sasl.jaas.config", "")) or (None, None),
         (settings.schema_registry_user, value_of(settings.schema_registry_password)),
-        (settings.rest_user, value_of(settings.rest_password)),
     ]
+    for group in groups_of(type(settings)):
+        logins += group.logins(settings)
+        found.update(group.further_secrets(settings))
     for user, password in logins:
         if password is not None:
             # The header of basic authentication holds `user:password`.
             found |= {password, base64.b64encode(f"{user or ''}:{password}".encode()).decode()}
-    if settings.erasure_key_file is not None:
-        with suppress(OSError, UnicodeDecodeError):
-            found.add(settings.erasure_key_file.read_text().strip())
     if settings.spark_remote:
         found |= {
             part.partition("=")[2] for part in settings.spark_remote.split(";") if part.strip().lower().startswith("token=")
         }
     found |= {value for name, value in settings.spark_conf.items() if is_credential(name, value)}
-    for address in (settings.alert_webhook_url, settings.rest_url):
-        found |= secret_parts(value_of(address) or "")
+    found |= secret_parts(value_of(settings.alert_webhook_url) or "")
     return {secret for secret in found if len(secret) >= MIN_SECRET_CHARS}
 
 

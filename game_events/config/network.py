@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from game_events.config.masking import value_of
-from game_events.config.pipeline_settings import split_names
-from game_events.config.settings import Settings
+from game_events.config.pipeline_settings import Receiver, split_names
+from game_events.config.settings import Settings, groups_of
 
 LOOPBACK = "127.0.0.1"
 
@@ -58,17 +58,17 @@ UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 def unencrypted(settings: Settings) -> list[str]:
     """Messages about connections to other machines that can be read and changed on the way."""
-    addresses = {
-        "SCHEMA_REGISTRY_URL": (settings.schema_registry_url, "schemas, and the registry's password"),
-        "OPENLINEAGE_URL": (settings.openlineage_url, "lineage, and the token of its receiver"),
-        "ALERT_WEBHOOK_URL": (value_of(settings.alert_webhook_url), "alerts, and the token in that address"),
-        "REST_URL": (value_of(settings.rest_url), "rows, and what logs in to their receiver"),
-    }
-    found = [
-        f"GAME_EVENTS_{name} is http://: {what} can be read on the way; use https://"
-        for name, (address, what) in addresses.items()
-        if any(one.startswith("http://") and not at_loopback(one) for one in split_names(address or ""))
+    receivers = [
+        Receiver("SCHEMA_REGISTRY_URL", settings.schema_registry_url, "schemas, and the registry's password"),
+        Receiver("ALERT_WEBHOOK_URL", value_of(settings.alert_webhook_url), "alerts, and the token in that address"),
     ]
+    for group in groups_of(type(settings)):
+        receivers += group.receivers(settings)
+    found: list[str] = []
+    for receiver in receivers:
+        addresses = split_names(receiver.address or "")
+        if any(address.startswith("http://") and not at_loopback(address) for address in addresses):
+            found.append(f"GAME_EVENTS_{receiver.setting} is http://: {receiver.what} can be read on the way; use https://")
     protocol = value_of(settings.kafka_options.get("security.protocol")) or ""
     brokers = [broker.rpartition(":")[0].strip("[]") for broker in split_names(settings.kafka_bootstrap_servers)]
     if protocol.upper() == "SASL_PLAINTEXT" and settings.source == "kafka" and not all(map(is_loopback, brokers)):

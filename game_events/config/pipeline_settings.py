@@ -4,34 +4,28 @@ Types and checks of single values that several groups of settings use.
 
 Settings of the domain: columns, names, rules, user code.
 
-Settings of runs: Spark, continuous mode, retries, alerts, the UI, the export over HTTP.
+Settings of runs: Spark, continuous mode, retries, alerts, the UI.
 
-Settings of the tables: root, content, maintenance, storage, erasure, limits.
-
-The setting `producer`: description of sample data, read only by the commands `produce` and `demo`.
+Settings of the tables: root, content, maintenance, storage, limits.
 """
 
 import json
-import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 from pydantic_settings import BaseSettings, NoDecode
 
@@ -97,7 +91,51 @@ Address = Annotated[str, AfterValidator(_refuse_credentials)]
 SecretUrl = Annotated[SecretStr, AfterValidator(_require_http)]
 
 
-class SparkSettings(BaseSettings):
+@dataclass(frozen=True)
+class Receiver:
+    """An address to which something is sent, for the warning about connections that are not encrypted.
+
+    Attributes:
+        setting: name of the setting, without its prefix.
+        address: its value; None: not set.
+        what: what can be read on the way.
+    """
+
+    setting: str
+    address: str | None
+    what: str
+
+
+class SettingsGroup(BaseSettings):
+    """A group of settings, of the core or of a plug-in; `group` is its name in the settings file."""
+
+    group: ClassVar[str]
+
+    @classmethod
+    def of(cls, settings: BaseSettings) -> Self:
+        """The settings as those of this group.
+
+        Raises:
+            TypeError: they were made without it, and not by `load_settings`.
+        """
+        if not isinstance(settings, cls):
+            raise TypeError(f"settings without {cls.__name__}: make them by load_settings()")
+        return settings
+
+    def logins(self) -> Iterable[tuple[str | None, str | None]]:
+        """Users and passwords, which are hidden together as basic authentication sends them."""
+        return ()
+
+    def further_secrets(self) -> Iterable[str]:
+        """Texts to hide beside the values of secret settings."""
+        return ()
+
+    def receivers(self) -> Iterable[Receiver]:
+        """Addresses to which the group's settings send something."""
+        return ()
+
+
+class SparkSettings(SettingsGroup):
     """Spark's session, cluster and code."""
 
     group: ClassVar[str] = "spark"
@@ -119,7 +157,7 @@ class SparkSettings(BaseSettings):
     """`game-events up`: all runs share one Spark Connect server; `False`: each run starts a JVM"""
 
 
-class RunSettings(BaseSettings):
+class RunSettings(SettingsGroup):
     """Continuous mode, retries, alerts, the UI, this machine."""
 
     group: ClassVar[str] = "runs"
@@ -183,59 +221,7 @@ class RunSettings(BaseSettings):
         return value
 
 
-class ExportSettings(BaseSettings):
-    """Target, size, rate, authentication and retries of calls."""
-
-    group: ClassVar[str] = "rest"
-
-    # --- export over HTTP (docs/rest-export.md)
-    rest_url: SecretUrl | None = None
-    """where rows are POSTed; without it nothing is exported; may hold a token, never shown"""
-    rest_source: Literal["silver", "gold"] = "silver"
-    """which rows are exported: of `silver` or of `gold`"""
-    rest_rows_per_call: int = Field(100, ge=1, le=100_000)
-    """rows of one call at most"""
-    rest_bytes_per_call: int = Field(1_000_000, ge=1_000)
-    """bytes of one call's body at most, unless a single row has more"""
-    rest_body: Literal["array", "object"] = "array"
-    """a JSON `array` of rows, or the row as an `object` (with one row per call)"""
-    rest_tasks: int = Field(4, ge=1, le=1_000)
-    """Spark tasks that send at the same time"""
-    rest_calls_per_task: int = Field(8, ge=1, le=1_000)
-    """concurrent calls of each task"""
-    rest_calls_per_s: int = Field(0, ge=0)
-    """calls in any second, all tasks together; 0: no limit"""
-    rest_calls_per_min: int = Field(0, ge=0)
-    """calls in any minute, all tasks together; 0: no limit"""
-    rest_permit_host: str | None = None
-    """name or address of this machine under which executors reach the rate limiter; only with a rate limit"""
-    rest_bearer_token: SecretStr | None = None
-    """authentication by `Authorization: Bearer ...`"""
-    rest_user: str | None = None
-    """user for basic authentication"""
-    rest_password: SecretStr | None = None
-    """password for basic authentication"""
-    rest_api_key: SecretStr | None = None
-    """authentication by the header `REST_API_KEY_HEADER`"""
-    rest_api_key_header: str = Field("X-API-Key", pattern=r"^[A-Za-z0-9-]{1,64}$")
-    """name of the header that holds `REST_API_KEY`"""
-    rest_timeout_s: float = Field(30.0, gt=0, le=3_600)
-    """seconds that one call may take"""
-    rest_max_attempts: int = Field(8, ge=1, le=100)
-    """attempts of a call before its chunk has failed"""
-    rest_retry_delay_s: float = Field(0.5, gt=0, le=60)
-    """seconds before the second attempt; doubled each time, at most 60"""
-    rest_preflight: str = Field("OPTIONS", pattern=r"^((OPTIONS|HEAD|GET)( /\S*)?)?$")
-    """method (and path, if another one) of a call before the first batch; empty: none"""
-    rest_on_replaced: Literal["hold", "resend", "go_on"] = "hold"
-    """tables with replaced rows: `hold` them, `resend` all rows, or `go_on` with new rows only"""
-
-
-#: Ids can be guessed one by one: only the key protects their hashes.
-MIN_ERASURE_KEY_CHARS = 16
-
-
-class TableSettings(BaseSettings):
+class TableSettings(SettingsGroup):
     """Root and content of the tables, and how long old versions are kept."""
 
     group: ClassVar[str] = "tables"
@@ -264,21 +250,8 @@ class TableSettings(BaseSettings):
     allow_bronze_full_refresh: bool = False
     """whether a full refresh may replace bronze; records that Kafka has expired are lost by it"""
 
-    # --- erasure (docs/erasure.md)
-    erasure_key: SecretStr | None = None
-    """secret of 16 characters or more, with which ids of erased data subjects are hashed; keep it for ever; never shown"""
-    erasure_key_file: Path | None = None
-    """a file that holds the erasure key, instead of `ERASURE_KEY`"""
 
-    @field_validator("erasure_key")
-    @classmethod
-    def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and len(value.get_secret_value()) < MIN_ERASURE_KEY_CHARS:
-            raise ValueError(f"must have at least {MIN_ERASURE_KEY_CHARS} characters: `openssl rand -hex 32` makes a good one")
-        return value
-
-
-class StorageSettings(BaseSettings):
+class StorageSettings(SettingsGroup):
     """Object store of the tables."""
 
     group: ClassVar[str] = "storage"
@@ -295,12 +268,12 @@ class StorageSettings(BaseSettings):
     """allow plain HTTP to a store on another machine"""
 
 
-class DiscoverySettings(BaseSettings):
-    """Owners, tags, catalog and lineage of the tables."""
+class DiscoverySettings(SettingsGroup):
+    """Owners, tags and catalog of the tables."""
 
     group: ClassVar[str] = "discovery"
 
-    # --- owners, catalog, lineage (docs/discovery.md)
+    # --- owners, catalog (docs/discovery.md)
     owners: NameList = ()
     """owners of all tables: `team:name` or an e-mail address, comma separated"""
     tags: dict[str, dict[str, str]] = Field(default_factory=dict)
@@ -308,16 +281,6 @@ class DiscoverySettings(BaseSettings):
     "no"}}`"""
     catalog: str | None = None
     """database (`name` or `catalog.name`) of Spark's catalog in which every table is registered"""
-    openlineage_url: str | None = None
-    """address of an OpenLineage receiver; without it no events are sent"""
-    openlineage_endpoint: str = "api/v1/lineage"
-    """path below that address that takes events"""
-    openlineage_api_key: SecretStr | None = None
-    """bearer token for the receiver; never shown"""
-    openlineage_namespace: str = Field("game_events", min_length=1)
-    """namespace of the jobs"""
-    openlineage_timeout_s: float = Field(10.0, gt=0, le=300)
-    """seconds that a run spends on sending its events at most"""
 
     @field_validator("owners")
     @classmethod
@@ -352,17 +315,8 @@ class DiscoverySettings(BaseSettings):
             raise ValueError("must be a database's name, or catalog.database: letters, digits, underscores")
         return value
 
-    @field_validator("openlineage_url")
-    @classmethod
-    def _receiver(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("http://", "https://")):
-            raise ValueError("must start with http:// or https://")
-        if value is not None and ("@" in urlsplit(value).netloc or urlsplit(value).query):
-            raise ValueError("must hold no password or key: set GAME_EVENTS_OPENLINEAGE_API_KEY")
-        return value.rstrip("/") if value is not None else None
 
-
-class LimitSettings(BaseSettings):
+class LimitSettings(SettingsGroup):
     """Limits of one record, one file, all games, and one query; docs/operations.md says what each does."""
 
     group: ClassVar[str] = "limits"
@@ -391,85 +345,7 @@ class LimitSettings(BaseSettings):
     """bytes of temporary files of `game-events sql`, below `TMPDIR`; a query that needs more fails"""
 
 
-DEFAULT_GAMES = ("rummy", "spades", "euchre", "go_fish", "uno", "hearts", "poker")
-
-
-class Generator(BaseModel):
-    """Generator of one field's values.
-
-    Attributes:
-        kind: `choice` of `values`; `numbered`: `{prefix}0` to `{prefix}{count - 1}`; `integer`, `number` from `low` to `high`,
-            numbers with so many decimal `digits`; `boolean`; `text`: a random one.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["choice", "numbered", "integer", "number", "boolean", "text"]
-    values: tuple[str | int | float, ...] = ()
-    prefix: str = ""
-    count: int = Field(10, ge=1)
-    low: float = 0
-    high: float = 100
-    digits: int = Field(2, ge=0, le=6)
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        if self.kind == "choice" and not self.values:
-            raise ValueError("a choice needs `values`")
-        if self.low > self.high:
-            raise ValueError("`low` is above `high`")
-        return self
-
-    @property
-    def numeric(self) -> bool:
-        """Whether its values are numbers, which have sums in the manifest."""
-        return self.kind in ("integer", "number")
-
-    def make(self, draw: Random) -> object:
-        """The next value: deterministic for the state of `draw`."""
-        match self.kind:
-            case "numbered":
-                return f"{self.prefix}{draw.randrange(self.count)}"
-            case "choice":
-                return draw.choice(self.values)
-            case "integer":
-                return draw.randint(int(self.low), int(self.high))
-            case "number":
-                return round(draw.uniform(self.low, self.high), self.digits)
-            case "boolean":
-                return draw.random() < 0.5
-            case "text":
-                return f"{self.prefix}{draw.getrandbits(48):012x}"
-
-
-#: (field, generator), in the order in which values are drawn.
-Fields = tuple[tuple[str, Generator], ...]
-
-#: For the built-in game event.
-GAME_FIELDS: Fields = (("device_id", Generator(kind="numbered", prefix="device_", count=10)),)
-
-
-class SampleData(BaseModel):
-    """The setting `producer`.
-
-    Attributes:
-        proto: a `.proto` file (its last message), relative to the settings file; None: the built-in game event.
-        entities: entities with events, unless `produce` names others.
-        new_entity: entity that is added in the demo's second wave.
-        keys_per_entity: different keys of each.
-        fields: field -> generator; other fields of simple types get values of their types.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    proto: Path | None = None
-    entities: Annotated[tuple[str, ...], Field(min_length=1)] = DEFAULT_GAMES
-    new_entity: str = Field("chess", min_length=1)
-    keys_per_entity: int = Field(20, ge=1)
-    fields: dict[str, Generator] = Field(default_factory=dict)
-
-
-class DomainSettings(BaseSettings):
+class DomainSettings(SettingsGroup):
     """What the message's columns mean, names, rules and extensions."""
 
     group: ClassVar[str] = "domain"
@@ -486,8 +362,6 @@ class DomainSettings(BaseSettings):
     """gold's columns beside the key: name -> SQL aggregate; empty: `session_count`, `min_timestamp`, `max_timestamp`"""
     names: Names = Field(default_factory=Names)
     """prefix and nouns in names of tables and assets, and in texts (docs/domains.md)"""
-    producer: SampleData = Field(default_factory=SampleData)
-    """the message and sample data of `produce` and `demo`; default: the game event"""
 
     # --- single values (docs/decoding.md)
     on_bad_value: OnBadValue = "quarantine"
@@ -524,15 +398,6 @@ class DomainSettings(BaseSettings):
             return value if value is None else ZoneInfo(value).key
         except (ValueError, OSError, ZoneInfoNotFoundError):
             raise ValueError("is no time zone of the IANA database, such as UTC or Europe/Berlin") from None
-
-    @field_validator("producer")
-    @classmethod
-    def _proto(cls, value: SampleData) -> SampleData:
-        if value.proto is None:
-            return value
-        # It need not exist: only `produce` and `demo` read it.
-        folder = Path(os.environ.get(ENV_PREFIX + "CONFIG") or "game_events.yaml").parent
-        return value.model_copy(update={"proto": (folder / value.proto).resolve()})
 
     @field_validator("gold_columns")
     @classmethod

@@ -10,10 +10,12 @@ import json
 import logging
 import os
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dotenv import dotenv_values
 from pydantic import ValidationError, ValidationInfo, field_validator
@@ -30,15 +32,16 @@ from game_events.config.pipeline_settings import (
     ENV_PREFIX,
     DiscoverySettings,
     DomainSettings,
-    ExportSettings,
     LimitSettings,
     RunSettings,
+    SettingsGroup,
     SparkSettings,
     StorageSettings,
     TableSettings,
 )
 from game_events.config.source_settings import SourceSettings
 from game_events.errors import ConfigurationError
+from game_events.plugin import parts
 
 log = logging.getLogger(__name__)
 SETTING = "GAME_EVENTS_ON_DATA_LOSS"
@@ -48,6 +51,8 @@ NO_SETTINGS = frozenset({"config", "secrets_dir", "cache"})
 TESTS_PREFIX = "test"
 #: The local stack's state file, below ``state_dir``.
 STACK_STATE_FILE = "stack/stack.json"
+#: Name of the class of the core's and all plug-ins' settings.
+ALL_SETTINGS = "AllSettings"
 
 
 class GroupedYamlSource(YamlConfigSettingsSource):
@@ -58,7 +63,9 @@ class GroupedYamlSource(YamlConfigSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         """The settings of the file, by their full names."""
-        groups = {vars(c)["group"]: set(c.__annotations__) for c in self.settings_cls.__mro__ if "group" in vars(c)}
+        groups: defaultdict[str, set[str]] = defaultdict(set)
+        for group in groups_of(self.settings_cls):
+            groups[group.group].update(group.__annotations__)
         found: dict[str, Any] = {}
         for key, value in super().__call__().items():
             if key in self.settings_cls.model_fields:
@@ -135,10 +142,9 @@ class Settings(
     SparkSettings,
     RunSettings,
     DiscoverySettings,
-    ExportSettings,
     LimitSettings,
 ):
-    """Settings of one pipeline; docs/reference/settings.md lists all of them."""
+    """The core's settings of one pipeline. `load_settings` gives them with those of plug-ins (docs/reference/settings.md)."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, env_file=".env", extra="ignore", frozen=True, validate_default=True, hide_input_in_errors=True
@@ -165,6 +171,41 @@ class Settings(
         return init_settings, *merged, LocalStackSource(settings_cls)
 
 
+@cache
+def settings_class() -> type[Settings]:
+    """The class of the settings: the core's and those of every plug-in.
+
+    Raises:
+        ConfigurationError: a plug-in cannot be loaded, or has a setting of a name that is there already.
+    """
+    groups: list[type[SettingsGroup]] = []
+    names = set(Settings.model_fields)
+    for group in parts("settings"):
+        twice = names & set(group.model_fields)
+        if twice:
+            raise ConfigurationError(
+                f"{group.__module__}.{group.__name__}: there are settings {', '.join(sorted(twice))} already"
+            )
+        names.update(group.model_fields)
+        groups.append(group)
+    space = {"model_config": Settings.model_config, "__module__": __name__, "__doc__": Settings.__doc__}
+    return cast(type[Settings], type(ALL_SETTINGS, (Settings, *groups), space))
+
+
+def __getattr__(name: str) -> type[Settings]:
+    """The class of all settings under its name: settings are pickled by it."""
+    if name == ALL_SETTINGS:
+        return settings_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def groups_of(settings: type[BaseSettings]) -> Iterator[type[SettingsGroup]]:
+    """The groups that a class of settings is made of."""
+    for group in settings.__mro__:
+        if issubclass(group, SettingsGroup) and "group" in vars(group):
+            yield group
+
+
 def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
     """Read and validate the settings.
 
@@ -173,7 +214,7 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
             as they may be secrets. Also for an override that is no setting.
     """
     for name in overrides:
-        if name not in Settings.model_fields:
+        if name not in settings_class().model_fields:
             raise ConfigurationError(f"{name!r} {_no_setting(name)}")
     for text in misspelt():
         _warn_once(text)
@@ -184,7 +225,7 @@ def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401
     if secrets and not Path(secrets).is_dir():
         raise ConfigurationError(f"{ENV_PREFIX}SECRETS_DIR names {secrets!r}, which is not a folder")
     try:
-        return Settings(_secrets_dir=secrets, **overrides)
+        return settings_class()(_secrets_dir=secrets, **overrides)
     except ValidationError as error:
         lines = [f"  {_named(*map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False, include_url=False)]
         where = "environment, .env or game_events.yaml"
@@ -204,14 +245,14 @@ def misspelt() -> list[str]:
         if not variable.upper().startswith(ENV_PREFIX):
             continue
         name = variable[len(ENV_PREFIX) :].lower()
-        if name not in Settings.model_fields and name not in NO_SETTINGS and not name.startswith(TESTS_PREFIX):
+        if name not in settings_class().model_fields and name not in NO_SETTINGS and not name.startswith(TESTS_PREFIX):
             where = "" if variable in os.environ else ".env: "
             found.append(f"{where}{variable} {_no_setting(name, ENV_PREFIX)}")
     return found
 
 
 def _no_setting(name: str, prefix: str = "") -> str:
-    near = difflib.get_close_matches(name, [*Settings.model_fields, *NO_SETTINGS], 1)
+    near = difflib.get_close_matches(name, [*settings_class().model_fields, *NO_SETTINGS], 1)
     written = f"{prefix}{near[0].upper() if prefix else near[0]}" if near else ""
     hint = f"did you mean {written}?" if written else "docs/reference/settings.md lists all of them"
     return f"is no setting, and has no effect; {hint}"

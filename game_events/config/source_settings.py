@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, AwareDatetime, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode
+from pydantic_settings import NoDecode
 
-from game_events.config.pipeline_settings import Address, NameList, split_names
+from game_events.config.pipeline_settings import Address, NameList, SettingsGroup, split_names
 
 #: Kafka's rule for names of topics.
 TOPIC_PATTERN = r"[a-zA-Z0-9._-]{1,249}"
@@ -17,7 +17,7 @@ _Number = Annotated[int, Field(ge=0)]
 StartingOffsets = Literal["earliest", "latest"] | dict[str, dict[_Number, Annotated[int, Field(ge=-2)]]]
 
 
-class KafkaSettings(BaseSettings):
+class KafkaSettings(SettingsGroup):
     """Kafka, the schema registry, and data loss."""
 
     group: ClassVar[str] = "kafka"
@@ -110,7 +110,7 @@ class KafkaSettings(BaseSettings):
         return value.rstrip("/")
 
 
-class FileSettings(BaseSettings):
+class FileSettings(SettingsGroup):
     """Files as the source of records."""
 
     group: ClassVar[str] = "files"

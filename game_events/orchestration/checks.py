@@ -37,7 +37,7 @@ from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import OwnRuns
 from game_events.orchestration.ticks import some
 from game_events.pipeline.checks.audits import VOLUME, audit_rules
-from game_events.pipeline.checks.table_checks import CHECKS, FRESH, TableCheck
+from game_events.pipeline.checks.table_checks import FRESH, TableCheck, all_checks
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.lag import read_lag
 from game_events.pipeline.reporting.counts import WHOLE, CheckResult
@@ -86,8 +86,8 @@ def history(instance: DagsterInstance, key: dg.AssetCheckKey, most: int = HISTOR
 
 
 def build_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:
-    """One asset check for each of `CHECKS`."""
-    return [_asset_check(check, graph) for check in CHECKS]
+    """One asset check for each of the checks of core and plug-ins."""
+    return [_asset_check(check, graph) for check in all_checks()]
 
 
 def build_check_schedule(graph: Graph, checks: Sequence[dg.AssetChecksDefinition]) -> dg.ScheduleDefinition:
@@ -131,7 +131,7 @@ def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
         # Which games' tables the run has written is not known here.
         cheap = check.in_run if by_hand and not check.all_games else None
         try:
-            with graph.lakehouse(context).recorded(context, f"check {check.name}", lineage=False) as (pipeline, report):
+            with graph.lakehouse(context).recorded(context, f"check {check.name}", observed=False) as (pipeline, report):
                 found = cheap(pipeline, report) if cheap is not None else check.run(pipeline)
                 report.add_checks(found)
         except dg.Failure as failure:
@@ -314,7 +314,7 @@ def last_known(
 ) -> Iterator[dg.AssetCheckEvaluation]:
     """The last results of checks of the layers that this run has materialized and not checked; to be called at its end."""
     keys, run_id = Keys.of(pipeline.settings), context.run.run_id
-    checks = [*(dg.AssetCheckKey(keys.by_layer[check.layer], check.name) for check in CHECKS), *rule_checks(pipeline)]
+    checks = [*(dg.AssetCheckKey(keys.by_layer[check.layer], check.name) for check in all_checks()), *rule_checks(pipeline)]
     written = _materialized_by(context.instance, run_id, {key.asset_key for key in checks})
     yield from again(context.instance, run_id, (key for key in checks if key.asset_key in written))
 

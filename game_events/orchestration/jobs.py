@@ -1,4 +1,4 @@
-"""The jobs: refresh and its dry run, maintenance, repair, archive.
+"""The jobs: refresh and its dry run, maintenance, repair.
 
 The job `refresh`: the whole pipeline, a step for each layer; and its dry run, the job `validate`.
 
@@ -8,8 +8,6 @@ partitions, and its options could be no one form (decision 25).
 The job `maintain` and its schedule: small files joined, old ones deleted, logs shortened.
 
 The jobs `replay` and `redecode` repair; each logs the tables that changed.
-
-The job `archive`: raw records of bronze and quarantine to a folder or prefix outside of the lakehouse.
 
 Folders and prefixes outside of the lakehouse that a job may write to or read from.
 
@@ -52,7 +50,6 @@ from game_events.pipeline.runs.refresh import (
     replay_and_refresh,
     selection_of,
 )
-from game_events.plugins.files.archive import archive as write_archive
 
 JOB, PLAN, REPORTING = "refresh", "plan", "report"
 
@@ -414,44 +411,6 @@ def _run(
             yield from last_known(context, pipeline)
             raise
     yield from whole_run(context, report, planned, more)
-
-
-OP = "archive_raw_records"
-
-
-class ArchiveConfig(dg.Config):
-    """Where to."""
-
-    to: str = Field(
-        description="Folder, or prefix in an object store, below one of `JOB_PLACES`; records are added to what it has."
-    )
-
-
-def build_archive(graph: Graph) -> dg.JobDefinition:
-    """The job; the files source reads back what it writes, without broker and registry."""
-
-    @graph.op(
-        OP,
-        "Adds the raw records that came since the last time to an archive of Parquet files, each once. Nothing of the "
-        "lakehouse changes.",
-        "bronze",
-    )
-    def archive_raw_records(context: dg.OpExecutionContext, config: ArchiveConfig) -> Iterator[dg.Output[None]]:
-        with graph.lakehouse(context).recorded(context, "archive") as (pipeline, report):
-            check_place(pipeline.settings, config.to)
-            write_archive(pipeline, report, config.to)
-        metadata: dict[str, dg.MetadataValue] = {REPORT: dg.MetadataValue.json(report.to_dict())}
-        if report.archive is not None:
-            metadata["records"] = dg.MetadataValue.int(report.archive.rows)
-            metadata["place"] = dg.MetadataValue.text(report.archive.to)
-        yield dg.Output(None, metadata=metadata)
-
-    return graph.job(
-        "archive",
-        "Raw records of bronze and quarantine to an archive that the files source reads back. The same as "
-        "`game-events archive`.",
-        archive_raw_records,
-    )
 
 
 _of_commands: set[str] = set()

@@ -160,12 +160,12 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
         return Pipeline(self.source.read(), lambda: self.spark.spark_session, run_id)
 
     @contextmanager
-    def recorded(self, context: StepContext, name: str, *, lineage: bool = True) -> Iterator[tuple[Pipeline, RunReport]]:
+    def recorded(self, context: StepContext, name: str, *, observed: bool = True) -> Iterator[tuple[Pipeline, RunReport]]:
         """The pipeline and the report of one step, recorded in the event log; errors inside end the step (`errors_decide`)."""
         pipeline, report = self.pipeline(context.run.run_id), RunReport()
         with (
             errors_decide(context, pipeline.settings),
-            recorded(pipeline, report, name, context.retry_number, lineage=lineage),
+            recorded(pipeline, report, name, context.retry_number, observed=observed),
         ):
             yield pipeline, report
 

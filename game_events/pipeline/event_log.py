@@ -22,11 +22,10 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.system_tables import EventRow, append_events
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, SILVER, gold_name, is_gold, silver_name
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.descriptions import register_tables
+from game_events.pipeline.hooks import RunObservers
 from game_events.pipeline.reporting.counts import CheckResult, TableMaintenance
 from game_events.pipeline.reporting.report import RunReport, masked, safe_error_text, who
 from game_events.pipeline.reporting.result import RuleReport, RunResult, TableReport
-from game_events.plugins.catalog.lineage.run import Lineage
 from game_events.sources.source import Gap
 
 log = logging.getLogger(__name__)
@@ -51,13 +50,13 @@ class RunFacts:
 
 
 @contextmanager
-def recorded(pipeline: Pipeline, report: RunReport, job: str, attempt: int = 0, *, lineage: bool = True) -> Iterator[None]:
-    """At the end of the block, also after an error: register tables, send lineage, write the report to the event log.
+def recorded(pipeline: Pipeline, report: RunReport, job: str, attempt: int = 0, *, observed: bool = True) -> Iterator[None]:
+    """At the end of the block, also after an error: tell plug-ins (if `observed`), write the report to the event log.
 
     Run id, `job` and `attempt` (number of earlier attempts under this run id) identify the events.
     """
     began = time.monotonic()
-    sender = Lineage(pipeline, job) if lineage else None
+    observers = RunObservers(pipeline, job) if observed else None
     error: BaseException | None = None
     try:
         yield
@@ -66,10 +65,8 @@ def recorded(pipeline: Pipeline, report: RunReport, job: str, attempt: int = 0, 
         raise
     finally:
         facts = RunFacts(job, time.monotonic() - began, error)
-        if not facts.stopped:
-            register_tables(pipeline, report)
-        if sender is not None:
-            sender.close(report, error, stopped=facts.stopped)
+        if observers is not None:
+            observers.close(report, error, stopped=facts.stopped)
         write_events(pipeline, report, facts, str(attempt))
 
 
@@ -99,8 +96,8 @@ class RunLog:
         self._unsent = RunReport()
         self._part = 0
         self._began = time.monotonic()
-        self._lineage = Lineage(pipeline, job, streaming=True)
-        #: Tables that were registered, lineage that was sent, and failures of either.
+        self._observers = RunObservers(pipeline, job, is_streaming=True)
+        #: What the observers did.
         self.extra = RunReport()
 
     def add(self, report: RunResult) -> None:
@@ -119,13 +116,11 @@ class RunLog:
         """Register the tables and send the lineage of the cycles since the last time, then write the events."""
         news, self._unsent = self._unsent, RunReport()
         facts = RunFacts(self._job, time.monotonic() - self._began, error)
-        if not facts.stopped:
-            register_tables(self._pipeline, news)
         if end:
-            self._lineage.close(news, error, stopped=facts.stopped)
+            self._observers.close(news, error, stopped=facts.stopped)
         else:
-            self._lineage.part(news)
-        extra = RunResult(registered=news.registered, lineage=news.lineage, checks=news.checks, notices=news.notices)
+            self._observers.part(news)
+        extra = RunResult(registered=news.registered, parts=news.parts, checks=news.checks, notices=news.notices)
         self.extra.add(extra)
         self._pending.add(extra)
         facts = replace(facts, seconds=time.monotonic() - self._began)  # with the time that those took
@@ -146,8 +141,8 @@ def event_rows(report: RunResult, run: RunFacts, settings: Settings) -> Sequence
     rows += [_rule(rule) for rule in report.rules.values() if rule.violated]
     rows += [_gap(gap, names) for gap in report.gaps]
     rows += [_maintenance(entry, settings) for entry in report.maintenance.values() if entry.anything]
-    for part in (report.erasure, report.export):
-        rows += part.event_rows() if part is not None else ()
+    for part in report.parts.values():
+        rows += part.event_rows()
     rows += [*_schemas(report), *_new_columns(report), *(_check(check, settings) for check in report.checks)]
     for row in rows:
         detail = row.get("detail")

@@ -35,7 +35,7 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Landed, commit, retry_on_conflict, without_rows
 from game_events.lakehouse.commits.evolution import evolve
 from game_events.lakehouse.commits.history import refuse_restored
-from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
+from game_events.lakehouse.commits.transactions import Txn, counter, erasure_fence, txn, txns
 from game_events.lakehouse.data.columns import (
     COORDINATES,
     FIRST_MESSAGE,
@@ -52,13 +52,12 @@ from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_
 from game_events.pipeline.bronze.staging import run_decode_job
 from game_events.pipeline.bronze.worker import StageResult, StoredTask
 from game_events.pipeline.context import Pipeline
+from game_events.pipeline.hooks import erase_rejected, record_filter
 from game_events.pipeline.offsets import ERASED_BY_BATCH, batch_info
 from game_events.pipeline.quarantine import finish_reset, intact_tables, is_finished, is_noted, note_replay
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
-from game_events.plugins.governance.commits import erase_from_quarantine
-from game_events.plugins.governance.erased_people import erasure_fence, suppression
 from game_events.spark.failures import WORKER_CRASHED, crashes_explained
 
 log = logging.getLogger(__name__)
@@ -99,7 +98,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     staged = _stage(pipeline, bronze, quarantine, selection, batch, report)
     failpoints.reach("replay_staged")
     # Rows of erased data subjects that are recognized only now that they decode.
-    report.add(BronzeResult(suppressed=erase_from_quarantine(pipeline, staged.suppressed_records)))
+    report.add(BronzeResult(suppressed=erase_rejected(pipeline, staged.suppressed_records)))
     if not staged.bronze:
         return Replayed(0, staged.reasons)
     rows = _commit(pipeline, report, bronze, staged, batch)
@@ -129,8 +128,9 @@ def _stage(
     held = read_table(pipeline.spark, quarantine)
     waiting = held.where(_condition(selection, str(bronze.metadata().id)))
     rows = _not_in_bronze(pipeline, bronze, waiting, report).select(travelling(OWN_COLUMNS.names))
-    keep_raw, subjects = pipeline.settings.keep_raw == "all", suppression(pipeline, bronze)
-    job = StoredTask(pipeline.bronze, None, DecodePlan(), batch, keep_raw, keep_undecodable=False, suppression=subjects)
+    keep_raw = pipeline.settings.keep_raw == "all"
+    kept_out = record_filter(pipeline, bronze)
+    job = StoredTask(pipeline.bronze, None, DecodePlan(), batch, keep_raw, keep_undecodable=False, record_filter=kept_out)
     wanted: set[TypeKey] = {(i, FIRST_MESSAGE) for i in selection.schema_ids}
     with crashes_explained(f" over rows of {pipeline.quarantine.name}"):
         return run_decode_job(pipeline, job, rows, column_map(bronze), wanted)[1]
@@ -237,8 +237,9 @@ def _stage_redecoded(pipeline: Pipeline, handle: DeltaTable) -> StageResult:
     total = row_count(handle)
     rows = read_table(pipeline.spark, handle)
     pipeline.on_progress(f"redecode: {total:,} rows of bronze")
-    subjects, types = suppression(pipeline, handle), [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows)]
-    job = StoredTask(pipeline.bronze, None, DecodePlan(), None, keep_raw=True, keep_undecodable=True, suppression=subjects)
+    kept_out = record_filter(pipeline, handle)
+    types = [(schema_id, FIRST_MESSAGE) for schema_id in schema_ids(rows)]
+    job = StoredTask(pipeline.bronze, None, DecodePlan(), None, keep_raw=True, keep_undecodable=True, record_filter=kept_out)
     with crashes_explained(f" during the redecode of {pipeline.bronze.name}"):
         _, staged = run_decode_job(pipeline, job, rows.select(travelling(rows.columns)), column_map(handle), types)
     written = sum(f.rows for f in staged.bronze)
@@ -271,7 +272,7 @@ def _erase(pipeline: Pipeline, report: RunReport, staged: StageResult) -> str:
     Before bronze's commit: the rows that rules have rejected are found by bronze's rows. A full refresh of silver removes the
     rows there.
     """
-    erase_from_quarantine(pipeline, staged.suppressed_records)
+    erase_rejected(pipeline, staged.suppressed_records)
     report.add(BronzeResult(suppressed=staged.suppressed))
     report.warn(
         f"{staged.suppressed:,} rows of erased data subjects, not recognised before, were erased from bronze and quarantine: "

@@ -1,12 +1,10 @@
-"""Commands that change what is there: quarantine, redecode, maintain, archive.
+"""Commands that change what is there: quarantine, redecode, maintain.
 
 `game-events quarantine`: what could not be decoded or is rejected by rules, why, and trying it again.
 
 `game-events redecode`: bronze's decoded columns, rebuilt from the raw values it keeps.
 
 `game-events maintain`: small files joined, old ones deleted, logs shortened.
-
-`game-events archive`: raw records of bronze and quarantine, to files that can be read back as the records they were.
 """
 
 from typing import Annotated, Any
@@ -20,7 +18,7 @@ from game_events.decoding.frame import Reason
 from game_events.lakehouse.data.columns import SCHEMA_COLUMNS
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.duckdb_connection import connect, records
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
+from game_events.lakehouse.tables import QUARANTINE, Lakehouse
 from game_events.pipeline.replay_selection import replay_selection
 
 app = typer.Typer(
@@ -167,24 +165,3 @@ def maintain(table: Tables = None, dry_run: DryRun = False, as_json: Json = Fals
         if entry["skipped"]:
             output.say(f"{entry['table']}: left for the next time: {entry['skipped']}")
     finish(output, result, "maintenance failed")
-
-
-To = Annotated[
-    str, typer.Option("--to", metavar="PLACE", help="Folder, or prefix of an object store; made if it is not there.")
-]
-
-
-def archive(to: To, as_json: Json = False) -> None:
-    """Add the raw records that came since the last time to an archive, with keys, headers, coordinates and schemas."""
-    output, settings = Output(as_json=as_json), load_settings()
-    with output.working("archive"):
-        result = run_job(settings, "archive", {"to": to}, place=to)
-    done = result.report.get("archive")
-    if done is not None:
-        output.say(
-            f"{done['rows']:,} records in {done['files']:,} files ({done['bytes']:,} bytes) added to {done['to']}: it has "
-            f"come to batch {done['batch']:,} of {settings.names.name_of(BRONZE)}"
-        )
-        for notice in result.report.get("notices", []):
-            output.say(notice)
-    finish(output, result, "archive failed")

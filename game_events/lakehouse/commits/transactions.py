@@ -150,6 +150,11 @@ def oldest_batch(bronze: DeltaTable) -> int:
     return incarnation(bronze) if held is None else min(incarnation(bronze), int(held))
 
 
+def erasure_fence(bronze: DeltaTable) -> dict[str, int | None]:
+    """The expected `erasures` of a commit to bronze: it fails if a person was erased since its rows were planned."""
+    return {Txn.ERASURES: bronze.transaction_version(Txn.ERASURES)}
+
+
 def erasures(handle: DeltaTable | None) -> int:
     """How often data subjects were erased from a version of a table."""
     return counter(handle, Txn.ERASURES)

@@ -18,7 +18,7 @@ from game_events.decoding.columns import ColumnMap
 from game_events.errors import ConflictError, GameEventsError, first_few
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import CONFLICT_ATTEMPTS, Commit, Landed, commit
-from game_events.lakehouse.commits.transactions import Txn, counter, txns
+from game_events.lakehouse.commits.transactions import Txn, counter, erasure_fence, txns
 from game_events.lakehouse.data.columns import OWN_COLUMNS, bronze_schema, column_map
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.tables import Layer, names_of
@@ -42,7 +42,6 @@ from game_events.pipeline.offsets import after_origins, archive_noted, batch_inf
 from game_events.pipeline.quarantine import finish_reset, intact_tables
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
-from game_events.plugins.governance.erased_people import erasure_fence
 from game_events.sources.source import FILES, Gap, MicroBatch, SourceSnapshot
 
 #: Records that a notice names.

@@ -28,7 +28,7 @@ from game_events.decoding.decoder import DecodePlan, TypeKey
 from game_events.errors import ConflictError, GameEventsError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit, without_rows
-from game_events.lakehouse.commits.transactions import Txn, counter, txn, txns
+from game_events.lakehouse.commits.transactions import Txn, counter, erasure_fence, txn, txns
 from game_events.lakehouse.data.columns import COORDINATES, FIRST_MESSAGE, QUARANTINE_COLUMNS, QUARANTINE_DESCRIPTION
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import discard
@@ -37,11 +37,10 @@ from game_events.lakehouse.tables import Layer, Table, table_id, version_of
 from game_events.pipeline.bronze.worker import BronzeTask, DecodeJob, StageResult
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.hooks import record_filter
 from game_events.pipeline.offsets import next_offsets
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.files.records import FileGap
-from game_events.plugins.governance.erased_people import erasure_fence, suppression
-from game_events.plugins.governance.record_filter import Suppression
 from game_events.sources.source import KAFKA, MicroBatch, Offsets, Reading, Split
 from game_events.spark.failures import (
     DEATHS_ALONE,
@@ -51,6 +50,7 @@ from game_events.spark.failures import (
     named,
     worker_errors_named,
 )
+from game_events.workers.record_filter import RecordFilter
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +229,7 @@ def stage_micro_batch(
     # Types to plan for before the first record.
     expected = source.expected_types()
     expected += [(i, FIRST_MESSAGE) for subject in source.subjects(part.end) for i in catalog.expected_ids(subject)]
-    attempt = _Attempt(pipeline, columns, expected, batch, decided, suppression(pipeline, bronze))
+    attempt = _Attempt(pipeline, columns, expected, batch, decided, record_filter(pipeline, bronze))
     try:
         staged = attempt.with_silver(bronze, part, one_pass)
     except WorkerCrashError as error:
@@ -252,7 +252,7 @@ class _Attempt:
     expected: list[TypeKey]
     batch: int
     decided: Decided
-    suppression: Suppression | None
+    record_filter: RecordFilter | None
     sparing: bool = False
 
     def run(self, part: MicroBatch, deadly: Deadly | None = None) -> StageResult:
@@ -282,7 +282,7 @@ class _Attempt:
             pipeline.run_id,
             keep_raw,
             self.decided,
-            self.suppression,
+            self.record_filter,
             _by_partition(deadly),
         )
 

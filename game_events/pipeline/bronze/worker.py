@@ -34,8 +34,8 @@ from game_events.lakehouse.tables import Layer, Table
 from game_events.pipeline.fanout.job import FanOut, FanOutResult
 from game_events.pipeline.fanout.one_pass import OnePassTask, SecondStage
 from game_events.pipeline.reporting.counts import Arrivals, Summed, add_counts, by_key, count_arrivals, extend, merge, merged
-from game_events.plugins.governance.record_filter import Mask, Suppression, Suppressor
 from game_events.sources.source import Offsets, Reading, ReadNotes, Split
+from game_events.workers.record_filter import Mask, OpenRecordFilter, RecordFilter
 
 
 @dataclass
@@ -110,7 +110,7 @@ class BronzeTask(DecodeJob):
         batch, run_id: of the rows.
         keep_raw: whether bronze keeps the raw values of decoded records.
         decided: (topic id, partition) -> offsets that quarantine holds already (a crash came between its commit and bronze's).
-        suppression: the erased data subjects; their records are only counted. None: there are none.
+        record_filter: records that it refuses are only counted. None: there is none.
         deadly: records that crash a worker, as in `decided`, each with its detail for quarantine: they are not decoded.
         one_pass: how silver's files of the rows are written in the same pass; None: they are not.
         fan_out: the same for the columns of the plan (`planned`).
@@ -122,7 +122,7 @@ class BronzeTask(DecodeJob):
     run_id: str
     keep_raw: bool
     decided: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
-    suppression: Suppression | None = None
+    record_filter: RecordFilter | None = None
     deadly: Mapping[tuple[str, int], Mapping[int, str]] = field(default_factory=dict)
     one_pass: OnePassTask | None = None
     fan_out: FanOut | None = None
@@ -213,7 +213,7 @@ class _Output:
         self.good = StagedWriter(task.bronze, bronze_schema(task.plan.columns))
         self.bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
         self._now = datetime.now(UTC)
-        self._suppressor = Suppressor(task.suppression) if task.suppression is not None else None
+        self._filter = task.record_filter.open() if task.record_filter is not None else None
         self._silver = SecondStage(task.fan_out) if task.fan_out is not None else None
 
     def abort(self) -> None:
@@ -246,13 +246,13 @@ class _Output:
         return batch.filter(batch.column("reason").is_null())
 
     def write(self, batch: pa.RecordBatch, decoded: DecodedBatch) -> None:
-        """Write a batch's rows without those of erased data subjects, which are only counted."""
+        """Write a batch's rows without those that a plug-in's filter refuses, which are only counted."""
         result = self.result
-        if (suppressor := self._suppressor) is not None:
-            erased: list[Rows] = []
-            undecodable = partial(suppressor.undecodable, batch, batch.column("topic_id"))
-            decoded = suppressor.without_erased(decoded, undecodable, erased.append, rejected=True)
-            result.suppressed += sum(map(len, erased))
+        if self._filter is not None:
+            refused: list[Rows] = []
+            undecodable = partial(self._filter.undecodable, batch, batch.column("topic_id"))
+            decoded = self._filter.stored(decoded, undecodable, refused.append, with_rejected=True)
+            result.suppressed += sum(map(len, refused))
         for rows, schema_id, columns in decoded.good:
             own = self._own(batch, rows, schema_id, raw=self._task.keep_raw)
             self._keep(own | {name: columns.column(name) for name in columns.column_names}, len(rows))
@@ -310,20 +310,20 @@ class StoredTask(DecodeJob):
         batch: number of the batch the rows get; None: each keeps its own.
         keep_raw: whether the written rows hold their raw value; those of types that are not selected always do.
         keep_undecodable: rows that do not decode (or hold no raw value) are written as they are; else they are left out.
-        suppression: the erased data subjects; their rows are left out and reported. None: there are none.
+        record_filter: rows that it refuses are left out and reported. None: there is none.
     """
 
     batch: int | None
     keep_raw: bool
     keep_undecodable: bool
-    suppression: Suppression | None = None
+    record_filter: RecordFilter | None = None
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> StageResult:
         """Decode rows with bronze's own columns and write them to files."""
         decoder = BatchDecoder(self.plan)
         writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
         result = StageResult()
-        suppressor = Suppressor(self.suppression) if self.suppression is not None else None
+        open_filter = self.record_filter.open() if self.record_filter is not None else None
         for batch in (part for rows in batches for part in decoder.parts(rows, "_raw_value")):
             rows = pa.Table.from_batches([batch])
             at = rows.schema.get_field_index(HEADERS)
@@ -334,9 +334,9 @@ class StoredTask(DecodeJob):
             result.nulled.update(decoded.nulled)
             if result.unknown:
                 continue  # the driver plans again: continue only to find all of them
-            if suppressor is not None:
-                undecodable, note = partial(_undecodable, batch, suppressor), partial(_note_records, result, rows)
-                decoded = suppressor.without_erased(decoded, undecodable, note, rejected=False)
+            if open_filter is not None:
+                undecodable = partial(_undecodable, batch, open_filter)
+                decoded = open_filter.stored(decoded, undecodable, partial(_note_records, result, rows), with_rejected=False)
             for at, schema_id, columns in decoded.good:
                 own = self._own(rows, at, schema_id, keep_raw=self.keep_raw)
                 writer.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(at))
@@ -370,7 +370,7 @@ def _note_records(result: StageResult, rows: pa.Table, at: Rows) -> None:
     result.suppressed_records += zip(*(taken.column(name).to_pylist() for name in RECORD), strict=True)
 
 
-def _undecodable(batch: pa.RecordBatch, suppressor: Suppressor, rows: Rows) -> Mask:
-    """Mask of the rows of erased data subjects that are recognised without decoding."""
+def _undecodable(batch: pa.RecordBatch, open_filter: OpenRecordFilter, rows: Rows) -> Mask:
+    """Mask of the rows that the filter refuses without decoding them."""
     record = {name: batch.column(f"_kafka_{name}") for name in ("key", "headers", "partition", "offset")}
-    return suppressor.undecodable(pa.RecordBatch.from_pydict(record), pc.fill_null(batch.column("_kafka_topic_id"), ""), rows)
+    return open_filter.undecodable(pa.RecordBatch.from_pydict(record), pc.fill_null(batch.column("_kafka_topic_id"), ""), rows)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from itertools import pairwise
 
 import pyarrow as pa
@@ -39,12 +40,12 @@ from game_events.lakehouse.tables import Layer, Table, add_actions, paths
 from game_events.pipeline.checks.audits import DRIFT, RECOMPUTED, VOLUME, gold_equals_recompute, schema_drift, volume
 from game_events.pipeline.checks.reconcile import reconcile
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.descriptions import REGISTERED, tables_registered
 from game_events.pipeline.gold.plan import KNOWN, keys_and_times_known
 from game_events.pipeline.offsets import BronzeCommit, bronze_commit, erased_rows, next_offsets
 from game_events.pipeline.quarantine import is_noted
 from game_events.pipeline.reporting.counts import NEW, WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport
+from game_events.plugin import parts
 from game_events.plugins.files.records import FILE_ROWS
 from game_events.sources.source import FILES, KAFKA, Gap, Split
 
@@ -402,18 +403,24 @@ def rows_conserved(pipeline: Pipeline, report: RunReport | None = None) -> Check
     return CheckResult(CONSERVED, "silver", found.passed, found.summary(), found.metadata(), wrong_rows=True, covers=covers)
 
 
+#: Checks of the core; `all_checks` has those of plug-ins, too.
 CHECKS = (
     TableCheck(CONTINUOUS, "bronze", offsets_continuous, lambda p, _: offsets_continuous(p, RECENT_COMMITS), blocking=True),
     TableCheck(UNIQUE, "bronze", offsets_unique, blocking=True),
     TableCheck(LOST, "bronze", offsets_lost, lambda p, _: offsets_lost(p, RECENT_COMMITS)),
     TableCheck(FRESH, "bronze", fresh, lambda p, _: fresh(p)),
     TableCheck(DRIFT, "bronze", schema_drift, lambda p, _: schema_drift(p)),
-    TableCheck(REGISTERED, "bronze", tables_registered),
     TableCheck(CONSERVED, "silver", rows_conserved, rows_conserved, blocking=True, all_games=True),
     TableCheck(VOLUME, "silver", volume),
     TableCheck(KNOWN, "gold", keys_and_times_known),
     TableCheck(RECOMPUTED, "gold", gold_equals_recompute, blocking=True),
 )
+
+
+@cache
+def all_checks() -> tuple[TableCheck, ...]:
+    """Checks of the core and of plug-ins."""
+    return (*CHECKS, *(check for checks in parts("checks") for check in checks))
 
 
 def check_after_run(pipeline: Pipeline, report: RunReport, checks: Iterable[TableCheck] = CHECKS) -> None:

@@ -1,4 +1,4 @@
-"""Results of single steps of a run: archive, maintenance, OpenLineage, an erasure, an export, a check. No rows, no secrets.
+"""Results of single steps of a run: maintenance, a check, what a plug-in did. No rows, no secrets.
 
 Merging of results. The metadata of each dataclass field names the function that merges two of its values.
 
@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from operator import add
-from statistics import quantiles
 from types import NoneType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -143,33 +142,23 @@ def merged(
 #: What a check covers.
 WHOLE, NEW = "whole tables", "what is new"
 
-#: Latencies that a task of an export reports.
-LATENCIES_REPORTED = 200
 
+class PluginResult:
+    """What a plug-in did in a run: a dataclass, which is `key` in `--json`."""
 
-@dataclass(frozen=True)
-class ArchiveResult:
-    """Result of `game-events archive`.
+    key: ClassVar[str]
 
-    `rows`: records added; `files`, `bytes`: number and size of their files. `without_raw`: rows of bronze without a raw value,
-    which cannot be archived. `batch`: last bronze batch in the archive.
-    """
+    def merged_with(self, later: Self) -> Self:
+        """This result and a later one of the same run as one."""
+        return later
 
-    to: str
-    rows: int = 0
-    files: int = 0
-    bytes: int = 0
-    without_raw: int = 0
-    batch: int = 0
+    def to_dict(self) -> dict[str, object]:
+        """For `--json`."""
+        return asdict(self)  # type: ignore[call-overload,no-any-return]  # each is a dataclass
 
-
-@dataclass(frozen=True)
-class LineageResult:
-    """Number of OpenLineage events that the receiver took (`sent`) and did not take (`lost`), and why the first was lost."""
-
-    sent: int = merged(add, int)
-    lost: int = merged(add, int)
-    why: str = merged(lambda first, second: first or second, str)
+    def event_rows(self) -> Iterable[dict[str, Any]]:
+        """Rows of the event log."""
+        return ()
 
 
 @dataclass
@@ -205,150 +194,6 @@ class TableMaintenance:
     def anything(self) -> bool:
         """Whether files changed, or work was skipped or failed."""
         return bool(self.joined or self.renewed or self.replaced or self.orphans or self.skipped or self.error)
-
-
-@dataclass
-class Erasure:
-    """Result of `game-events forget`.
-
-    Attributes:
-        hashes: prefixes of the keyed hashes of the data subjects.
-        dry_run: nothing was changed; `rows` are those that would be removed.
-        rows: table -> rows removed; gold and unified: rows of the aggregates.
-        unsearchable: rows of quarantine that do not decode, so that their data subject is unknown.
-        undecoded: rows of bronze of a message type that is not selected, so that their data subject is unknown.
-        lost_ids: data subjects of a resumed erasure with a key that no row has; only undecodable bytes may be left of them.
-        finished: every table was searched, and holds no row of them.
-        vacuumed: old files were searched too.
-        removed_files: table -> removed files of older versions with rows of them.
-        kept_files: table -> files with rows of them that no version names, and that a run may be about to commit.
-        cleaned_logs: tables with older log entries that named one of them, and were removed.
-    """
-
-    hashes: list[str] = field(default_factory=list)
-    dry_run: bool = False
-    rows: Counter[str] = field(default_factory=Counter)
-    unsearchable: int = 0
-    undecoded: int = 0
-    lost_ids: int = 0
-    finished: bool = False
-    vacuumed: bool = False
-    kept_files: Counter[str] = field(default_factory=Counter)
-    removed_files: Counter[str] = field(default_factory=Counter)
-    cleaned_logs: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, object]:
-        """For `--json`."""
-        return {name: dict(sorted(v.items())) if isinstance(v, Counter) else v for name, v in vars(self).items()}
-
-    def event_rows(self) -> Iterator[dict[str, Any]]:
-        """Rows of the event log: of the erasure, then of each table."""
-        status = "dry run" if self.dry_run else "finished" if self.finished else "unfinished"
-        row, detail = {"kind": "erased", "status": status}, {"hashes": self.hashes}
-        files = {"removed_files": self.removed_files.total(), "unsearchable": self.unsearchable}
-        yield row | {"rows": self.rows.total(), "detail": detail | {"vacuumed": self.vacuumed} | files}
-        for table, rows in sorted(self.rows.items()):
-            yield row | {"table": table, "rows": rows, "detail": detail}
-
-
-@dataclass
-class TaskAccount:
-    """Result of one Spark task of an export.
-
-    Attributes:
-        began, ended: seconds since 1970.
-        delivered, failed: rows, by outcome; `delivered_calls`, `failed_calls`: their chunks.
-        calls: attempts made.
-        answers: status, or kind of failure -> attempts.
-        latencies: seconds of some of its answered calls.
-        stopped: why it stopped before its chunks were sent, if so.
-        kind: class of that error.
-    """
-
-    began: float = 0.0
-    ended: float = 0.0
-    delivered: int = 0
-    failed: int = 0
-    delivered_calls: int = 0
-    failed_calls: int = 0
-    calls: int = 0
-    answers: dict[str, int] = field(default_factory=dict)
-    latencies: list[float] = field(default_factory=list)
-    stopped: str | None = None
-    kind: str = "TransientError"
-
-
-@dataclass
-class Export:
-    """Result of one run of the export over HTTP.
-
-    Attributes:
-        planned_rows, planned_chunks: planned by this run.
-        delivered_rows, delivered_chunks: accepted by the receiver.
-        dead_rows, dead_chunks: failed, and in `rest_dead_letters`.
-        waiting_chunks: left for the next run.
-        calls: attempts; `answers`: status, or kind of failure -> attempts.
-        held: game -> why nothing of it was planned.
-        tasks, at_once: Spark tasks that sent, and the most of them that ran at the same time.
-        seconds: of sending alone.
-        latency_s: median and 95th percentile of answered calls.
-    """
-
-    planned_rows: int = 0
-    planned_chunks: int = 0
-    delivered_rows: int = 0
-    delivered_chunks: int = 0
-    dead_rows: int = 0
-    dead_chunks: int = 0
-    waiting_chunks: int = 0
-    calls: int = 0
-    answers: Counter[str] = field(default_factory=Counter)
-    held: dict[str, str] = field(default_factory=dict)
-    tasks: int = 0
-    at_once: int = 0
-    seconds: float = 0.0
-    latency_s: tuple[float, float] | None = None
-    _latencies: list[float] = field(default_factory=list, repr=False)
-
-    def add(self, tasks: Sequence[TaskAccount]) -> None:
-        """Add the tasks of one micro-batch."""
-        for task in tasks:
-            self.delivered_rows += task.delivered
-            self.delivered_chunks += task.delivered_calls
-            self.dead_rows += task.failed
-            self.dead_chunks += task.failed_calls
-            self.calls += task.calls
-            self.answers.update(task.answers)
-            self._latencies += task.latencies
-        moments = sorted([(t.began, 1) for t in tasks] + [(t.ended, -1) for t in tasks])
-        running = 0
-        for _, change in moments:
-            running += change
-            self.at_once = max(self.at_once, running)
-        self.tasks = max(self.tasks, len(tasks))
-        if len(self._latencies) > 1:
-            cuts = quantiles(self._latencies, n=20)
-            self.latency_s = (cuts[9], cuts[18])
-
-    def to_dict(self) -> dict[str, object]:
-        """For `--json`."""
-        found = {name: value for name, value in vars(self).items() if name not in ("at_once", "latency_s", "_latencies")}
-        return found | {
-            "answers": dict(sorted(self.answers.items())),
-            "tasks_at_once": self.at_once,
-            "seconds": round(self.seconds, 3),
-            "rows_per_s": round(self.delivered_rows / self.seconds, 1) if self.seconds else None,
-            "calls_per_s": round(self.calls / self.seconds, 1) if self.seconds else None,
-            "latency_ms": {n: round(s * 1000, 1) for n, s in zip(("p50", "p95"), self.latency_s or (), strict=False)},
-        }
-
-    def event_rows(self) -> Iterator[dict[str, Any]]:
-        """Row of the event log."""
-        if self.planned_chunks or self.calls or self.held:
-            states = {"held": self.held, "waiting": self.waiting_chunks, "dead letters": self.dead_chunks, "done": True}
-            status = next(state for state, applies in states.items() if applies)
-            counts = {"rows": self.delivered_rows, "seconds": round(self.seconds, 3)}
-            yield {"kind": "exported", "layer": "rest", "status": status, "detail": self.to_dict()} | counts
 
 
 @dataclass(frozen=True)

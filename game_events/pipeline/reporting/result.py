@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, fields, replace
 from operator import add, or_
 from types import NoneType
-from typing import Self
+from typing import Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,14 +23,11 @@ from game_events.errors import GameEventsError
 from game_events.lakehouse.data.columns import comments_of
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, REPORTED, Layer, Table, add_actions, is_gold
 from game_events.pipeline.reporting.counts import (
-    ArchiveResult,
     Arrivals,
     CheckResult,
-    Erasure,
     Event,
-    Export,
     Histogram,
-    LineageResult,
+    PluginResult,
     Summed,
     TableMaintenance,
     add_counts,
@@ -45,6 +42,7 @@ from game_events.pipeline.reporting.counts import (
 from game_events.sources.source import Gap, Offsets, Split
 
 log = logging.getLogger(__name__)
+Part = TypeVar("Part", bound=PluginResult)
 
 
 @dataclass(frozen=True)
@@ -353,8 +351,7 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
     Attributes:
         maintenance: table -> result of its maintenance.
         registered: tables that were registered in the catalog.
-        lineage: delivery of the OpenLineage events; None: no receiver is configured.
-        archive, erasure, export: result of `game-events archive`, of `forget`, of the export over HTTP.
+        parts: key -> what a plug-in did; in `--json` each is a key of its own.
     """
 
     maintenance: Mapping[str, TableMaintenance] = merged(
@@ -364,14 +361,16 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
         name="upkeep",
     )
     registered: Sequence[str] = merged(extend, list)
-    lineage: LineageResult | None = merged(lambda a, b: merge(a, b) if a and b else a or b, NoneType)
-    archive: ArchiveResult | None = merged(newest, NoneType)
-    erasure: Erasure | None = merged(newest, NoneType)
-    export: Export | None = merged(newest, NoneType)
+    parts: Mapping[str, PluginResult] = merged(by_key(lambda first, later: first.merged_with(later)), dict, json=None)
 
     def merge(self, part: LayerResult) -> Self:
         """This result and a later one as one: counts are sums; versions, lag and checks are the later ones."""
         return merge(self, part)
+
+    def part(self, kind: type[Part]) -> Part | None:
+        """What a plug-in did; None: nothing of that kind."""
+        part = self.parts.get(kind.key)
+        return part if isinstance(part, kind) else None
 
     def of(self, layer: str) -> list[TableReport]:
         """Entries of a layer."""
@@ -419,6 +418,8 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
             value = f.metadata["json"](getattr(self, f.name)) if f.metadata["json"] else None
             if value is not None:
                 found[f.metadata["name"] or f.name] = value
+        for key, part in self.parts.items():
+            found[key] = part.to_dict()
         return found
 
 

@@ -39,7 +39,7 @@ from game_events.lakehouse.storage import is_remote
 from game_events.lakehouse.store_probe import refuse_unsafe_store
 from game_events.lakehouse.system_tables import read_events
 from game_events.lakehouse.table_properties import is_made_again
-from game_events.lakehouse.tables import BRONZE, OWN_TABLES, Lakehouse, Layer, is_game, refuse_other_layout
+from game_events.lakehouse.tables import OWN_TABLES, Lakehouse, Layer, is_game, refuse_other_layout
 from game_events.pipeline.bronze.full_refresh import ALLOW
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import SUCCEEDED
@@ -51,8 +51,8 @@ from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.pipeline.silver.admission import Due, due, most_games
 from game_events.pipeline.silver.stage import SilverInput
+from game_events.plugin import parts
 from game_events.plugins.files.source import FileSource
-from game_events.plugins.governance.erased_people import recognised
 from game_events.schema_registry import SchemaRegistry
 from game_events.sources.factory import make_source, subjects
 from game_events.sources.source import FILES
@@ -149,7 +149,7 @@ def environment_checks(settings: Settings) -> dict[str, Check]:
         "lakehouse": lambda: _writable(settings),
         "encryption": lambda: "; ".join(unencrypted(settings)) or "no secret leaves this machine without it",
         "tables": lambda: _tables(Lakehouse.of(settings)) + _no_room(settings),
-        "forgotten gamers": lambda: _forgotten(settings),
+        **{name: check for checks in parts("doctor") for name, check in checks(settings).items()},
     }
 
 
@@ -286,18 +286,6 @@ def _no_room(settings: Settings) -> str:
         return ""
     more = f"with {settings.new_game_min_rows:,} rows" if games < most_games(settings) else "of GAME_EVENTS_GAMES"
     return f"; {games:,} {settings.names.entities}, no fewer than GAME_EVENTS_MAX_GAMES: of new names only those {more} come in"
-
-
-def _forgotten(settings: Settings) -> str:
-    lakehouse = Lakehouse.of(settings)
-    found = recognised(settings, lakehouse, lakehouse.table(BRONZE).open_to_read())
-    if found is None:
-        return "none"
-    listed, _ = found
-    text = f"{len(listed.entries):,} are kept out, recognised by the key that is set"
-    if listed.unfinished:
-        text += f"; of {len(listed.unfinished):,} the erasure is not finished: repeat `game-events forget`, or use --resume"
-    return text
 
 
 #: Newest files of the event log that are searched for the last run.

@@ -12,10 +12,11 @@ from game_events.orchestration.jobs import check_place
 from game_events.orchestration.keys import REPORT
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import REASON, lakehouse_of
-from game_events.pipeline.reporting.counts import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.export.chunks import failed_chunks_schema
+from game_events.plugins.export.result import Export
 from game_events.plugins.export.rows import OnReplaced
+from game_events.plugins.export.settings import ExportSettings
 
 #: Not one name for both: no two nodes of Dagster may share one, and the job is a node, too.
 JOB, OP = "rest_export", "export_new_rows"
@@ -37,10 +38,10 @@ class ExportConfig(dg.Config):
     replay_statuses: list[int] = Field(default=[], description="Of these, only those with such an answer; empty: all.")
 
 
-def build_rest(graph: Graph) -> dg.Definitions:
+def build_export(graph: Graph) -> dg.Definitions:
     """Assets, job and sensor; none, unless the setting names a receiver."""
     settings, keys = graph.settings, graph.keys
-    if settings.rest_url is None:
+    if ExportSettings.of(settings).rest_url is None:
         return dg.Definitions()
     job = dg.define_asset_job(
         keys.named(JOB),
@@ -67,7 +68,7 @@ def _asset(graph: Graph) -> dg.AssetsDefinition:
     from game_events.plugins.export.run import export_rows, replay_failed_chunks
 
     settings, keys = graph.settings, graph.keys
-    upstream = keys.gold if settings.rest_source == "gold" else keys.silver
+    upstream = keys.gold if ExportSettings.of(settings).rest_source == "gold" else keys.silver
 
     @dg.multi_asset(
         name=keys.named(OP),
@@ -75,8 +76,8 @@ def _asset(graph: Graph) -> dg.AssetsDefinition:
             asset_spec(
                 graph,
                 keys.rest,
-                f"New rows of {settings.rest_source}, POSTed to an HTTP receiver by Spark's workers: at least once, under "
-                "idempotency keys that stay the same. A chunk that is refused has failed, and waits for a replay.",
+                f"New rows of {ExportSettings.of(settings).rest_source}, POSTed to an HTTP receiver by Spark's workers: at "
+                "least once, under idempotency keys that stay the same. A chunk that is refused waits for a replay.",
                 deps=[dg.AssetDep(upstream, partition_mapping=dg.AllPartitionMapping())],
                 automation_condition=_follows(upstream),
                 group_name=GROUP,
@@ -93,7 +94,9 @@ def _asset(graph: Graph) -> dg.AssetsDefinition:
                 check_place(pipeline.settings, config.files)
             if config.replay:
                 replay_failed_chunks(pipeline, config.replay_statuses)
-            on_replaced = OnReplaced(pipeline.settings.rest_on_replaced, frozenset(config.resend), frozenset(config.go_on))
+            on_replaced = OnReplaced(
+                ExportSettings.of(pipeline.settings).rest_on_replaced, frozenset(config.resend), frozenset(config.go_on)
+            )
             export_rows(pipeline, report, on_replaced, config.files)
         yield dg.MaterializeResult(keys.rest, metadata=_metadata(report))
         if report.errors:
@@ -129,7 +132,7 @@ def _follows(upstream: dg.AssetKey) -> dg.AutomationCondition[Any]:
 
 
 def _metadata(report: RunReport) -> dict[str, Any]:
-    done = report.export or Export()
+    done = report.part(Export) or Export()
     latency = dict(zip(("latency_p50_s", "latency_p95_s"), done.latency_s or (), strict=False))
     return {
         "rows_delivered": done.delivered_rows,

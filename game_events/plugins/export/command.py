@@ -14,6 +14,7 @@ from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.plugins.export.delivery import RestTarget
 from game_events.plugins.export.run import export_status
+from game_events.plugins.export.settings import ExportSettings
 
 app = typer.Typer(help="Rows POSTed to an HTTP receiver (GAME_EVENTS_REST_URL).", no_args_is_help=True, add_completion=False)
 #: Calls, and rows, per second of one core; measured with the receiver on the same machine, and rounded down.
@@ -47,7 +48,11 @@ def status(as_json: Json = False) -> None:
     output = Output(as_json=as_json)
     settings = load_settings()
     found = export_status(Pipeline(settings, no_spark))
-    where = RestTarget.of(settings).shown if settings.rest_url is not None else "off (GAME_EVENTS_REST_URL is not set)"
+    where = (
+        RestTarget.of(settings).shown
+        if ExportSettings.of(settings).rest_url is not None
+        else "off (GAME_EVENTS_REST_URL is not set)"
+    )
     output.say(f"export: {where}")
     names = {"delivered": "delivered", "waiting": "waiting", "failed": "dead"}
     lines = [(shown, found[name]["chunks"], found[name]["rows"]) for shown, name in names.items()]

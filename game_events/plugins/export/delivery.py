@@ -28,6 +28,7 @@ from game_events.config.masking import mask_all, secret_parts, value_of
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.plugins.export.rate_limiter import RateLimiter
+from game_events.plugins.export.settings import ExportSettings
 
 
 @dataclass(frozen=True)
@@ -58,25 +59,26 @@ class RestTarget:
         Raises:
             ConfigurationError: the export is off, or its settings contradict each other.
         """
-        if settings.rest_url is None:
+        export = ExportSettings.of(settings)
+        if export.rest_url is None:
             raise ConfigurationError("the export is off: set GAME_EVENTS_REST_URL to the address that rows are POSTed to")
-        url = settings.rest_url.get_secret_value()
+        url = export.rest_url.get_secret_value()
         if "@" in urlsplit(url).netloc:
             raise ConfigurationError(
                 "GAME_EVENTS_REST_URL must hold no password: set GAME_EVENTS_REST_USER and GAME_EVENTS_REST_PASSWORD"
             )
-        if settings.rest_body == "object" and settings.rest_rows_per_call != 1:
+        if export.rest_body == "object" and export.rest_rows_per_call != 1:
             raise ConfigurationError("GAME_EVENTS_REST_BODY=object: set GAME_EVENTS_REST_ROWS_PER_CALL=1, or send arrays")
-        credentials, secrets = _credentials(settings)
+        credentials, secrets = _credentials(export)
         return cls(
             url,
             {"Content-Type": "application/json", **credentials},
             tuple({url, *secret_parts(url), *secrets}),
-            settings.rest_body == "object",
-            settings.rest_calls_per_task,
-            settings.rest_timeout_s,
-            settings.rest_max_attempts,
-            settings.rest_retry_delay_s,
+            export.rest_body == "object",
+            export.rest_calls_per_task,
+            export.rest_timeout_s,
+            export.rest_max_attempts,
+            export.rest_retry_delay_s,
             # The content, as workers may be on other machines.
             _authorities(settings.tls_ca_file),
         )
@@ -101,9 +103,11 @@ class RestTarget:
         return mask_all(text, self.secrets)
 
 
-def _credentials(settings: Settings) -> tuple[dict[str, str], list[str]]:
+def _credentials(settings: ExportSettings) -> tuple[dict[str, str], list[str]]:
     """Headers of the configured authentication, and its secrets."""
-    token, password, key = settings.rest_bearer_token, settings.rest_password, settings.rest_api_key
+    token = settings.rest_bearer_token
+    password = settings.rest_password
+    key = settings.rest_api_key
     ways = {
         "GAME_EVENTS_REST_BEARER_TOKEN": token is not None,
         "GAME_EVENTS_REST_USER": settings.rest_user is not None or password is not None,
@@ -296,9 +300,9 @@ def preflight(settings: Settings, target: RestTarget) -> None:
         ConfigurationError: the certificate is not trusted, or the credentials or the address are refused.
         TransientError: the receiver does not answer, or is busy.
     """
-    if not settings.rest_preflight:
+    if not ExportSettings.of(settings).rest_preflight:
         return
-    method, _, path = settings.rest_preflight.partition(" ")
+    method, _, path = ExportSettings.of(settings).rest_preflight.partition(" ")
     url = target.at(path)
     try:
         status = asyncio.run(_call(target, method, url))

@@ -36,6 +36,7 @@ from aiohttp.web_protocol import RequestHandler
 from game_events.config.network import LOOPBACK, is_loopback, workers_are_local
 from game_events.config.settings import Settings
 from game_events.errors import TransientError
+from game_events.plugins.export.settings import ExportSettings
 
 #: Seconds within which a granted call reaches the receiver.
 GRACE_S = 0.5
@@ -277,4 +278,4 @@ class RateLimiter:
 
 def limiter_host(settings: Settings) -> str:
     """Name by which the executors reach this machine: the setting, else loopback where they run on it, else its own name."""
-    return settings.rest_permit_host or (LOOPBACK if workers_are_local(settings) else socket.getfqdn())
+    return ExportSettings.of(settings).rest_permit_host or (LOOPBACK if workers_are_local(settings) else socket.getfqdn())

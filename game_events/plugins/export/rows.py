@@ -38,6 +38,7 @@ from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.tables import Lakehouse, Table, add_actions, is_game, is_person, paths
 from game_events.pipeline.context import Pipeline
 from game_events.plugins.export.chunks import ROWS, ChunkOrigin, ExportTables
+from game_events.plugins.export.settings import ExportSettings
 from game_events.spark.schemas import quoted
 
 #: Rows of a slice, about: what is planned and sent before the next slice is planned.
@@ -130,7 +131,7 @@ def _find_step(
     pipeline: Pipeline, identity: BronzeIdentity, outbox: DeltaTable | None, on_replaced: OnReplaced, game: str
 ) -> Step | None:
     """New rows of one game, or None if there are none; DataError if they are held back."""
-    kind = pipeline.settings.rest_source
+    kind = ExportSettings.of(pipeline.settings).rest_source
     source, gold = pipeline.lakehouse.silver(game), None
     silver = pipeline.handles.look(source)
     upto = identity.taken(silver)

@@ -34,7 +34,6 @@ from game_events.lakehouse.data.staging import StagedFile, discard, staged
 from game_events.lakehouse.duckdb_connection import connect, records
 from game_events.lakehouse.tables import paths, table_id
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.counts import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
 from game_events.plugins.export.chunks import (
@@ -49,7 +48,9 @@ from game_events.plugins.export.chunks import (
 )
 from game_events.plugins.export.delivery import RestTarget, preflight
 from game_events.plugins.export.rate_limiter import LimiterAddress, RateLimiterServer, RateWindow, limiter_host
+from game_events.plugins.export.result import Export
 from game_events.plugins.export.rows import OnReplaced, Step, file_rows, find_changes, folder_table, new_files, new_rows
+from game_events.plugins.export.settings import ExportSettings
 from game_events.plugins.export.worker import DELIVERY_LOG, SendChunks
 
 #: Attempts to commit to the outbox or the delivery log beside concurrent writers.
@@ -152,7 +153,13 @@ def next_slice(tables: ExportTables, outbox: DeltaTable | None) -> int:
 def _staged(
     pipeline: Pipeline, tables: ExportTables, outbox: DeltaTable | None, rows: DataFrame, origins: Mapping[str, ChunkOrigin]
 ) -> list[StagedFile]:
-    number, limits = next_slice(tables, outbox), (pipeline.settings.rest_rows_per_call, pipeline.settings.rest_bytes_per_call)
+    number, limits = (
+        next_slice(tables, outbox),
+        (
+            ExportSettings.of(pipeline.settings).rest_rows_per_call,
+            ExportSettings.of(pipeline.settings).rest_bytes_per_call,
+        ),
+    )
     cut = CutChunks(tables.outbox, tables.person, number, *limits, origins)
     files = [file for found in cut.collect(rows) for file in found.files]
     failpoints.reach("rest_staged")
@@ -183,7 +190,9 @@ def _erased_since(pipeline: Pipeline, steps: Sequence[Step]) -> bool:
 
 def _report_held(pipeline: Pipeline, report: RunReport, account: Export, held: Mapping[str, str]) -> None:
     """Report each game that is not exported as a failure of the run, once."""
-    of_game = pipeline.lakehouse.silver if pipeline.settings.rest_source == "silver" else pipeline.lakehouse.gold
+    of_game = (
+        pipeline.lakehouse.silver if ExportSettings.of(pipeline.settings).rest_source == "silver" else pipeline.lakehouse.gold
+    )
     for game, why in held.items():
         if game not in account.held:
             account.held[game] = why
@@ -209,9 +218,9 @@ def export_rows(pipeline: Pipeline, report: RunReport, on_replaced: OnReplaced |
     """
     settings = pipeline.settings
     target = RestTarget.of(settings)
-    on_replaced = on_replaced or OnReplaced(settings.rest_on_replaced)
-    account = report.export or Export()
-    report.add(RunResult(export=account))
+    on_replaced = on_replaced or OnReplaced(ExportSettings.of(settings).rest_on_replaced)
+    account = report.part(Export) or Export()
+    report.add(RunResult(parts={account.key: account}))
     tables = ExportTables.of(pipeline.lakehouse, settings.key_column)
     exporter = _Exporter(pipeline, tables, target, account)
     exporter.send_all()
@@ -226,7 +235,9 @@ class _Exporter:
         self._pipeline, self._tables, self._target, self._account = pipeline, tables, target, account
         self._run: int | None = None
         settings = pipeline.settings
-        self._limit = RateWindow.of(settings.rest_calls_per_s, settings.rest_calls_per_min)
+        self._limit = RateWindow.of(
+            ExportSettings.of(settings).rest_calls_per_s, ExportSettings.of(settings).rest_calls_per_min
+        )
 
     def send_all(self) -> None:
         """Send every waiting chunk, then empty the outbox."""
@@ -252,7 +263,7 @@ class _Exporter:
         outbox = self._tables.outbox.open()
         if outbox is None or self._run is None:
             return
-        tasks = min(settings.rest_tasks, chunks.num_rows)
+        tasks = min(ExportSettings.of(settings).rest_tasks, chunks.num_rows)
         pipeline.on_progress(f"rest export: {chunks.num_rows:,} calls to {self._target.shown}")
         limited: AbstractContextManager[LimiterAddress | None] = nullcontext()
         if self._limit.windows:

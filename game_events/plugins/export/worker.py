@@ -28,7 +28,6 @@ from game_events.lakehouse.commits.transactions import Txn, txns
 from game_events.lakehouse.data.staging import StagedFile, file_system, staged
 from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.tables import Table, table_id
-from game_events.pipeline.reporting.counts import LATENCIES_REPORTED, TaskAccount
 from game_events.plugins.export.chunks import (
     DELIVERED,
     DELIVERIES,
@@ -40,6 +39,7 @@ from game_events.plugins.export.chunks import (
 )
 from game_events.plugins.export.delivery import LOCKED_OUT, Calls, ChunkOutcome, RestTarget, client
 from game_events.plugins.export.rate_limiter import LimiterAddress, RateLimiter
+from game_events.plugins.export.result import LATENCIES_REPORTED, TaskAccount
 
 APPEND_ATTEMPTS = 20
 

@@ -6,6 +6,8 @@ each commit has the last archived bronze batch, and succeeds only if it is uncha
 
 import re
 import time
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
@@ -26,12 +28,31 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import next_offsets
 from game_events.pipeline.offsets import since as at_or_behind
 from game_events.pipeline.quarantine import intact_tables
-from game_events.pipeline.reporting.counts import ArchiveResult
+from game_events.pipeline.reporting.counts import PluginResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.plugins.files.location import RECORDS, UNKNOWN, SourceLocation, marked_records
 from game_events.sources.source import FILES, KAFKA, TASK_RECORDS, Offsets, Split
+
+
+@dataclass(frozen=True)
+class ArchiveResult(PluginResult):
+    """Result of `game-events archive`.
+
+    `rows`: records added; `files`, `bytes`: number and size of their files. `without_raw`: rows of bronze without a raw value,
+    which cannot be archived. `batch`: last bronze batch in the archive.
+    """
+
+    key: ClassVar[str] = "archive"
+
+    to: str
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    without_raw: int = 0
+    batch: int = 0
+
 
 _READ_COLUMNS = (*STORED_AS.values(), *SCHEMA_COLUMNS)
 
@@ -45,7 +66,7 @@ def archive(pipeline: Pipeline, report: RunReport, to: str) -> None:
     """
     began = time.monotonic()
     done = _archive(pipeline, report, to)
-    report.add(RunResult(archive=done, seconds={"archive": time.monotonic() - began}))
+    report.add(RunResult(parts={done.key: done}, seconds={"archive": time.monotonic() - began}))
     if done.without_raw:
         report.warn(f"{done.without_raw:,} rows of bronze have no raw value, and are not in the archive")
 

@@ -15,9 +15,9 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
-from game_events.pipeline.reporting.counts import Erasure
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.governance.commits import remove_old_files
+from game_events.plugins.governance.result import Erasure
 from game_events.plugins.governance.run import forget as forget_gamers
 from game_events.plugins.governance.run import resume as resume_erasure
 
@@ -33,7 +33,7 @@ Resume = Annotated[
 ]
 
 
-def forget(
+def erase(
     gamer_id: Ids = None,
     file: File = None,
     dry_run: DryRun = False,
@@ -55,9 +55,9 @@ def forget(
             if resume
             else forget_gamers(pipeline, report, ids, dry_run=dry_run)
         )
-        if vacuum and report.erasure is not None and report.erasure.finished:
-            remove_old_files(pipeline, report.erasure, subjects)
-    account = report.erasure or Erasure()
+        account = report.part(Erasure) or Erasure()
+        if vacuum and account.finished:
+            remove_old_files(pipeline, account, subjects)
     _show(output, account)
     errors = [f"{t.table}: {t.error}" for t in report.errors]
     for error in errors:

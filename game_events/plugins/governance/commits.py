@@ -40,9 +40,9 @@ from game_events.lakehouse.storage import write_out
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Layer, Table, has_persons, is_person, is_silver, paths, silver_name
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.offsets import ERASED_BY_BATCH
-from game_events.pipeline.reporting.counts import Erasure
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.governance.record_filter import Record, add_records
+from game_events.plugins.governance.result import Erasure
 from game_events.plugins.governance.scan import (
     RECORDS,
     DataSubjects,

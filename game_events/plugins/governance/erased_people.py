@@ -3,35 +3,36 @@
 Guarantee: on a lakehouse with erased data subjects, nothing is decoded into bronze without the key of their hashes.
 """
 
+from collections.abc import Callable
+
 from deltalake import DeltaTable
 
-from game_events.config.pipeline_settings import MIN_ERASURE_KEY_CHARS
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, DataError
-from game_events.lakehouse.commits.transactions import Txn, erasures
-from game_events.lakehouse.tables import SUPPRESSED, Lakehouse
+from game_events.lakehouse.commits.transactions import erasures
+from game_events.lakehouse.tables import BRONZE, SUPPRESSED, Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.plugins.governance.record_filter import Listed, Suppression, entity_hash, read_suppressed
+from game_events.plugins.governance.settings import MIN_ERASURE_KEY_CHARS, ErasureSettings
 
 KEY = "GAME_EVENTS_ERASURE_KEY"
 
 
 def erasure_key(settings: Settings) -> bytes | None:
     """The key of the hashes, None if no setting has one; ConfigurationError if both have one, or for an unusable file."""
-    if settings.erasure_key is not None and settings.erasure_key_file is not None:
+    erasure = ErasureSettings.of(settings)
+    if erasure.erasure_key is not None and erasure.erasure_key_file is not None:
         raise ConfigurationError(f"{KEY} and {KEY}_FILE are both set: keep one of them")
-    if settings.erasure_key is not None:
-        return settings.erasure_key.get_secret_value().encode()
-    if settings.erasure_key_file is None:
+    if erasure.erasure_key is not None:
+        return erasure.erasure_key.get_secret_value().encode()
+    if erasure.erasure_key_file is None:
         return None
     try:
-        text = settings.erasure_key_file.read_text().strip()
+        text = erasure.erasure_key_file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{KEY}_FILE: {settings.erasure_key_file} cannot be read ({type(error).__name__})") from None
+        raise ConfigurationError(f"{KEY}_FILE: {erasure.erasure_key_file} cannot be read ({type(error).__name__})") from None
     if len(text) < MIN_ERASURE_KEY_CHARS:
-        raise ConfigurationError(
-            f"{KEY}_FILE: {settings.erasure_key_file} must hold {MIN_ERASURE_KEY_CHARS} characters or more"
-        )
+        raise ConfigurationError(f"{KEY}_FILE: {erasure.erasure_key_file} must hold {MIN_ERASURE_KEY_CHARS} characters or more")
     return text.encode()
 
 
@@ -46,7 +47,7 @@ def required_key(settings: Settings) -> bytes:
     return key
 
 
-def suppression(pipeline: Pipeline, bronze: DeltaTable) -> Suppression | None:
+def record_filter(pipeline: Pipeline, bronze: DeltaTable) -> Suppression | None:
     """The data subjects to suppress; None if none was ever erased, which costs one request; raises as `recognised`.
 
     `bronze`: the version with the `erasures` that the commit compares: each addition to the list changes them.
@@ -71,7 +72,7 @@ def recognised(settings: Settings, lakehouse: Lakehouse, bronze: DeltaTable | No
         if bronze is not None and erasures(bronze):
             raise DataError(
                 f"data subjects were erased from this lakehouse, and {SUPPRESSED}, the list that suppresses their records, is "
-                "gone. Nothing was read. Restore the table from a copy, or erase each of them again (`game-events forget`): "
+                "gone. Nothing was read. Restore the table from a copy, or erase each of them again (`game-events erase`): "
                 "`game-events log --kind erased` lists the erasures"
             )
         return None
@@ -80,11 +81,23 @@ def recognised(settings: Settings, lakehouse: Lakehouse, bronze: DeltaTable | No
     return listed, key
 
 
-def erasure_fence(bronze: DeltaTable) -> dict[str, int | None]:
-    """The expected `erasures` of a commit to bronze: it fails if a data subject was erased since its rows were planned."""
-    return {Txn.ERASURES: bronze.transaction_version(Txn.ERASURES)}
-
-
 def hashes_of(key: bytes, ids: frozenset[str]) -> frozenset[str]:
     """Hexadecimal hashes of ids."""
     return frozenset(entity_hash(key, text.encode()).hex() for text in ids)
+
+
+def doctor(settings: Settings) -> dict[str, Callable[[], str]]:
+    """What `game-events doctor` shows of the erased people."""
+    return {"erased people": lambda: _kept_out(settings)}
+
+
+def _kept_out(settings: Settings) -> str:
+    lakehouse = Lakehouse.of(settings)
+    known = recognised(settings, lakehouse, lakehouse.table(BRONZE).open_to_read())
+    if known is None:
+        return "none"
+    listed, _ = known
+    text = f"{len(listed.entries):,} are kept out, recognised by the key that is set"
+    if listed.unfinished:
+        text += f"; of {len(listed.unfinished):,} the erasure is not finished: repeat `game-events erase`, or use --resume"
+    return text

@@ -9,25 +9,26 @@ The table `suppressed_entities`: keyed hashes of erased data subjects; without t
 Guarantee: a committed entry stays, also with concurrent writers; entries are added before anything is erased.
 """
 
+from __future__ import annotations
+
 import hashlib
 import hmac
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.decoding.decoder import DecodedBatch
 from game_events.decoding.frame import PREFIXES, Rows
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.commit import retry_on_conflict
 from game_events.lakehouse.system_tables import SystemTable, schema_of
 from game_events.lakehouse.tables import SUPPRESSED, Lakehouse, is_person
+from game_events.workers.record_filter import Mask, OpenRecordFilter, RecordFilter
 
 #: Shorter ids are not searched among several texts: they would match other subjects' records by chance.
 MIN_SEARCHED_BYTES = 4
@@ -276,14 +277,12 @@ def _listed(rows: pa.Table) -> Listed:
     return Listed({row["hash"]: row for row in rows.to_pylist()})
 
 
-Mask = npt.NDArray[np.bool_]
-
 #: Size of the cache of hashed ids: most ids occur many times.
 REMEMBERED = 200_000
 
 
 @dataclass(frozen=True)
-class Suppression:
+class Suppression(RecordFilter):
     """Data subjects to suppress; picklable. Sent to workers inside a function, so that no plan or log shows it.
 
     Attributes:
@@ -298,8 +297,12 @@ class Suppression:
     hashes: frozenset[bytes] = field(repr=False)
     records: frozenset[Record] = frozenset()
 
+    def open(self) -> Suppressor:
+        """The filter of one worker."""
+        return Suppressor(self)
 
-class Suppressor:
+
+class Suppressor(OpenRecordFilter):
     """One worker's pass."""
 
     def __init__(self, suppression: Suppression) -> None:
@@ -313,36 +316,6 @@ class Suppressor:
             if is_person(name, self._suppression.column):
                 found |= self.values(rows.column(name))
         return found
-
-    def without_erased(
-        self, found: DecodedBatch, undecodable: Callable[[Rows], Mask], note: Callable[[Rows], None], *, rejected: bool
-    ) -> DecodedBatch:
-        """The rows of a decoded batch without those of erased data subjects, of which `note` gets the numbers.
-
-        `undecodable`: mask of the batch for some of its rows: undecoded ones and, with `rejected`, rejected ones.
-        """
-        kept = DecodedBatch(rejected=[] if rejected else found.rejected)
-
-        def left(rows: Rows, erased: Mask) -> Rows:
-            if erased.any():
-                note(rows[erased])
-            return rows[~erased]
-
-        for rows, schema_id, columns in found.good:
-            erased = self.decoded(columns)
-            if len(rest := left(rows, erased)):
-                kept.good.append((rest, schema_id, columns.filter(pa.array(~erased)) if erased.any() else columns))
-        unknown = [rows for rows, _ in found.undecoded] + [item.rows for item in found.rejected if rejected]
-        if not unknown:
-            return kept
-        mask = undecodable(np.concatenate(unknown))
-        if rejected and not mask.any():
-            kept.rejected = found.rejected
-        elif rejected:
-            parts = [replace(item, rows=left(item.rows, mask[item.rows])) for item in found.rejected]
-            kept.rejected += [item for item in parts if len(item.rows)]
-        kept.undecoded += [(rest, key) for rows, key in found.undecoded if len(rest := left(rows, mask[rows]))]
-        return kept
 
     def values(self, values: pa.Array | pa.ChunkedArray) -> Mask:
         """Which of these ids are erased; each distinct value is hashed once."""

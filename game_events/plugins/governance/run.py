@@ -47,7 +47,6 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.refresh import refresh_gold, refresh_own_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.quarantine import finish_reset, intact_tables, note_replay
-from game_events.pipeline.reporting.counts import Erasure
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
 from game_events.plugins.governance.commits import ErasureState, erase_events, find_erased_rows, replaced_files
@@ -61,6 +60,7 @@ from game_events.plugins.governance.record_filter import (
     finish_suppressed,
     read_suppressed,
 )
+from game_events.plugins.governance.result import Erasure
 from game_events.plugins.governance.scan import DataSubjects, named, run_task, without
 
 #: Scans of the tables, for files that concurrent writers added or rewrote.
@@ -94,7 +94,7 @@ def forget(
     key = required_key(settings)
     hashes = hashes or hashes_of(key, ids)
     result = Erasure(sorted(h[:HASH_CHARS] for h in hashes), dry_run)
-    report.add(RunResult(erasure=result))
+    report.add(RunResult(parts={result.key: result}))
     state = ErasureState(pipeline, report, result, DataSubjects(settings.key_column, settings.entity_column, ids), hashes)
     if dry_run:
         read_suppressed(pipeline.lakehouse).require_key(key)
@@ -233,8 +233,9 @@ def resume(pipeline: Pipeline, report: RunReport, *, dry_run: bool = False) -> D
     hashes = listed.unfinished
     ids = _ids_of(pipeline, Suppression(pipeline.settings.key_column, key, frozenset(map(bytes.fromhex, hashes))))
     subjects = forget(pipeline, report, ids, dry_run=dry_run, hashes=hashes)
-    if report.erasure is not None:
-        report.erasure.lost_ids = len(hashes - hashes_of(key, ids))
+    done = report.part(Erasure)
+    if done is not None:
+        done.lost_ids = len(hashes - hashes_of(key, ids))
     return subjects
 
 

@@ -32,6 +32,7 @@ from game_events.plugins.local.producer.produce import GamerTruth, Manifest, pro
 from game_events.plugins.local.producer.simulator import BulkSimulation, Simulation
 from game_events.plugins.local.servers import local_stack
 from game_events.plugins.local.servers.local_stack import StackState
+from game_events.plugins.local.settings import SampleDataSettings
 
 #: Below the state folder; recreated by each demo and kept afterwards.
 FOLDER = "demo"
@@ -84,7 +85,7 @@ def _use(folder: Path, state: StackState) -> Settings:
 
 
 def _waves(output: Output, settings: Settings) -> dict[str, object]:
-    words, sample = settings.names, settings.producer
+    words, sample = settings.names, SampleDataSettings.of(settings).producer
     usual = Simulation(games=sample.entities, gamers_per_game=sample.keys_per_entity)
     output.step(
         "2. first wave",
@@ -210,7 +211,7 @@ def _truth(settings: Settings, sql: str) -> Truth | None:
         "max": lambda t: t.numbers[of].high,
         "avg": lambda t: t.numbers[of].total / t.session_count,
     }
-    generator = settings.producer.fields.get(of)
+    generator = SampleDataSettings.of(settings).producer.fields.get(of)
     return found.get(function) if generator is not None and generator.numeric else None
 
 
@@ -256,7 +257,7 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
     output, settings = Output(as_json=as_json), _settings(topic)
     names, wanted, before = _names(games, settings), _numbers("--versions", versions), _manifest(manifest)
     both: dict[str, Any] = {"games": names, "versions": wanted if "," in versions else wanted[0], "seed": seed}
-    both["gamers_per_game"] = settings.producer.keys_per_entity
+    both["gamers_per_game"] = SampleDataSettings.of(settings).producer.keys_per_entity
     shares = {"late_share": late_share, "duplicate_share": duplicate_share, "poison_share": poison_share}
     with _named_errors(), output.working("producing"):
         if bulk is not None:
@@ -305,7 +306,7 @@ def _settings(topic: str | None) -> Settings:
 
 def _names(text: str | None, settings: Settings) -> Sequence[str]:
     if text is None:
-        return settings.producer.entities
+        return SampleDataSettings.of(settings).producer.entities
     if text.isdigit():
         begin = re.sub(r"[^a-z0-9]+", "_", settings.names.entity.lower()).strip("_") or "entity"
         return tuple(f"{begin}_{number:04d}" for number in range(1, int(text) + 1))

@@ -196,9 +196,9 @@ def test_a_forgotten_gamer_is_in_no_byte_of_records_that_are_not_decoded_and_doe
     refresh(selecting(PLAYED, **more))
     pipeline, report = selecting(PLAYED, **more), RunReport()
     wanted = forget(pipeline, report, frozenset({GONE}))
-    assert (report.erasure.finished, report.erasure.rows["bronze_events"]) == (True, 2)
-    assert (report.erasure.undecoded, report.erasure.unsearchable) == (1, 0)
-    remove_old_files(pipeline, report.erasure, wanted)
+    assert (report.parts["erasure"].finished, report.parts["erasure"].rows["bronze_events"]) == (True, 2)
+    assert (report.parts["erasure"].undecoded, report.parts["erasure"].unsearchable) == (1, 0)
+    remove_old_files(pipeline, report.parts["erasure"], wanted)
     assert places_of(settings, GONE) == []
     assert_sound(selecting(PLAYED, **more))
 

@@ -107,10 +107,10 @@ def forgotten(pipeline, gamer=GONE, *, vacuum=False):
     report = RunReport()
     with recorded(pipeline, report, "forget"):
         wanted = forget(pipeline, report, frozenset({gamer}))
-        assert report.erasure.finished, report.errors
+        assert report.parts["erasure"].finished, report.errors
         if vacuum:
-            remove_old_files(pipeline, report.erasure, wanted)
-    return report.erasure
+            remove_old_files(pipeline, report.parts["erasure"], wanted)
+    return report.parts["erasure"]
 
 
 @pytest.mark.scenario
@@ -131,7 +131,7 @@ def test_a_forgotten_gamer_is_in_no_byte_and_does_not_come_back(settings, make_p
     before = versions(settings)
     forget(make_pipeline(settings), report, frozenset({GONE}), dry_run=True)
     assert versions(settings) == before
-    would_go = {t: n for t, n in report.erasure.rows.items() if not t.startswith("gold_")}
+    would_go = {t: n for t, n in report.parts["erasure"].rows.items() if not t.startswith("gold_")}
     assert would_go["bronze_events"] == len(events) - len(kept(events))
 
     account = forgotten(make_pipeline(settings))

@@ -341,9 +341,9 @@ def erase(world: World, draw: Random) -> None:
 
     def work(pipeline: Pipeline, report: RunReport) -> None:
         subjects = forget(pipeline, report, frozenset({who}))
-        if report.erasure is not None and report.erasure.finished:
+        if report.parts["erasure"] is not None and report.parts["erasure"].finished:
             if vacuum:
-                remove_old_files(pipeline, report.erasure, subjects)
+                remove_old_files(pipeline, report.parts["erasure"], subjects)
             done.append(who)
 
     at = _place(draw) if draw.random() < 0.4 else 0

@@ -38,8 +38,8 @@ def settings(make_settings: MakeSettings) -> Settings:
 def resumed(pipeline: Pipeline) -> None:
     report = RunReport()
     resume(pipeline, report)
-    assert report.erasure is not None
-    assert (report.erasure.finished, report.erasure.lost_ids) == (True, 0), report.errors
+    assert report.parts["erasure"] is not None
+    assert (report.parts["erasure"].finished, report.parts["erasure"].lost_ids) == (True, 0), report.errors
 
 
 def test_an_erasure_that_is_killed_at_any_point_is_finished_by_the_same_command_or_without_its_ids(

@@ -19,12 +19,12 @@ from game_events.pipeline.bronze.full_refresh import replace_bronze
 from game_events.pipeline.checks.reconcile import CountJobs, RowCounts, reconcile
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.replay_selection import ReplaySelection
-from game_events.pipeline.reporting.counts import Erasure
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode, replay
 from game_events.pipeline.silver import refresh
 from game_events.plugins.catalog.query import TablesSql
 from game_events.plugins.governance.commits import ErasureState, erase_events
+from game_events.plugins.governance.result import Erasure
 from game_events.plugins.governance.scan import DataSubjects
 from game_events_tests.support.altered_tables import altered, not_null, with_metadata
 from game_events_tests.support.faults import at_commit

@@ -28,9 +28,9 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_tools import protoc
 
-from game_events.config.pipeline_settings import GAME_FIELDS, Fields, Generator
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, GameEventsError
+from game_events.plugins.local.settings import GAME_FIELDS, Fields, Generator, SampleDataSettings
 from game_events.sources.kafka.client import CauseMemory, client_options, new_client
 
 MAX_VERSION = 10
@@ -156,7 +156,7 @@ class MessageShape:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """The settings' message, default: the game event; ConfigurationError if it does not compile or fit the settings."""
-        sample = settings.producer
+        sample = SampleDataSettings.of(settings).producer
         if sample.proto is None:
             return cls()
         versions = _read(sample.proto)

@@ -25,7 +25,6 @@ from confluent_kafka.schema_registry.serde import SchemaId
 from google.protobuf.message import DecodeError, Message
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
-from game_events.config.pipeline_settings import GAME_FIELDS, Fields
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, DataError, TransientError
 from game_events.plugins.local.producer.messages import (
@@ -45,6 +44,7 @@ from game_events.plugins.local.producer.simulator import (
     Simulation,
     from_microseconds,
 )
+from game_events.plugins.local.settings import GAME_FIELDS, Fields
 from game_events.schema_registry import FORBIDDEN, registry_client
 from game_events.sources.kafka.client import ensure_topic
 from game_events.sources.kafka.source import subject_of

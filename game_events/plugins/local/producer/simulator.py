@@ -10,8 +10,8 @@ from typing import Annotated, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from game_events.config.pipeline_settings import DEFAULT_GAMES, GAME_FIELDS, Fields
 from game_events.plugins.local.producer.messages import BATCH, MAX_VERSION, BatchMessage, custom_columns
+from game_events.plugins.local.settings import DEFAULT_GAMES, GAME_FIELDS, Fields
 
 DEFAULT_BASE_TIME = datetime(2024, 1, 1, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -22,7 +22,7 @@ TOKEN = "planted-token-51c2"
 def test_every_row_arrives_once_in_calls_of_so_many_rows_and_then_only_what_is_new(world: World, tmp_path: Path):
     world.events(chess=25, uno=7)
     with receiving(tmp_path / "log") as receiver:
-        done = world.export(receiver, rest_rows_per_call=10).export
+        done = world.export(receiver, rest_rows_per_call=10).parts["export"]
         assert done is not None
         assert (done.planned_rows, done.delivered_rows, done.planned_chunks, done.calls) == (32, 32, 4, 4)
         assert sorted(call["rows"] for call in receiver.calls) == [5, 7, 10, 10]
@@ -43,10 +43,10 @@ def test_every_row_arrives_once_in_calls_of_so_many_rows_and_then_only_what_is_n
         }
         assert next(r for r in receiver.rows if r["_kafka_offset"] == 1)["note"] is None
 
-        assert world.export(receiver).export.calls == 0
+        assert world.export(receiver).parts["export"].calls == 0
         world.events(uno=3)
         world.events(uno=2, go=1)
-        done = world.export(receiver, rest_rows_per_call=1, rest_body="object", rest_bytes_per_call=1_000).export
+        done = world.export(receiver, rest_rows_per_call=1, rest_body="object", rest_bytes_per_call=1_000).parts["export"]
         assert (done.delivered_rows, done.calls) == (6, 6)
         assert sorted(row["_kafka_offset"] for row in receiver.rows) == world.offsets()
         assert export_status(world.pipeline())["delivered"] == {"chunks": 10, "rows": 38}
@@ -60,7 +60,7 @@ def test_a_receiver_that_throttles_fails_hangs_closes_or_accepts_and_times_out_g
     with receiving(tmp_path / "log", **faults, accept_then_timeout_share=0.1, retry_after_s=1, seed=4) as receiver:
         done = world.export(
             receiver, rest_rows_per_call=2, rest_max_attempts=30, rest_calls_per_task=8, rest_bearer_token=TOKEN
-        ).export
+        ).parts["export"]
         assert (done.delivered_rows, done.dead_rows, done.waiting_chunks) == (120, 0, 0)
         assert offsets_of(receiver) == world.offsets()
         only_same_calls_were_repeated(receiver)
@@ -84,7 +84,7 @@ def test_what_is_refused_is_a_failed_chunk_that_a_replay_sends_once_more_under_i
     world.events(chess=30, uno=10)
     secret = {"rest_bearer_token": TOKEN}
     with receiving(tmp_path / "one", refuse_share=0.4, seed=3) as receiver:
-        done = world.export(receiver, rest_rows_per_call=3, **secret).export
+        done = world.export(receiver, rest_rows_per_call=3, **secret).parts["export"]
         taken, dead = offsets_of(receiver), done.dead_rows
         assert dead + len(taken) == 40
         assert dead == sum(call["rows"] for call in receiver.calls if call["status"] == 422) > 0
@@ -94,7 +94,7 @@ def test_what_is_refused_is_a_failed_chunk_that_a_replay_sends_once_more_under_i
         (first, *_) = found["dead_letters"]
         assert first["status"] == 422
         assert "***" in first["answer"]
-        assert world.export(receiver).export.calls == 0, "failed chunks wait for a person"
+        assert world.export(receiver).parts["export"].calls == 0, "failed chunks wait for a person"
     assert TOKEN.encode() not in texts_below(tmp_path / "lakehouse")
 
     with receiving(tmp_path / "two") as receiver:
@@ -102,7 +102,7 @@ def test_what_is_refused_is_a_failed_chunk_that_a_replay_sends_once_more_under_i
         assert replay_failed_chunks(pipeline, [404]) == (0, 0)
         assert replay_failed_chunks(pipeline) == (len(refused), dead)
         assert replay_failed_chunks(pipeline) == (0, 0), "they are about to be sent"
-        done = world.export(receiver).export
+        done = world.export(receiver).parts["export"]
         assert done.delivered_rows == dead
         assert set(receiver.keys) == refused
         assert sorted([*taken, *offsets_of(receiver)]) == world.offsets()
@@ -129,7 +129,7 @@ def test_rows_that_are_not_taken_in_all_attempts_are_failed_chunks_and_a_receive
         assert export_status(world.pipeline())["waiting"]["rows"] == 40
     # Some rows are at fault, not the receiver: it takes others.
     with receiving(tmp_path / "half", error_share=0.25, seed=2) as receiver:
-        done = world.export(receiver, rest_max_attempts=1, rest_calls_per_task=1).export
+        done = world.export(receiver, rest_max_attempts=1, rest_calls_per_task=1).parts["export"]
         assert done.dead_rows > 0
         assert done.dead_rows + len(offsets_of(receiver)) == 40
         assert replay_failed_chunks(world.pipeline(), [503])[1] == done.dead_rows
@@ -138,23 +138,23 @@ def test_rows_that_are_not_taken_in_all_attempts_are_failed_chunks_and_a_receive
 def test_replaced_rows_are_sent_again_only_if_somebody_says_so(world: World, tmp_path: Path):
     world.events(chess=5, uno=5)
     with receiving(tmp_path / "log") as receiver:
-        assert world.export(receiver).export.delivered_rows == 10
+        assert world.export(receiver).parts["export"].delivered_rows == 10
         world.events(chess=2, uno=3, generation={"chess": 1})
         report = world.export(receiver)
-        assert report.export.delivered_rows == 3, "another game is not held up"
-        assert list(report.export.held) == ["chess"]
+        assert report.parts["export"].delivered_rows == 3, "another game is not held up"
+        assert list(report.parts["export"].held) == ["chess"]
         assert [(t.game, "--resend chess" in str(t.error)) for t in report.errors] == [("chess", True)]
-        assert world.export(receiver, rest_on_replaced="go_on").export.delivered_rows == 2
+        assert world.export(receiver, rest_on_replaced="go_on").parts["export"].delivered_rows == 2
         before = set(receiver.keys)
 
         world.events(chess=1, generation={"chess": 2})
-        assert world.export(receiver, OnReplaced(resend=frozenset({"chess"}))).export.delivered_rows == 8
+        assert world.export(receiver, OnReplaced(resend=frozenset({"chess"}))).parts["export"].delivered_rows == 8
         assert not before & {call["key"] for call in receiver.calls[-1:]}, "under another key, or the receiver would drop it"
         world.events(chess=4, generation={"chess": 3})
-        assert world.export(receiver, OnReplaced(go_on=frozenset({"chess"}))).export.calls == 0
+        assert world.export(receiver, OnReplaced(go_on=frozenset({"chess"}))).parts["export"].calls == 0
         world.events(chess=1)
-        assert world.export(receiver).export.delivered_rows == 1
-        assert world.export(receiver).export.calls == 0
+        assert world.export(receiver).parts["export"].delivered_rows == 1
+        assert world.export(receiver).parts["export"].calls == 0
 
 
 def test_of_gold_the_players_with_new_events_are_sent_as_they_are_now(world: World, tmp_path: Path):
@@ -162,15 +162,15 @@ def test_of_gold_the_players_with_new_events_are_sent_as_they_are_now(world: Wor
     world.gold()
     gold = {"rest_source": "gold", "rest_rows_per_call": 3}
     with receiving(tmp_path / "log") as receiver:
-        assert world.export(receiver, **gold).export.delivered_rows == 14
+        assert world.export(receiver, **gold).parts["export"].delivered_rows == 14
         assert receiver.rows[0].keys() == {"game_name", "gamer_id", "session_count", "min_timestamp", "max_timestamp"}
         world.events(chess=2)
-        assert world.export(receiver, **gold).export.calls == 0, "gold has not followed yet"
+        assert world.export(receiver, **gold).parts["export"].calls == 0, "gold has not followed yet"
         world.gold()
-        assert world.export(receiver, **gold).export.delivered_rows == 2
+        assert world.export(receiver, **gold).parts["export"].delivered_rows == 2
         newest = {(r["game_name"], r["gamer_id"]): r["session_count"] for r in receiver.rows}
         assert [newest["chess", f"gamer-{n}"] for n in range(7)] == [3, 3, 2, 2, 2, 2, 2]
-        assert world.export(receiver, **gold).export.calls == 0
+        assert world.export(receiver, **gold).parts["export"].calls == 0
 
 
 def test_of_two_runs_at_once_the_later_one_goes_on_and_no_row_comes_under_two_keys(world: World, tmp_path: Path):
@@ -184,6 +184,6 @@ def test_of_two_runs_at_once_the_later_one_goes_on_and_no_row_comes_under_two_ke
 
         with pytest.raises(ConflictError, match="another run of the export has taken over"):
             export.export_rows(at_progress(pipeline, overtake), RunReport())
-        assert world.export(receiver).export.delivered_rows == 10
+        assert world.export(receiver).parts["export"].delivered_rows == 10
         only_same_calls_were_repeated(receiver)
         assert offsets_of(receiver) == world.offsets()

@@ -15,10 +15,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from game_events.lakehouse.tables import paths
-from game_events.pipeline.reporting.counts import Export
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.export.chunks import ExportTables
 from game_events.plugins.export.delivery import RestTarget
+from game_events.plugins.export.result import Export
 from game_events.plugins.export.rows import OnReplaced
 from game_events.plugins.export.run import _take_over, export_status, plan_slice
 from game_events.plugins.export.worker import SendChunks
@@ -44,7 +44,7 @@ def assert_the_next_run_finishes_it(world: World, receiver: Receiver) -> None:
     world.export(receiver, rest_rows_per_call=3)
     assert offsets_of(receiver) == world.offsets()
     only_same_calls_were_repeated(receiver)
-    assert world.export(receiver).export.calls == 0
+    assert world.export(receiver).parts["export"].calls == 0
     assert export_status(world.pipeline())["waiting"]["rows"] == 0
     outbox = world.pipeline().lakehouse.table("rest_outbox").open()
     assert outbox is not None

@@ -64,7 +64,7 @@ def test_a_receiver_whose_certificate_is_not_trusted_gets_no_row_and_one_of_our_
         with pytest.raises(ConfigurationError, match="GAME_EVENTS_TLS_CA_FILE"):
             world.export(receiver)
         assert receiver.calls == []
-        assert world.export(receiver, tls_ca_file=tls[0]).export.delivered_rows == 10
+        assert world.export(receiver, tls_ca_file=tls[0]).parts["export"].delivered_rows == 10
         assert offsets_of(receiver) == world.offsets()
 
 
@@ -76,17 +76,17 @@ def test_files_are_sent_once_each_and_a_delta_table_that_was_rewritten_is_refuse
         pq.write_table(pa.table({"_kafka_offset": numbers, "gamer_id": ["x"] * 10}), folder / f"part {part}.parquet")
     (folder / "_unfinished.parquet").write_bytes(b"no")
     with receiving(tmp_path / "log") as receiver:
-        done = world.export(receiver, files=str(folder), rest_rows_per_call=4).export
+        done = world.export(receiver, files=str(folder), rest_rows_per_call=4).parts["export"]
         assert (done.delivered_rows, done.calls) == (30, 9)
         assert sorted(r["_kafka_offset"] for r in receiver.rows) == list(range(30))
-        assert world.export(receiver, files=str(folder)).export.calls == 0
+        assert world.export(receiver, files=str(folder)).parts["export"].calls == 0
         pq.write_table(pa.table({"_kafka_offset": pa.array([99], pa.int64())}), folder / "later.parquet")
-        assert world.export(receiver, files=str(folder)).export.delivered_rows == 1
+        assert world.export(receiver, files=str(folder)).parts["export"].delivered_rows == 1
 
         delta = tmp_path / "theirs"
         for n in range(2):
             write_deltalake(delta, pa.table({"_kafka_offset": pa.array([200 + n], pa.int64())}), mode="append")
-        assert world.export(receiver, files=str(delta)).export.delivered_rows == 2
+        assert world.export(receiver, files=str(delta)).parts["export"].delivered_rows == 2
         DeltaTable(delta).optimize.compact()
         with pytest.raises(DataError, match="compacted"):
             world.export(receiver, files=str(delta))
@@ -105,10 +105,10 @@ def test_files_are_sent_whatever_their_names_and_columns_are_called_and_those_of
     parted = [{"at": "é 1/2", "n": 7, "x": 1}, {"at": None, "n": 8, "x": 2}]
     write_deltalake(partitioned, pa.Table.from_pylist(parted), partition_by=["at", "n"])
     with receiving(tmp_path / "log") as receiver:
-        assert world.export(receiver, files=str(folder)).export.delivered_rows == 3
+        assert world.export(receiver, files=str(folder)).parts["export"].delivered_rows == 3
         sent = [{name: value for name, value in row.items() if value is not None} for row in receiver.rows]
         assert sorted(sent, key=str) == sorted(rows.values(), key=str)
-        assert world.export(receiver, files=str(partitioned)).export.delivered_rows == 2
+        assert world.export(receiver, files=str(partitioned)).parts["export"].delivered_rows == 2
         assert sorted(receiver.rows[3:], key=lambda row: row["x"]) == parted
         (folder / "cut off.parquet").write_bytes(b"PAR1 and no more")
         with pytest.raises(ConfigurationError, match=r"cannot be read together.*cut off.parquet"):
@@ -140,11 +140,11 @@ def test_a_forgotten_gamer_is_neither_sent_nor_kept_in_the_outbox_or_the_failed_
     pipeline = world.pipeline(erasure_key="a key of a test's own", retention_h=1e-6)
     report = RunReport()
     wanted = forget(pipeline, report, frozenset({"gamer-3"}))
-    remove_old_files(pipeline, report.erasure, wanted)
-    assert (report.erasure.rows["rest_outbox"], report.erasure.rows["rest_dead_letters"]) == (2, 2)
+    remove_old_files(pipeline, report.parts["erasure"], wanted)
+    assert (report.parts["erasure"].rows["rest_outbox"], report.parts["erasure"].rows["rest_dead_letters"]) == (2, 2)
     assert tables_of(world.settings(), "gamer-3") == set()
     with receiving(tmp_path / "two") as receiver:
-        assert world.export(receiver).export.delivered_rows == 12
+        assert world.export(receiver).parts["export"].delivered_rows == 12
         assert "gamer-3" not in {row["gamer_id"] for row in receiver.rows}
         assert export_status(pipeline)["waiting"]["rows"] == 0
 

@@ -34,7 +34,7 @@ def staged(
     one_pass = OnePassTask(lakehouse, Routing(), columns, True, None)
     tables = lakehouse.table(BRONZE), lakehouse.table(QUARANTINE)
     task = BronzeTask(
-        *tables, plan, ReadByHand([list(batches)]), 9, "run 1", keep_raw=True, suppression=suppression, one_pass=one_pass
+        *tables, plan, ReadByHand([list(batches)]), 9, "run 1", keep_raw=True, record_filter=suppression, one_pass=one_pass
     )
     return lakehouse, run(task.planned(plan), task_numbers(0))
 

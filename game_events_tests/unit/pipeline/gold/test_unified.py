@@ -12,10 +12,10 @@ from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.tables import UNIFIED, paths
 from game_events.pipeline.maintenance import maintain
-from game_events.pipeline.reporting.counts import Erasure
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.catalog.query import TablesSql
 from game_events.plugins.governance.commits import remove_old_files
+from game_events.plugins.governance.result import Erasure
 from game_events.plugins.governance.scan import DataSubjects, EraseTask, without
 from game_events_tests.support.pipelines import at_progress
 from game_events_tests.support.tables import put

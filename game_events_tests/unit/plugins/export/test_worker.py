@@ -17,7 +17,6 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConflictError, TransientError
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse, paths
-from game_events.pipeline.reporting.counts import Export
 from game_events.plugins.export.chunks import CutChunks, ExportTables, outbox_schema
 from game_events.plugins.export.delivery import RestTarget, retry_after_s
 from game_events.plugins.export.rate_limiter import (
@@ -28,6 +27,7 @@ from game_events.plugins.export.rate_limiter import (
     RateWindow,
     limiter_host,
 )
+from game_events.plugins.export.result import Export
 from game_events.plugins.export.run import _take_over, commit_slice, next_slice
 from game_events.plugins.export.worker import SendChunks
 from game_events_tests.support.servers.rest_receiver import receiving

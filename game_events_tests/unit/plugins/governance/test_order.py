@@ -24,7 +24,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.preflight import environment_checks
 from game_events.plugins.governance import run as erasure
 from game_events.plugins.governance.commits import remove_old_files
-from game_events.plugins.governance.erased_people import hashes_of, suppression
+from game_events.plugins.governance.erased_people import hashes_of, record_filter
 from game_events.plugins.governance.record_filter import add_suppressed, read_suppressed
 from game_events.plugins.governance.run import resume
 from game_events.sources.source import MicroBatch
@@ -92,15 +92,15 @@ def test_a_slice_without_undecodable_records_that_was_staged_before_bronze_chang
 
 def test_a_list_of_whom_to_keep_out_that_is_gone_lets_nobody_back_in(pipeline):
     handle = advance(pipeline.bronze, batch=0)
-    assert suppression(pipeline, handle) is None
+    assert record_filter(pipeline, handle) is None
     erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
     handle = pipeline.bronze.open()
-    assert suppression(pipeline, handle) is not None
+    assert record_filter(pipeline, handle) is not None
     shutil.rmtree(pipeline.lakehouse.table(SUPPRESSED).uri)
     with pytest.raises(DataError, match=r"suppressed_entities.*is gone.*game-events forget"):
-        suppression(pipeline, handle)
+        record_filter(pipeline, handle)
     erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
-    assert suppression(pipeline, pipeline.bronze.open()) is not None
+    assert record_filter(pipeline, pipeline.bronze.open()) is not None
 
 
 def test_an_erasure_is_called_finished_once_it_is_on_the_disk(pipeline, monkeypatch):
@@ -121,8 +121,8 @@ def test_a_table_of_others_beside_them_that_only_they_can_write_keeps_no_erasure
         altered(table, change=not_null(column))
     report = RunReport()
     subjects = erasure.forget(pipeline, report, frozenset({"ann"}))
-    assert report.erasure.finished
-    remove_old_files(pipeline, report.erasure, subjects)
+    assert report.parts["erasure"].finished
+    remove_old_files(pipeline, report.parts["erasure"], subjects)
     add_suppressed(pipeline.lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({"eve"})), "a run that was killed")
     resume(pipeline, report)
     assert read_suppressed(pipeline.lakehouse).unfinished == frozenset()
@@ -140,7 +140,7 @@ def test_rows_in_a_table_that_only_others_can_write_are_an_error_after_those_of_
         erasure.forget(pipeline, report, frozenset({"ann"}))
     assert [len(rows(table)) for table in (tables[0], tables[2])] == [1, 1]
     assert data_files(tables[1]) == before
-    assert not report.erasure.finished
+    assert not report.parts["erasure"].finished
 
 
 def test_work_that_landed_before_the_fence_is_finished_behind_it(pipeline, monkeypatch):
@@ -185,11 +185,12 @@ def test_an_interrupted_erasure_whose_ids_are_lost_is_finished_and_holds_up_nobo
 
     dry = RunReport()
     resume(pipeline, dry, dry_run=True)
-    assert dry.erasure.rows == {silver.name: 1}
+    assert dry.parts["erasure"].rows == {silver.name: 1}
     report = RunReport()
     wanted = resume(pipeline, report)
     assert wanted.ids == {"ann"}
-    assert (report.erasure.finished, report.erasure.lost_ids, report.erasure.rows) == (True, 1, {silver.name: 1})
+    done = report.parts["erasure"]
+    assert (done.finished, done.lost_ids, done.rows) == (True, 1, {silver.name: 1})
     assert read_suppressed(pipeline.lakehouse).unfinished == frozenset()
     erasure.forget(pipeline, RunReport(), frozenset({"bob"}))
     assert [row["gamer_id"] for row in read_arrow(silver, silver.open()).to_pylist()] == [None]

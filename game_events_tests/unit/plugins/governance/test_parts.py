@@ -19,7 +19,6 @@ from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter, file_system, staged
 from game_events.lakehouse.tables import REST_FAILED_CHUNKS, Lakehouse, paths
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.reporting.counts import Erasure
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.governance import commits as erasure_files
 from game_events.plugins.governance.commits import ErasureState, find_erased_rows, remove_old_files
@@ -33,6 +32,7 @@ from game_events.plugins.governance.record_filter import (
     finish_suppressed,
     read_suppressed,
 )
+from game_events.plugins.governance.result import Erasure
 from game_events.plugins.governance.run import RecoverTask
 from game_events.plugins.governance.scan import RECORDS, DataSubjects, EraseTask, without
 from game_events_tests.support.faults import at_failpoints

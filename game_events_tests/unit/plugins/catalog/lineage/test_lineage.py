@@ -14,7 +14,7 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import RunLog, recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult, TableReport
-from game_events.plugins.catalog.lineage.events import LineageRun, inputs_of, output
+from game_events.plugins.catalog.openlineage_events import LineageRun, inputs_of, output
 from game_events.sources.source import Split
 from game_events_tests.support.openlineage_spec import check_event
 from game_events_tests.support.servers.webhook import Receiver
@@ -177,9 +177,9 @@ def test_a_receiver_that_refuses_hangs_or_is_away_fails_no_run_and_takes_no_more
         pass
     assert time.monotonic() - began < 300, "it does not wait for the receiver's answer"
     # Whichever time is over first: the request's own, or that of all of them.
-    assert report.lineage.why in {why, "ConnectionError" if answers == [300.0] else why}
-    assert report.lineage.lost == lost
-    assert report.notices == [f"{lost} OpenLineage events were not taken by the receiver: {report.lineage.why}"]
+    assert report.parts["lineage"].why in {why, "ConnectionError" if answers == [300.0] else why}
+    assert report.parts["lineage"].lost == lost
+    assert report.notices == [f"{lost} OpenLineage events were not taken by the receiver: {report.parts['lineage'].why}"]
     assert KEY not in caplog.text
     with recorded(make(None), again := RunReport(), "refresh"):
         pass
@@ -193,7 +193,7 @@ def test_an_event_that_a_receiver_leads_elsewhere_is_lost_and_nobody_else_gets_i
         report = RunReport()
         with recorded(make(receiver), report, "refresh"):
             pass
-    assert (report.lineage.lost, report.lineage.why) == (1, f"HTTP {status}")
+    assert (report.parts["lineage"].lost, report.parts["lineage"].why) == (1, f"HTTP {status}")
     assert other.asked == []
 
 
@@ -203,7 +203,12 @@ def test_nobody_listening_is_told_and_an_error_of_the_run_stays_the_runs_own(mak
     report = RunReport()
     with pytest.raises(ValueError, match="the run's own"), recorded(pipeline, report, "refresh"):
         raise ValueError("the run's own")
-    assert (report.lineage.sent, report.lineage.lost, report.lineage.why) == (0, 2, "ConnectionError")
+    delivery = report.parts["lineage"]
+    assert (delivery.sent, delivery.lost, delivery.why) == (
+        0,
+        2,
+        "ConnectionError",
+    )
 
 
 def test_a_runs_error_is_told_without_secrets(make):

@@ -38,9 +38,9 @@ from game_events.errors import without_quotes
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Layer, gold_name, silver_name
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.plan import expressions
-from game_events.pipeline.reporting.counts import LineageResult
 from game_events.pipeline.reporting.report import safe_error_text
 from game_events.pipeline.reporting.result import RunResult, TableReport
+from game_events.plugins.catalog.settings import LineageSettings
 from game_events.sources.source import FILES
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,10 @@ class LineageRun:
     def tables(self, report: RunResult, since: datetime, at: datetime, part: int) -> Iterator[RunEvent]:
         """Start (at `since`) and end (`at`) of each table's run; events of the same `part` have the same ids."""
         settings = self.pipeline.settings
-        of_run = ol.parent_run.Run(self.run_id), ol.parent_run.Job(settings.openlineage_namespace, self.job)
+        of_run = (
+            ol.parent_run.Run(self.run_id),
+            ol.parent_run.Job(LineageSettings.of(settings).openlineage_namespace, self.job),
+        )
         parent: dict[str, ol.RunFacet] = {"parent": ol.parent_run.ParentRunFacet(*of_run)}
         for entry in report.tables:
             inputs = inputs_of(self.pipeline, entry, report)
@@ -115,7 +118,7 @@ class LineageRun:
         owners = self.pipeline.settings.owners
         if owners:
             facets["ownership"] = ol.ownership_job.OwnershipJobFacet([ol.ownership_job.Owner(owner) for owner in owners])
-        return Job(self.pipeline.settings.openlineage_namespace, name, facets=facets)
+        return Job(LineageSettings.of(self.pipeline.settings).openlineage_namespace, name, facets=facets)
 
     def _error(self, text: str | None) -> dict[str, ol.RunFacet]:
         if text is None:
@@ -254,8 +257,11 @@ _RETRY = {
 }  # fmt: skip
 
 
-def send(settings: Settings, events: list[RunEvent], within_s: float) -> LineageResult:
-    """Send events in order, until the time is over or the receiver is unavailable."""
+def send(settings: Settings, events: list[RunEvent], within_s: float) -> tuple[int, int, str]:
+    """Send events in order, until the time is over or the receiver is unavailable.
+
+    Returns how many the receiver took, how many it did not take, and why the first was not taken.
+    """
     sent, causes = list[RunEvent](), list[str]()
     # A receiver that answers byte by byte never reaches a time-out of the client.
     until = time.monotonic() + within_s
@@ -265,10 +271,10 @@ def send(settings: Settings, events: list[RunEvent], within_s: float) -> Lineage
         causes += filter(None, [str(error)])
     taken = len(sent)  # once: the thread may still be at work
     why = causes[0] if causes else "it took too long" if taken < len(events) else ""
-    found = LineageResult(taken, len(events) - taken, why)
-    if found.lost:
-        log.warning("lineage_sent=%d lineage_lost=%d why=%r", found.sent, found.lost, found.why)
-    return found
+    lost = len(events) - taken
+    if lost:
+        log.warning("lineage_sent=%d lineage_lost=%d why=%r", taken, lost, why)
+    return taken, lost, why
 
 
 def _work(settings: Settings, events: list[RunEvent], sent: list[RunEvent], causes: list[str], until: float) -> None:
@@ -301,14 +307,14 @@ def _require_taken(answer: requests.Response, **_: object) -> None:
 def _client(settings: Settings) -> OpenLineageClient:
     session = requests.Session()
     session.hooks["response"].append(_require_taken)
-    key = settings.openlineage_api_key
+    key = LineageSettings.of(settings).openlineage_api_key
     ca = settings.tls_ca_file
     transport = http.HttpTransport(
         http.HttpConfig(
-            url=f"{settings.openlineage_url}/",
+            url=f"{LineageSettings.of(settings).openlineage_url}/",
             session=session,
-            endpoint=settings.openlineage_endpoint.lstrip("/"),
-            timeout=min(REQUEST_S, settings.openlineage_timeout_s),
+            endpoint=LineageSettings.of(settings).openlineage_endpoint.lstrip("/"),
+            timeout=min(REQUEST_S, LineageSettings.of(settings).openlineage_timeout_s),
             auth=http.ApiKeyTokenProvider({"api_key": key.get_secret_value()}) if key is not None else http.TokenProvider({}),
             retry=_RETRY,
             ssl_context=http.HttpSslContextConfig(ca_cert_path=str(ca)) if ca is not None else None,

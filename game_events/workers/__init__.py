@@ -1,0 +1,1 @@
+"""What is sent to Spark's workers and runs there."""
