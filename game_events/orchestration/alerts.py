@@ -298,7 +298,6 @@ def turns(settings: Settings, evaluations: Sequence[Evaluation], before: CheckMe
 def alert_of_check(settings: Settings, evaluation: Evaluation, run: DagsterRun | None, before: CheckMemory) -> Alert:
     """Alert of a check that failed, or passes again."""
     name = f"{evaluation.key.asset_key.to_user_string()}/{evaluation.key.name}"
-    numbers = {k: v.value for k, v in evaluation.result.metadata.items() if isinstance(v, dg.IntMetadataValue)}
     severity = failure_of(settings, evaluation)
     failed = Alert(
         id=f"check_failed:{name}:{evaluation.run_id}:{evaluation.at:.6f}",
@@ -311,12 +310,17 @@ def alert_of_check(settings: Settings, evaluation: Evaluation, run: DagsterRun |
         games=evaluation.games,
         check=name,
         error=plain(evaluation.result.description or "")[:LONGEST_ERROR] or None,
-        counts={k: number for k, number in numbers.items() if number is not None},
+        counts=_numbers(evaluation),
     )
     if severity is not None:
         return failed
     over = {"id": f"recovered:{failed.id}", "event": "recovered", "of": "check_failed", "error": None}
     return failed.model_copy(update=over | {"summary": f"check {name} passes again"})
+
+
+def _numbers(evaluation: Evaluation) -> dict[str, int]:
+    metadata = evaluation.result.metadata
+    return {k: v.value for k, v in metadata.items() if isinstance(v, dg.IntMetadataValue) and v.value is not None}
 
 
 def sends_own_alerts(settings: Settings, run: DagsterRun | None) -> bool:

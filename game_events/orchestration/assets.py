@@ -323,7 +323,7 @@ def _asset(graph: Graph, spec: dg.AssetSpec, layer: str, refresh: Refresh) -> dg
                 idle = games - {t.game for t in report.of(layer)}
                 unchanged = [present(layer, game_table(pipeline.lakehouse, layer, game), game) for game in sorted(idle)]
             yield from rule_evaluations(report, keys)
-            yield from partition_events(context, report, unchanged, spec.key, layer, keys)
+            yield from partition_events(context, report, filter(None, unchanged), spec.key, layer, keys)
 
     return tables_of_games
 

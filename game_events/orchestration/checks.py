@@ -389,13 +389,10 @@ def read_status(
     numbers, troubles = _lag_and_troubles(settings)
     mine = [key for key in checks if key.name != ALL_IS_WELL and key.asset_key in keys.by_layer.values()]
     newest = instance.event_log_storage.get_latest_asset_check_execution_by_key(mine)
-    failed = [k.name for k, record in newest.items() if record.status == AssetCheckExecutionRecordStatus.FAILED]
+    failed = sorted(k.name for k, record in newest.items() if record.status == AssetCheckExecutionRecordStatus.FAILED)
     if failed:
-        troubles.append(f"checks that fail: {some(sorted(failed))}")
-    for job in JOBS:
-        runs = own.runs(instance, 1, job_name=keys.named(job))
-        if runs and runs[0].status == dg.DagsterRunStatus.FAILURE:
-            troubles.append(f"the newest run of {job} failed ({runs[0].run_id[:8]})")
+        troubles.append(f"checks that fail: {some(failed)}")
+    troubles += _failed_runs(instance, own, keys)
     text = "\n".join(f"- {as_text(trouble)}" for trouble in troubles) or "Everything is well."
     return dg.AssetCheckEvaluation(
         asset_key=_status_key(keys),
@@ -405,6 +402,13 @@ def read_status(
         description=as_text("; ".join(troubles) or "everything is well"),
         metadata={"status": dg.MetadataValue.md(text), **numbers, "checks_that_fail": len(failed)},
     )
+
+
+def _failed_runs(instance: DagsterInstance, own: OwnRuns, keys: Keys) -> Iterator[str]:
+    for job in JOBS:
+        for run in own.runs(instance, 1, job_name=keys.named(job)):
+            if run.status == dg.DagsterRunStatus.FAILURE:
+                yield f"the newest run of {job} failed ({run.run_id[:8]})"
 
 
 def _lag_and_troubles(settings: Settings) -> tuple[dict[str, int], list[str]]:

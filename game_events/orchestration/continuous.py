@@ -92,24 +92,30 @@ class EventThrottle:
         now = self._clock()
         with self._lock:
             waiting = sorted(self._pending.tables, key=self._last_event)
-            due = [t for t in waiting if everything or now - self._last_event(t) >= self._interval(t)]
-            due = due if everything else due[: self._at_once]
-            if not due:
+            ready = waiting if everything else list(filter(self._is_due(now), waiting))[: self._at_once]
+            if not ready:
                 return None
-            names = {t.table for t in due}
-            due, rest = [[t for t in waiting if (t.table in names) == now_due] for now_due in (True, False)]
-            report, left = self._pending, RunResult()
-            if not any(_group(t) == BRONZE for t in due):
+            names = {entry.table for entry in ready}
+            due = [entry for entry in waiting if entry.table in names]
+            rest = [entry for entry in waiting if entry.table not in names]
+            groups = set(map(_group, due))
+            self._reported_at |= dict.fromkeys(groups, now)
+            if BRONZE in groups:
+                report = replace(self._pending, tables=due)
+                self._pending = RunResult(tables=rest)
+            else:
                 # What belongs to no single table waits for bronze's event.
-                report, left = RunResult(seconds=report.seconds), report
-            self._pending = replace(left, tables=rest)
-            self._reported_at |= {_group(t): now for t in due}
-            return replace(report, tables=due)
+                report = RunResult(tables=due, seconds=self._pending.seconds)
+                self._pending = replace(self._pending, tables=rest)
+            return report
 
     def give_back(self, report: RunResult) -> None:
         """Take back what was handed out and could not be reported."""
         with self._lock:
             self._pending = report.merge(self._pending)
+
+    def _is_due(self, now: float) -> Callable[[TableReport], bool]:
+        return lambda entry: now - self._last_event(entry) >= self._interval(entry)
 
     def _interval(self, entry: TableReport) -> float:
         tables = sum(1 for name in self._reported_at if name != BRONZE)
@@ -386,6 +392,17 @@ def decide(runs: Sequence[PastRun], now_s: float, job: str = JOB) -> StartDecisi
     if newest.status != DagsterRunStatus.FAILURE:
         how = "was terminated" if newest.status == DagsterRunStatus.CANCELED else "ended by itself"
         return StartDecision(f"off: run {newest.run_id} {how}; start the job `{job}` to switch it on")
+    failures = _failures_in_a_row(runs)
+    pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1))
+    left = newest.ended_s + pause - now_s
+    if left > 0:
+        return StartDecision(f"on: run {newest.run_id} failed ({failures} in a row); started again in {left:.0f} s")
+    # Each run fails at most once, so no key is ever used twice.
+    return _after(newest, f"run {newest.run_id} failed ({failures} in a row)")
+
+
+def _failures_in_a_row(runs: Sequence[PastRun]) -> int:
+    """The newest failures, back to one that was healthy for long enough."""
     failures = 0
     for run in runs:
         if run.status != DagsterRunStatus.FAILURE:
@@ -393,12 +410,7 @@ def decide(runs: Sequence[PastRun], now_s: float, job: str = JOB) -> StartDecisi
         failures += 1
         if run.ended_s - run.began_s >= HEALTHY_S:
             break
-    pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1))
-    left = newest.ended_s + pause - now_s
-    if left > 0:
-        return StartDecision(f"on: run {newest.run_id} failed ({failures} in a row); started again in {left:.0f} s")
-    # Each run fails at most once, so no key is ever used twice.
-    return _after(newest, f"run {newest.run_id} failed ({failures} in a row)")
+    return failures
 
 
 def _after(run: PastRun, why: str) -> StartDecision:

@@ -183,21 +183,9 @@ def _execute(context: dg.OpExecutionContext, graph: Graph, work: Callable[[Share
     """
     cause: BaseException | None = None
     run: SharedRun | None = None
-    named, chosen = graph.keys.named, context.run.step_keys_to_execute or context.run.resolved_op_selection
     try:
         with errors_decide(context, graph.lakehouse(context).source.read()):
-            if chosen and named(REPORTING) not in chosen:
-                raise ConfigurationError(f"the step `{named(REPORTING)}` logs what the others did: choose it, too")
-            # The options of the first step, also where a run is executed again from a later one.
-            run_config: dict[str, Any] = dict(context.run.run_config)
-            options = RunConfig(**run_config.get("ops", {}).get(named(PLAN), {}).get("config", {}))
-
-            def begin(pipeline: Pipeline, report: RunReport) -> TriggeredRun:
-                found = options.begin(pipeline, report)
-                _planned(graph, found).log(context)
-                return found
-
-            run = graph.lakehouse(context).shared(context.run_id, JOB, begin)
+            run = _shared_run(context, graph)
             try:
                 work(run)
             except BaseException as error:
@@ -213,6 +201,24 @@ def _execute(context: dg.OpExecutionContext, graph: Graph, work: Callable[[Share
             yield from _planned(graph, run.work).unchanged(run.work.report, run.done)
             yield from last_known(context, run.work.pipeline)
         raise
+
+
+def _shared_run(context: dg.OpExecutionContext, graph: Graph) -> SharedRun:
+    """What the steps share, begun by the first of them."""
+    named = graph.keys.named
+    chosen = context.run.step_keys_to_execute or context.run.resolved_op_selection
+    if chosen and named(REPORTING) not in chosen:
+        raise ConfigurationError(f"the step `{named(REPORTING)}` logs what the others did: choose it, too")
+    # The options of the first step, also where a run is executed again from a later one.
+    run_config: dict[str, Any] = dict(context.run.run_config)
+    options = RunConfig(**run_config.get("ops", {}).get(named(PLAN), {}).get("config", {}))
+
+    def begin(pipeline: Pipeline, report: RunReport) -> TriggeredRun:
+        run = options.begin(pipeline, report)
+        _planned(graph, run).log(context)
+        return run
+
+    return graph.lakehouse(context).shared(context.run_id, JOB, begin)
 
 
 def _planned(graph: Graph, work: TriggeredRun) -> PlannedLayers:

@@ -289,20 +289,22 @@ class NewVersions:
         One that cannot be read waits as long as the others. An outage ends the search: the registry is left in peace then.
         """
         registry = SchemaRegistry(settings, limits=SchemaLimits(schema_s=SEARCH_S))
-        until, wanted = clock() + SEARCH_S, set(names)
-        order = [*(name for name in names if name not in seen), *(name for name in seen if name in wanted)]
-        waiting = {name: seen.get(name, {}) for name in order}
+        until = clock() + SEARCH_S
+        wanted = set(names)
+        waiting: Cursor = {name: {} for name in names if name not in seen}
+        waiting |= {name: versions for name, versions in seen.items() if name in wanted}
         for subject, known in list(waiting.items()):
             if clock() > until:
                 break
-            waiting[subject] = waiting.pop(subject)
+            # To the end of the queue, whatever becomes of it.
+            del waiting[subject]
+            waiting[subject] = known
             try:
                 waiting[subject] = self._search_one(settings, registry, subject, known) or known
-            except TransientError as error:
-                self.errors.append(str(error))
-                break
             except GameEventsError as error:
                 self.errors.append(str(error))
+                if isinstance(error, TransientError):
+                    break
         return waiting
 
     def _search_one(

@@ -208,10 +208,21 @@ def _run(report: RunResult, run: RunFacts, settings: Settings) -> dict[str, Any]
     elif report.errors:
         names = ", ".join(t.table for t in report.errors[:10])
         detail["error"] = {"class": "tables", "text": f"{len(report.errors)} tables failed: {names}"}
-    failed = report.errors or (run.error is not None and not run.stopped)
-    status, lag = FAILED if failed else STOPPED if run.stopped else SUCCEEDED, sum(report.lag.values()) if report.lag else None
-    seconds = round(run.seconds, 3)
-    return _row("run", name=run.job, rows=report.rows("bronze"), lag=lag, seconds=seconds, status=status, detail=detail)
+    return _row(
+        "run",
+        name=run.job,
+        rows=report.rows("bronze"),
+        lag=sum(report.lag.values()) if report.lag else None,
+        seconds=round(run.seconds, 3),
+        status=_status(report, run),
+        detail=detail,
+    )
+
+
+def _status(report: RunResult, run: RunFacts) -> str:
+    if report.errors or (run.error is not None and not run.stopped):
+        return FAILED
+    return STOPPED if run.stopped else SUCCEEDED
 
 
 def _table(entry: TableReport, report: RunResult, settings: Settings) -> dict[str, Any]:
@@ -226,15 +237,16 @@ def _table(entry: TableReport, report: RunResult, settings: Settings) -> dict[st
 def _inputs(entry: TableReport, report: RunResult, names: Names) -> list[dict[str, Any]]:
     """Lineage: the inputs of the rows, and up to which batch of bronze. Versions of these are in rows of their own."""
     if entry.layer in ("bronze", "quarantine"):
-        held = [{"table": names.name_of(QUARANTINE)}] if report.replayed and entry.layer == "bronze" else []
-        return [*({"topic": topic} for topic in report.topics), *held]
+        topics: list[dict[str, Any]] = [{"topic": topic} for topic in report.topics]
+        replayed = report.replayed and entry.layer == "bronze"
+        return [*topics, {"table": names.name_of(QUARANTINE)}] if replayed else topics
     if entry.layer == "silver":
         return [{"table": names.name_of(BRONZE), "batch": entry.batch}]
     if is_gold(entry.layer) and entry.game is not None:
         shared = entry.table.startswith(names.asset("gold_unified_"))
         return [{"table": names.name_of(SILVER if shared else silver_name(entry.game)), "batch": entry.batch}]
-    changed = [t.game for t in report.of("gold") if t.error is None]
-    return [{"table": names.name_of(gold_name("{game}")), "games": len(changed), "batch": entry.batch}]
+    changed = sum(t.error is None for t in report.of("gold"))
+    return [{"table": names.name_of(gold_name("{game}")), "games": changed, "batch": entry.batch}]
 
 
 def _schemas(report: RunResult) -> Iterator[dict[str, Any]]:

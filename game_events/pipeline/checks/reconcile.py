@@ -46,6 +46,10 @@ class RowCounts:
     held: Counter[str | None] = field(default_factory=Counter)
     settled: Counter[str | None] = field(default_factory=Counter)
 
+    def games_with_pending_rows(self) -> set[str]:
+        """Their names."""
+        return {game for game, rows in self.pending.items() if rows and game is not None}
+
 
 def count_rows(
     pipeline: Pipeline, handle: DeltaTable, decisions: Decisions, taken: Mapping[str, int], settled: int, above: int = 0
@@ -249,8 +253,8 @@ def _of_later_rows(
     None: bronze was replaced, or a table is not what progress says of it.
     """
     identity = BronzeIdentity.of(before)
-    counted = state.counted
-    looked_at = {game for game, batch in state.games.items() if batch > counted.batch}
+    earlier = state.counted
+    looked_at = {game for game, batch in state.games.items() if batch > earlier.batch}
     looked_at |= state.games.keys() & {*changed, *state.failed_in(Layer.SILVER)}
     tables = opened(looked_at, pipeline.lakehouse.silver, pipeline.handles.take_to_read)
     # After progress and these tables, so that it has every batch that they have.
@@ -259,22 +263,21 @@ def _of_later_rows(
         return None
     taken = for_games(tables, lambda game: identity.taken(tables[game]) or 0)
     # Of a game that fails now, too, earlier batches were in silver.
-    settled = max(_settled(state, taken), counted.batch)
+    settled = max(_settled(state, taken), earlier.batch)
     taken |= {game: batch for game, batch in state.games.items() if game not in looked_at}
     decisions = Decisions(pipeline.quarantine, pipeline.open_quarantine(), identity.key)
-    counts = count(pipeline, bronze, decisions, taken, settled, counted.batch)
-    for game in {game for game in +counts.pending if game is not None and game not in tables}:
-        table = pipeline.handles.take_to_read(pipeline.lakehouse.silver(game))
-        if table is None or identity.taken(table) != taken[game]:
-            return None
-        tables[game] = table
-    add_earlier(counts, counted, taken)
+    counts = count(pipeline, bronze, decisions, taken, settled, earlier.batch)
+    waiting = counts.games_with_pending_rows() - tables.keys()
+    tables |= opened(waiting, pipeline.lakehouse.silver, pipeline.handles.take_to_read)
+    if any(identity.taken(tables.get(game)) != taken[game] for game in waiting):
+        return None
+    add_earlier(counts, earlier, taken)
     counts.held.update({game: decisions.rejected_rows.get(game, 0) for game in tables})
-    unchanged = {game: counted.games[game] for game in taken if game in counted.games and game not in tables}
+    unchanged = {game: earlier.games[game] for game in taken.keys() & earlier.games.keys() - tables.keys()}
     result = _compared(pipeline, _Counted(bronze, decisions, tables, counts, settled, unchanged))
     for game, handle in tables.items():
         pipeline.handles.keep(pipeline.lakehouse.silver(game), handle)
-    return replace(result, counted_before=counted.batch)
+    return replace(result, counted_before=earlier.batch)
 
 
 def _of_all_rows(pipeline: Pipeline, before: DeltaTable, state: Progress, count: RowCounter) -> Reconciliation:
@@ -323,9 +326,10 @@ class _Counted:
 
 def _compared(pipeline: Pipeline, counted: _Counted) -> Reconciliation:
     """The counts of bronze beside those of silver and quarantine, noted for the next check if they add up."""
-    games = counted.games()
-    transformed = {game: counts for game, counts in games.items() if pipeline.extensions.transformed(game)}
-    compared = {game: counts for game, counts in games.items() if game not in transformed}
+    transformed = {}
+    compared = {}
+    for game, counts in counted.games().items():
+        (transformed if pipeline.extensions.transformed(game) else compared)[game] = counts
     result = Reconciliation(
         bronze=row_count(counted.bronze),
         silver=sum(counts.silver for counts in compared.values()),

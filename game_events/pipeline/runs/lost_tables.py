@@ -42,24 +42,16 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport, *, few: int = FEW) -
     bronze = pipeline.open_bronze()
     if bronze is None:
         return
-    key, scope = BronzeIdentity.of(bronze).key, _scope(pipeline)
+    key = BronzeIdentity.of(bronze).key
+    scope = _scope(pipeline)
     began = _changed_s(pipeline.progress.declaration.table.uri)
     state = pipeline.progress.read(key)
     search = _Search(pipeline, state.searched.at_s if state.searched.scope == scope else 0)
-    routing = Routing(frozenset(pipeline.settings.games))
-    # Tables of games that are not allowed any more are not rebuilt.
-    games = sorted(game for game in state.games if routing.refusal(game) is None)
-    lost: dict[str, dict[str, str]] = {
-        Layer.SILVER: search.lost(games, pipeline.lakehouse.silver, silver_name),
-        Layer.GOLD: search.lost(_made(state, Layer.GOLD, games), pipeline.lakehouse.gold, gold_name),
-    }
-    for aggregate in pipeline.extensions.aggregates:
-        mine = [game for game in _made(state, aggregate.layer, games) if aggregate.applies_to(game)]
-        of = {"aggregate": aggregate.name}
-        lost[aggregate.layer] = search.lost(mine, partial(pipeline.lakehouse.gold, **of), partial(gold_name, **of))
+    lost = _lost_by_layer(pipeline, state, search)
+    is_complete = bool(began) and not search.unreadable
     if any(lost.values()):
         _say(report, lost)
-    elif search.read <= few or search.unreadable or pipeline.read_only or not began:
+    elif search.read <= few or pipeline.read_only or not is_complete:
         return
     why = note(pipeline, "its table was deleted or restored")
 
@@ -67,7 +59,7 @@ def find_lost_tables(pipeline: Pipeline, report: RunReport, *, few: int = FEW) -
         after = now.pending_downstream(lost[Layer.SILVER], why).pending(Layer.UNIFIED, lost[Layer.GOLD], why)
         for layer, tables in lost.items():
             after = after.pending(layer, tables, why)
-        return after if search.unreadable or not began else replace(after, searched=Search(int(began), scope))
+        return replace(after, searched=Search(int(began or 0), scope)) if is_complete else after
 
     pipeline.progress.update(key, noted)
 
@@ -163,3 +155,19 @@ def _restored(table: Table) -> bool | None:
         return restored_lately(table)
     except (OSError, ValueError):
         return None
+
+
+def _lost_by_layer(pipeline: Pipeline, state: Progress, search: _Search) -> dict[str, dict[str, str]]:
+    """Layer -> its lost tables."""
+    routing = Routing(frozenset(pipeline.settings.games))
+    # Tables of games that are not allowed any more are not rebuilt.
+    games = sorted(game for game in state.games if routing.refusal(game) is None)
+    lost: dict[str, dict[str, str]] = {
+        Layer.SILVER: search.lost(games, pipeline.lakehouse.silver, silver_name),
+        Layer.GOLD: search.lost(_made(state, Layer.GOLD, games), pipeline.lakehouse.gold, gold_name),
+    }
+    for aggregate in pipeline.extensions.aggregates:
+        mine = [game for game in _made(state, aggregate.layer, games) if aggregate.applies_to(game)]
+        table = partial(pipeline.lakehouse.gold, aggregate=aggregate.name)
+        lost[aggregate.layer] = search.lost(mine, table, partial(gold_name, aggregate=aggregate.name))
+    return lost

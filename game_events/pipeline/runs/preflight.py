@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql.types import StructType
 
@@ -105,23 +106,25 @@ def run_checks(
     checks: Mapping[str, Check], settings: Settings, needs: Mapping[str, Collection[str]] | None = None
 ) -> list[PreflightResult]:
     """Make all checks, those of `WAITING` ahead; secrets are masked. `needs`: name -> checks that have to pass before."""
-    found: list[PreflightResult] = []
+    needs = needs or {}
+    results: dict[str, PreflightResult] = {}
     begun: dict[str, Future[str | tuple[str, Mapping[str, object]]]] = {}
 
     def after_its_needs(name: str) -> str | tuple[str, Mapping[str, object]]:
-        for other in begun.keys() & set((needs or {}).get(name, ())):
+        for other in begun.keys() & set(needs.get(name, ())):
             begun[other].result()
         return checks[name]()
 
-    for name in (name for name in WAITING if name in checks):
+    for name in filter(checks.__contains__, WAITING):
         begun[name] = begin_call(partial(after_its_needs, name), name)
     for name, check in checks.items():
-        missing = [c.check for c in found if not c.ok and c.check in (needs or {}).get(name, ())]
+        failed = [result.check for result in results.values() if not result.ok]
+        missing = [other for other in failed if other in needs.get(name, ())]
         if missing:
-            found.append(PreflightResult(name, False, f"not known while this fails: {', '.join(missing)}"))
+            results[name] = PreflightResult(name, False, f"not known while this fails: {', '.join(missing)}")
         else:
-            found.append(_made(name, begun[name].result if name in begun else check, settings))
-    return found
+            results[name] = _made(name, begun[name].result if name in begun else check, settings)
+    return list(results.values())
 
 
 def _made(name: str, check: Check, settings: Settings) -> PreflightResult:
@@ -237,15 +240,19 @@ def _message_types(settings: Settings) -> str:
     catalog = SchemaCatalog(SchemaRegistry(settings), lakehouse)
     ids = set(SchemaArchive(lakehouse).digests())
     if settings.source != FILES:
-        ids |= {i for subject in subjects(settings) for i in catalog.ids_of(subject)}
-    known = {name for i in ids for name in catalog.names(i)}
-    # Nested messages are not listed.
-    missing = [n for n in settings.message_types if n not in known and not any(n.startswith(f"{k}.") for k in known)]
+        ids |= {schema_id for subject in subjects(settings) for schema_id in catalog.ids_of(subject)}
+    known = {name for schema_id in ids for name in catalog.names(schema_id)}
+    missing = [name for name in settings.message_types if not _is_known(name, known)]
     text = f"decoded are {', '.join(settings.message_types)}"
     if missing and known:
-        text += f"; no known schema has {', '.join(missing)}: there are {', '.join(sorted(known)[:TYPES_SHOWN])}"
-        text += f" and {len(known) - TYPES_SHOWN} more" if len(known) > TYPES_SHOWN else ""
+        named = first_few(sorted(known), TYPES_SHOWN, ", ")
+        text += f"; no known schema has {', '.join(missing)}: there are {named}"
     return text
+
+
+def _is_known(name: str, known: Collection[str]) -> bool:
+    """Whether a message type is known, or may be nested in one: nested messages are not listed."""
+    return name in known or any(name.startswith(f"{outer}.") for outer in known)
 
 
 def _writable(settings: Settings) -> str:
@@ -348,26 +355,29 @@ def waiting(pipeline: Pipeline) -> str:
     bronze = pipeline.open_bronze()
     if bronze is None:
         return "there is no bronze table yet"
-    owed, state = due(pipeline), pipeline.progress.read(BronzeIdentity.of(bronze).key)
+    owed = due(pipeline)
+    state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
     rows = owed.rows.total()
     text = f"{many(rows, 'row')} of {pipeline.bronze.name} {'waits' if rows == 1 else 'wait'} for silver"
-    text += f", {left_out_until_now(owed.readmitted)}" if owed.readmitted else ""
-    failed = {(layer, game): why for (layer, game), why in state.failed.items() if game not in owed.held}
+    if owed.readmitted:
+        text += f", {left_out_until_now(owed.readmitted)}"
+    failed = {game: why for (_, game), why in state.failed.items() if game not in owed.held}
     if failed:
-        games = sorted(owed.failed) or sorted({game for _, game in failed})
+        games = sorted(owed.failed or failed)
         text += f"; tables of {first_few(games, NAMED, ', ')} failed, or are to be rebuilt: {next(iter(failed.values()))}"
-    if owed.held or owed.left_out.last:
-        text += f"; {_left_out(pipeline, owed)}"
+    text += _left_out(pipeline, owed)
     return Hint(f"{text}: `game-events run`") if rows or failed else text
 
 
 def _left_out(pipeline: Pipeline, owed: Due) -> str:
     """Rows that stay in bronze as long as the settings are what they are."""
-    by = "GAME_EVENTS_GAMES leaves" if pipeline.settings.games else "the limits of games leave"
-    parts = [f"{by} out names in batches {owed.left_out.first} to {owed.left_out.last} of {pipeline.bronze.name}"]
-    parts = parts if owed.left_out.last else []
-    parts += [f"GAME_EVENTS_GAMES lacks games to be retried: {first_few(sorted(owed.held), NAMED, ', ')}"] if owed.held else []
-    return "; ".join(parts)
+    text = ""
+    if owed.left_out.last:
+        by = "GAME_EVENTS_GAMES leaves" if pipeline.settings.games else "the limits of games leave"
+        text += f"; {by} out names in batches {owed.left_out.first} to {owed.left_out.last} of {pipeline.bronze.name}"
+    if owed.held:
+        text += f"; GAME_EVENTS_GAMES lacks games to be retried: {first_few(sorted(owed.held), NAMED, ', ')}"
+    return text
 
 
 def quarantine(pipeline: Pipeline) -> str:
@@ -428,29 +438,36 @@ def columns(pipeline: Pipeline) -> str:
 
 def names(pipeline: Pipeline) -> str:
     """Whether the entity column names a game in most of bronze's newest rows; else what it holds."""
-    bronze, entity = pipeline.open_bronze(), pipeline.settings.entity_column
+    bronze = pipeline.open_bronze()
+    entity = pipeline.settings.entity_column
     if bronze is None or not row_count(bronze):
         return "there is no row yet"
     if not has_decoded_columns(bronze):
         return "there is no record of a selected message type yet"
-    schema = pa.schema(bronze.schema())
-    if entity not in schema.names:
-        others = some_columns([name for name in schema.names if not name.startswith("_")], entity)
+    columns = pa.schema(bronze.schema()).names
+    if entity not in columns:
+        others = some_columns([name for name in columns if not name.startswith("_")], entity)
         return Hint(f"set GAME_EVENTS_ENTITY_COLUMN: bronze has no column {entity!r}. It has {others}")
-    newest_first = sorted(selection(bronze).data, key=lambda file: file.highest_batch or 0, reverse=True)
-    found = Counter[object]()
-    rows = 0
-    for part in read_parts(pipeline.bronze, pa.schema([schema.field(entity)]), [unquote(file.path) for file in newest_first]):
-        found.update({entry["values"]: entry["counts"] for entry in pc.value_counts(part.column(entity)).to_pylist()})
-        rows += part.num_rows
-        if rows >= NEWEST_ROWS:
-            break
-    legal = sum(count for name, count in found.items() if is_game(name))
+    counted = _newest_values(pipeline, bronze, entity)
+    rows = counted.total()
+    legal = sum(count for name, count in counted.items() if is_game(name))
     text = f"{legal:,} of the newest {many(rows, 'row')} have a legal name in {entity}"
     if legal >= rows - legal:
         return text
-    others = ", ".join([repr(name)[:NAME_CHARS] for name, _ in found.most_common() if not is_game(name)][:NAMED])
+    others = ", ".join([repr(name)[:NAME_CHARS] for name, _ in counted.most_common() if not is_game(name)][:NAMED])
     return Hint(f"{text}, the others are in no table of silver: it holds {others}")
+
+
+def _newest_values(pipeline: Pipeline, bronze: DeltaTable, column: str) -> Counter[object]:
+    """Values of a column in bronze's newest files, at least `NEWEST_ROWS` if there are as many -> rows."""
+    files = sorted(selection(bronze).data, key=lambda file: file.highest_batch or 0, reverse=True)
+    schema = pa.schema([pa.schema(bronze.schema()).field(column)])
+    counted = Counter[object]()
+    for part in read_parts(pipeline.bronze, schema, [unquote(file.path) for file in files]):
+        counted.update({entry["values"]: entry["counts"] for entry in pc.value_counts(part.column(column)).to_pylist()})
+        if counted.total() >= NEWEST_ROWS:
+            break
+    return counted
 
 
 def statistics(pipeline: Pipeline) -> str:
