@@ -230,7 +230,8 @@ def gold_aggregate(
         measures = _measures(given, name, columns, where) if mode == "merge" else {}
         function = given if mode == "recompute" else None
         about = description if description is not None else inspect.getdoc(given) or ""
-        definition, chosen = _definition(mode, columns, measures, given), _games(games, where)
+        definition = _definition(mode, columns, measures, given)
+        chosen = _games(games, where)
         made = GoldAggregate(name, mode, columns, measures, function, chosen, interval_s, about, definition, where)
         setattr(given, DECLARATION, made)
         return given

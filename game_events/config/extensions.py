@@ -47,7 +47,8 @@ def load_extensions(names: Iterable[str]) -> Extensions:
 
 def extensions_of(settings: Settings) -> Extensions:
     """The extensions of the settings, with names of assets; raises as `load_extensions`, and for ambiguous names of tables."""
-    found, names = load_extensions(settings.extensions), settings.names
+    found = load_extensions(settings.extensions)
+    names = settings.names
     _check_names(found.aggregates, {names.aggregate: "`aggregate` in GAME_EVENTS_NAMES"})
     assets = {a.name: names.asset(f"gold_{a.name}") for a in found.aggregates}
     return replace(found, aggregates=tuple(replace(a, asset_name=assets[a.name]) for a in found.aggregates))

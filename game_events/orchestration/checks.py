@@ -158,7 +158,9 @@ def again(instance: DagsterInstance, run_id: str, checks: Iterable[dg.AssetCheck
 
 
 def _with_date(found: Evaluation) -> dg.AssetCheckEvaluation:
-    result, metadata, said = found.result, dict(found.result.metadata), found.result.description
+    result = found.result
+    metadata = dict(found.result.metadata)
+    said = found.result.description
     if AS_OF not in metadata:
         metadata[AS_OF] = dg.MetadataValue.timestamp(found.at)
         if found.run_id:
@@ -228,7 +230,8 @@ GAMES_SHOWN = 50
 
 def build_rule_checks(graph: Graph) -> list[dg.AssetChecksDefinition]:
     """The checks of the settings' rules, to be run by themselves: any of them, in one Spark job for each layer."""
-    keys, by_key = graph.keys, rule_checks(Pipeline(graph.settings, no_spark))
+    keys = graph.keys
+    by_key = rule_checks(Pipeline(graph.settings, no_spark))
     removed = _checks_when_loaded(graph, by_key) - by_key.keys()
     if not by_key and not removed:
         return []
@@ -288,7 +291,8 @@ def rule_evaluations(report: RunResult, keys: Keys = DEFAULT, covers: str = THIS
 
 
 def _evaluation(rule: RuleReport, found: list[RuleReport], keys: Keys, covers: str) -> dg.AssetCheckEvaluation:
-    rows, violated = sum(r.rows for r in found), sum(r.violated for r in found)
+    rows = sum(r.rows for r in found)
+    violated = sum(r.violated for r in found)
     worst = sorted((r for r in found if r.violated), key=lambda r: (-r.violated, r.game))
     return dg.AssetCheckEvaluation(
         asset_key=keys.by_layer[rule.layer],
@@ -313,7 +317,8 @@ def last_known(
     context: dg.OpExecutionContext | dg.AssetExecutionContext, pipeline: Pipeline
 ) -> Iterator[dg.AssetCheckEvaluation]:
     """The last results of checks of the layers that this run has materialized and not checked; to be called at its end."""
-    keys, run_id = Keys.of(pipeline.settings), context.run.run_id
+    keys = Keys.of(pipeline.settings)
+    run_id = context.run.run_id
     checks = [*(dg.AssetCheckKey(keys.by_layer[check.layer], check.name) for check in all_checks()), *rule_checks(pipeline)]
     written = _materialized_by(context.instance, run_id, {key.asset_key for key in checks})
     yield from again(context.instance, run_id, (key for key in checks if key.asset_key in written))
@@ -346,7 +351,8 @@ def whole_run(
     Raises:
         Failure: tables failed, each alone.
     """
-    keys, pipeline = planned.keys, planned.pipeline
+    keys = planned.keys
+    pipeline = planned.pipeline
     yield from planned.recovered(context.instance, report)
     # The unified table's event is after those of the layers above: until it is there automation takes the run to be at work.
     yield from changes(context, report, keys)

@@ -74,7 +74,8 @@ class EventThrottle:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, at_once: int = EVENTS_AT_ONCE) -> None:
-        self._clock, self._at_once = clock, at_once
+        self._clock = clock
+        self._at_once = at_once
         self._lock = threading.Lock()
         self._pending = RunResult()
         self._reported_at: dict[str, float] = {}
@@ -188,7 +189,8 @@ class LoopThread(threading.Thread):
 
     def __init__(self, loop: Loop, grace_s: float = GRACE_S) -> None:
         super().__init__(name="continuous", daemon=True)
-        self.loop, self._grace_s = loop, grace_s
+        self.loop = loop
+        self._grace_s = grace_s
         self.done = threading.Event()
         self.error: BaseException | None = None
 
@@ -238,7 +240,8 @@ def _run(context: dg.OpExecutionContext, config: ContinuousConfig, graph: Graph)
     throttle = EventThrottle()
     pipeline = graph.lakehouse(context).pipeline(context.run_id)
     pipeline = replace(pipeline, quiet=True, handles=KeptHandles(summaries=False))
-    keys, own = graph.keys, OwnRuns.of(pipeline.settings, repository_of(context.run))
+    keys = graph.keys
+    own = OwnRuns.of(pipeline.settings, repository_of(context.run))
     run_log = RunLog(pipeline, JOB, context.retry_number)
 
     def add(report: RunReport) -> None:
@@ -290,7 +293,8 @@ def _events_while(
     context: dg.OpExecutionContext, worker: LoopThread, throttle: EventThrottle, keys: Keys = DEFAULT
 ) -> Iterator[OpEvent]:
     """What becomes due while the loop works; and its state, while that keeps it from working."""
-    report, reported_at = worker.loop.report, float("-inf")
+    report = worker.loop.report
+    reported_at = float("-inf")
     while not worker.done.wait(POLL_S):
         events = list(_due_events(context, throttle, keys))
         yield from events

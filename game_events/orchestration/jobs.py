@@ -403,7 +403,8 @@ def _run(
 
     `layers`: those that it may write.
     """
-    pipeline, report = graph.lakehouse(context).pipeline(context.run_id), RunReport()
+    pipeline = graph.lakehouse(context).pipeline(context.run_id)
+    report = RunReport()
     planned = PlannedLayers.all_games(pipeline, graph.keys, layers)
     planned.log(context)
     with errors_decide(context, pipeline.settings):

@@ -89,7 +89,8 @@ class SharedRun:
         """Begin the entry, then the work; an error of that is in the entry."""
         self.closed = False
         self.done: set[str] = set()
-        self._entry, report = ExitStack(), RunReport()
+        self._entry = ExitStack()
+        report = RunReport()
         self._entry.enter_context(recorded(pipeline, report, name, attempt))
         try:
             self.work = begin(pipeline, report)
@@ -145,7 +146,8 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
         Dagster makes one resource for all steps of a run that one process executes.
         """
         if self._open is None or self._open.closed:
-            self._open, self._opened = SharedRun(self.pipeline(run_id), name, self._opened, begin), self._opened + 1
+            self._open = SharedRun(self.pipeline(run_id), name, self._opened, begin)
+            self._opened += 1
         return self._open
 
     @property
@@ -162,7 +164,8 @@ class LakehouseResource(dg.ConfigurableResource[Any]):
     @contextmanager
     def recorded(self, context: StepContext, name: str, *, observed: bool = True) -> Iterator[tuple[Pipeline, RunReport]]:
         """The pipeline and the report of one step, recorded in the event log; errors inside end the step (`errors_decide`)."""
-        pipeline, report = self.pipeline(context.run.run_id), RunReport()
+        pipeline = self.pipeline(context.run.run_id)
+        report = RunReport()
         with (
             errors_decide(context, pipeline.settings),
             recorded(pipeline, report, name, context.retry_number, observed=observed),
@@ -382,7 +385,8 @@ def open_table(settings: Settings, table: Table) -> DeltaTable | None:
 
         # Credentials, and all that concerns other stores, delta-rs reads from the environment.
         store: S3Config | LocalConfig = LocalConfig()
-        client, options = ClientConfig(), table.options
+        client = ClientConfig()
+        options = table.options
         if is_s3(settings.lakehouse):
             store = S3Config(
                 region=options.get("AWS_REGION"),

@@ -386,7 +386,8 @@ def _with_newest_events(instance: DagsterInstance, checks: Collection[AssetCheck
 
 def _delete_evaluations(instance: DagsterInstance, run_ids: Collection[str]) -> None:
     """Delete the runs' evaluations of checks, but each check's newest; Dagster 1.13 deletes a run's events without them."""
-    storage, table = instance.event_log_storage, AssetCheckExecutionsTable
+    storage = instance.event_log_storage
+    table = AssetCheckExecutionsTable
     if not run_ids or not isinstance(storage, SqlEventLogStorage):
         return
     columns = table.c.id, table.c.asset_key, table.c.check_name

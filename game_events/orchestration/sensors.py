@@ -198,7 +198,9 @@ def alert_on_lag(settings: Settings, lag: PipelineLag, memory: Memory) -> Memory
     Returns:
         the memory with the alert noted; unchanged if the receiver did not take it, so that the next tick retries.
     """
-    threshold, records, topic = settings.alert_lag_records, lag.total_lag, lag.name
+    threshold = settings.alert_lag_records
+    records = lag.total_lag
+    topic = lag.name
     if not threshold or settings.alert_webhook_url is None:
         return memory.model_copy(update={"lag_is_high": False})
     # Of the same alert, sent again, the receiver gets the same id.

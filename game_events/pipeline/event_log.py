@@ -90,7 +90,10 @@ class RunLog:
     """
 
     def __init__(self, pipeline: Pipeline, job: str, attempt: int = 0, interval_s: float = INTERVAL_S) -> None:
-        self._pipeline, self._job, self._attempt, self._interval_s = pipeline, job, attempt, interval_s
+        self._pipeline = pipeline
+        self._job = job
+        self._attempt = attempt
+        self._interval_s = interval_s
         self._pending = RunReport()
         #: Cycles since lineage was sent: what the event log could not take is not sent a second time.
         self._unsent = RunReport()
@@ -114,7 +117,8 @@ class RunLog:
 
     def _write(self, error: BaseException | None, *, end: bool) -> None:
         """Register the tables and send the lineage of the cycles since the last time, then write the events."""
-        news, self._unsent = self._unsent, RunReport()
+        news = self._unsent
+        self._unsent = RunReport()
         facts = RunFacts(self._job, time.monotonic() - self._began, error)
         if end:
             self._observers.close(news, error, stopped=facts.stopped)
@@ -125,7 +129,8 @@ class RunLog:
         self._pending.add(extra)
         facts = replace(facts, seconds=time.monotonic() - self._began)  # with the time that those took
         if write_events(self._pipeline, self._pending, facts, f"{self._attempt}.{self._part}"):
-            self._pending, self._part = RunReport(), self._part + 1
+            self._pending = RunReport()
+            self._part += 1
         self._began = time.monotonic()
 
 
@@ -166,7 +171,8 @@ def _read(report: RunResult) -> Iterator[dict[str, Any]]:
 def _counts(report: RunResult, names: Names) -> Iterator[dict[str, Any]]:
     """Rows of the fields with an `Event`."""
     for f in fields(report):
-        event, value = f.metadata["event"], getattr(report, f.name)
+        event = f.metadata["event"]
+        value = getattr(report, f.name)
         if event is not None and value:
             table = names.name_of(event.table) if event.table else None
             for name, rows in sorted(value.items()) if isinstance(value, Mapping) else [(None, value)]:
@@ -230,7 +236,8 @@ def _table(entry: TableReport, report: RunResult, settings: Settings) -> dict[st
     if entry.error is not None:
         return row | {"status": FAILED, "detail": {"error": without_secrets(without_quotes(entry.error), settings)}}
     counts = {name: getattr(entry, name) for name in ("rows", "table_rows", "table_bytes", "batch")}
-    status, inputs = "new" if entry.new else "changed", _inputs(entry, report, settings.names)
+    status = "new" if entry.new else "changed"
+    inputs = _inputs(entry, report, settings.names)
     return row | counts | {"delta_version": entry.version, "status": status, "detail": {"inputs": inputs}}
 
 

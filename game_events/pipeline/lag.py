@@ -77,7 +77,8 @@ def read_lag(settings: Settings, timeout_s: float) -> PipelineLag:
     Raises:
         GameEventsError: the broker does not answer, the topic does not exist, or a table cannot be read.
     """
-    seen, name = make_source(settings, timeout_s).snapshot(), settings.source_name
+    seen = make_source(settings, timeout_s).snapshot()
+    name = settings.source_name
     lakehouse = Lakehouse.of(settings)
     bronze = lakehouse.table(BRONZE).open_to_read()
     if bronze is None:
@@ -88,7 +89,8 @@ def read_lag(settings: Settings, timeout_s: float) -> PipelineLag:
     # A partition that bronze never read is read from its start: also an added one, and all of a recreated topic.
     known = next_offsets(bronze, seen.latest)
     reached = seen.earliest | known
-    state, admission = ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key), Admission.of(settings)
+    state = ProgressTable(lakehouse).read(BronzeIdentity.of(bronze).key)
+    admission = Admission.of(settings)
     return PipelineLag(
         name,
         seen,

@@ -186,7 +186,8 @@ def _tidy(
         handle = _renewed(lakehouse, table, handle, done)
     known.read_log(handle)
     done.replaced += known.delete(table.retention.seconds(table.key))
-    done.waiting, done.files = len(known.waiting), len(paths(handle))
+    done.waiting = len(known.waiting)
+    done.files = len(paths(handle))
     return handle
 
 
@@ -253,7 +254,8 @@ def _work(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaint
 def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMaintenance) -> None:
     """Count what `_work` would do now."""
     groups = _groups_of(table, handle, FULL_GOAL)
-    done.joined, done.into = sum(len(group) for group in groups), len(groups)
+    done.joined = sum(len(group) for group in groups)
+    done.into = len(groups)
     merged = {path for group in groups for path in group}
     outdated = [file for file in outdated_files(handle) if file.path not in merged]
     done.renewed = sum(map(len, first_groups(outdated)))
@@ -261,9 +263,11 @@ def _count(pipeline: Pipeline, table: Table, handle: DeltaTable, done: TableMain
     known = ReplacedFiles(table)
     known.read_log(handle)
     done.replaced = len(known.due(table.retention.seconds(table.key)))
-    done.waiting, done.files = len(known.waiting) - done.replaced, len(paths(handle))
+    done.waiting = len(known.waiting) - done.replaced
+    done.files = len(paths(handle))
     found = _orphans(pipeline, table, known, dry_run=True)
-    done.orphans, done.orphan_bytes = len(found), sum(found.values())
+    done.orphans = len(found)
+    done.orphan_bytes = sum(found.values())
 
 
 def _orphans(pipeline: Pipeline, table: Table, known: ReplacedFiles, *, dry_run: bool) -> dict[str, int]:

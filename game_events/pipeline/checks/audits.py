@@ -222,7 +222,8 @@ def _same(one: str, other: str, kinds: Mapping[str, DataType]) -> Column:
     """Whether both have one row of a key, and its values are equal; never NULL."""
     same = (F.col(f"n_{one}") == 1) & (F.col(f"n_{other}") == 1)
     for name, kind in kinds.items():
-        a, b = F.col(f"v_{one}")[name], F.col(f"v_{other}")[name]
+        a = F.col(f"v_{one}")[name]
+        b = F.col(f"v_{other}")[name]
         equal = a.eqNullSafe(b)
         if isinstance(kind, DoubleType | FloatType):
             # A sum of floating point numbers depends on the order of rows.
@@ -336,7 +337,8 @@ def volume(pipeline: Pipeline, now: datetime | None = None) -> CheckResult:
     totals: dict[str, dict[int, int]] = {}
     for row in query(events, _DAYS, now=now):
         totals.setdefault(row["game"], {})[row["back"]] = row["total"]
-    compared, unusual = 0, []
+    compared = 0
+    unusual = []
     for game, by_day in totals.items():
         last, history = daily_rows(by_day)
         if len(history) < MIN_DAYS:
@@ -366,7 +368,8 @@ def daily_rows(totals: dict[int, int]) -> tuple[int, list[int]]:
     `totals`: days back -> rows of the table at the end of that day; the first one is the starting value.
     """
     oldest = max(totals)
-    rows, before = [], totals[oldest]
+    rows = []
+    before = totals[oldest]
     for back in range(oldest - 1, -1, -1):
         now = totals.get(back, before)
         rows.append(max(0, now - before))

@@ -349,7 +349,8 @@ def offsets_unique(pipeline: Pipeline) -> CheckResult:
 
     A replayed record is in both, and its row of quarantine is marked.
     """
-    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
+    bronze = pipeline.open_bronze()
+    quarantine = pipeline.open_quarantine()
     if bronze is None or not row_count(bronze):
         return CheckResult(UNIQUE, "bronze", True, "there are no rows in bronze yet", wrong_rows=True)
     wrong = (

@@ -79,7 +79,8 @@ def _say(report: RunReport, lost: Mapping[str, Mapping[str, str]]) -> None:
 
 def _made(state: Progress, layer: str, games: Iterable[str]) -> list[str]:
     """Games with a table in this layer. Tables of pending or failed games are opened by the layer anyway."""
-    floor, failed = state.floor(layer), state.failed_in(layer)
+    floor = state.floor(layer)
+    failed = state.failed_in(layer)
     return [game for game in games if state.games[game] <= floor and game not in failed]
 
 
@@ -92,7 +93,8 @@ class _Search:
     """
 
     def __init__(self, pipeline: Pipeline, since_s: float) -> None:
-        self._pipeline, self._since_s = pipeline, since_s
+        self._pipeline = pipeline
+        self._since_s = since_s
         self.read = self.unreadable = 0
 
     def lost(self, games: Sequence[str], table: Callable[[str], Table], key: Callable[[str], str]) -> dict[str, str]:

@@ -396,7 +396,8 @@ def quarantine(pipeline: Pipeline) -> str:
 
 def schemas(pipeline: Pipeline) -> str:
     """Whether schemas can be used: the newest versions of the subjects, and those that quarantined records name."""
-    bad, left_out = list[str](), 0
+    bad = list[str]()
+    left_out = 0
     ids: set[SchemaId] = {i for subject in subjects(pipeline.settings) for i in pipeline.catalog.ids_of(subject)[-VERSIONS:]}
     ids |= _quarantined_ids(pipeline)
     for schema_id in sorted(ids, key=ordered):
@@ -508,7 +509,8 @@ def check_gold_columns(pipeline: Pipeline) -> str:
     Raises:
         ConfigurationError: one does not fit them.
     """
-    count, silver = len(pipeline.settings.gold_columns), _silver_columns(pipeline)
+    count = len(pipeline.settings.gold_columns)
+    silver = _silver_columns(pipeline)
     if silver is None:
         return f"{count} columns; not compared with silver's: there are no rows yet"
     player_agg_columns(pipeline.spark, pipeline.settings, silver)

@@ -284,7 +284,8 @@ class TriggeredRun:
 
     def silver(self) -> None:
         """Bring the games' silver tables up to bronze; first the full refreshes."""
-        update, full = self.selection.update, self.selection.full
+        update = self.selection.update
+        full = self.selection.full
         failed: Mapping[str, str] = {}
         # After a full refresh of bronze, silver is replaced in any case.
         if Layer.SILVER in full and not (Layer.BRONZE in full and full[Layer.SILVER] is None):
@@ -298,7 +299,8 @@ class TriggeredRun:
 
     def gold(self) -> None:
         """Bring the games' tables of the built-in aggregate up to silver; first the full refreshes."""
-        update, full = self.selection.update, self.selection.full
+        update = self.selection.update
+        full = self.selection.full
         failed: Mapping[str, str] = {}
         if Layer.GOLD in full:
             failed = refresh_gold(self.pipeline, self.report, full[Layer.GOLD], full=True)
@@ -317,7 +319,8 @@ class TriggeredRun:
 
     def own_gold(self) -> None:
         """Bring the tables of the aggregates that users defined up to silver; first the full refreshes."""
-        full, failed = self.selection.full, dict[str, Mapping[str, str]]()
+        full = self.selection.full
+        failed = dict[str, Mapping[str, str]]()
         for aggregate in self.pipeline.extensions.aggregates:
             layer = aggregate.layer
             if layer in full:
@@ -329,7 +332,8 @@ class TriggeredRun:
     @property
     def _one_pass(self) -> OnePass | None:
         """Where silver follows bronze for all games."""
-        update, full = self.selection.update, self.selection.full
+        update = self.selection.update
+        full = self.selection.full
         follows = Layer.BRONZE in update and Layer.SILVER in update and update[Layer.SILVER] is None and not full
         return self.one_pass if follows else None
 
@@ -514,7 +518,8 @@ def is_small_run(pipeline: Pipeline) -> bool | None:
     From the source's offsets and the tables' logs. None: the run may need no Spark, or meets an error, which it reports.
     """
     try:
-        found, bronze_rows = backlog(pipeline), row_count(pipeline.open_bronze())
+        found = backlog(pipeline)
+        bronze_rows = row_count(pipeline.open_bronze())
         recomputed = measures(pipeline.settings.gold_columns) is None or bool(pipeline.extensions.aggregates)
     except (GameEventsError, DeltaError, OSError):
         return None
