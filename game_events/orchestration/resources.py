@@ -287,7 +287,7 @@ class TableLoader(dg.ConfigurableIOManager):
         kind = context.dagster_type.typing_type
         lakehouse = Lakehouse.of(settings)
         keys = Keys.of(settings)
-        games = list(context.asset_partition_keys) if context.has_asset_partitions else [None]
+        games: list[str | None] = [*context.asset_partition_keys] if context.has_asset_partitions else [None]
         by_game = get_origin(kind) is dict
         if by_game:
             games = [game for game in games if game is None or is_game(game)]

@@ -168,10 +168,7 @@ def end_dead_runs(instance: DagsterInstance, own: OwnRuns) -> list[DagsterRun]:
     Returns:
         the runs, as they were before.
     """
-    # An earlier version of this project tagged its runs with their process alone.
-    untagged = [run for run in instance.get_runs(RunsFilter(statuses=WORKING), limit=LIMIT) if LAKEHOUSE_TAG not in run.tags]
-    working = {run.run_id: run for run in (*own.runs(instance, LIMIT, statuses=WORKING), *untagged)}.values()
-    dead = [run for run in working if worker_is_gone(instance, run)]
+    dead = [run for run in own.runs(instance, LIMIT, statuses=WORKING) if worker_is_gone(instance, run)]
     for run in dead:
         now = instance.get_run_by_id(run.run_id)
         if now is None or now.is_finished:

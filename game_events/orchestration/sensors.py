@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import dagster as dg
 from dagster import DagsterInstance, DagsterRun
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from game_events.config.settings import Settings
 from game_events.decoding.columns import kept_columns
@@ -229,17 +229,11 @@ SEARCH_S = 20.0
 Cursor = dict[str, dict[int, int]]
 
 
-def read_cursor(cursor: str | None, subjects: Sequence[str]) -> Cursor:
-    """What was seen, those that waited longest first; nothing, if it is no cursor.
-
-    A cursor of when there was one subject only had its versions.
-    """
+def read_cursor(cursor: str | None) -> Cursor:
+    """What was seen, those that waited longest first; nothing, if it is no cursor."""
     try:
-        found = json.loads(cursor or "{}")
-        if found and not any(isinstance(versions, dict) for versions in found.values()):
-            found = {subjects[0]: found} if subjects else {}
-        return {name: {int(number): int(i) for number, i in versions.items()} for name, versions in found.items()}
-    except (ValueError, TypeError, AttributeError):
+        return TypeAdapter(Cursor).validate_json(cursor or "{}")
+    except ValidationError:
         return {}
 
 
@@ -332,7 +326,7 @@ def report_versions(tick: Tick) -> dg.SensorResult | dg.SkipReason:
     settings = tick.settings
     new = NewVersions()
     names = subjects(settings, TIMEOUT_S)
-    seen = new.search(settings, names, read_cursor(tick.context.cursor, names), tick.clock)
+    seen = new.search(settings, names, read_cursor(tick.context.cursor), tick.clock)
     cursor = json.dumps(seen)
     if not new.events:
         tick.context.update_cursor(cursor)

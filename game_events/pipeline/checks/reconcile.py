@@ -326,10 +326,9 @@ class _Counted:
 
 def _compared(pipeline: Pipeline, counted: _Counted) -> Reconciliation:
     """The counts of bronze beside those of silver and quarantine, noted for the next check if they add up."""
-    transformed = {}
-    compared = {}
-    for game, counts in counted.games().items():
-        (transformed if pipeline.extensions.transformed(game) else compared)[game] = counts
+    games = counted.games()
+    transformed = {game: counts for game, counts in games.items() if pipeline.extensions.transformed(game)}
+    compared = {game: counts for game, counts in games.items() if game not in transformed}
     result = Reconciliation(
         bronze=row_count(counted.bronze),
         silver=sum(counts.silver for counts in compared.values()),
