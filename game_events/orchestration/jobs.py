@@ -438,7 +438,7 @@ def check_place(settings: Settings, place: str) -> None:
         return
     raise ConfigurationError(
         f"{place} is in no folder of GAME_EVENTS_JOB_PLACES, which names those that jobs started from the UI may use: add it "
-        "there, or use the command line (`game-events archive --to`, `game-events rest run --files`)"
+        "there, or use the command line (`game-events archive --to`, `game-events export run --files`)"
     )
 
 

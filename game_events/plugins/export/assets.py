@@ -46,7 +46,7 @@ def build_export(graph: Graph) -> dg.Definitions:
     job = dg.define_asset_job(
         keys.named(JOB),
         dg.AssetSelection.assets(keys.rest),
-        description="Sends what is new to the HTTP receiver. The same as `game-events rest run`.",
+        description="Sends what is new to the HTTP receiver. The same as `game-events export run`.",
         executor_def=dg.in_process_executor,
         tags=graph.tags,
     )

@@ -1,4 +1,4 @@
-"""`game-events rest`: rows sent to an HTTP receiver, failed chunks, status, and how many tasks a rate needs."""
+"""`game-events export`: rows sent to an HTTP receiver, failed chunks, status, and how many tasks a rate needs."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -60,7 +60,7 @@ def status(as_json: Json = False) -> None:
     if found["dead_letters"]:
         columns = ("source", "status", "reason", "chunks", "rows")
         output.table("failed chunks", columns, [[entry[c] for c in columns] for entry in found["dead_letters"]])
-        output.say("send them again when the cause is gone: `game-events rest replay [--status N]`")
+        output.say("send them again when the cause is gone: `game-events export replay [--status N]`")
     output.result(found)
 
 
@@ -147,7 +147,7 @@ def _show(output: Output, done: dict[str, Any]) -> None:
                 f"(one machine: GAME_EVENTS_SPARK_MASTER='local[{done['tasks']}]')"
             )
     if done["dead_rows"]:
-        output.say(f"{done['dead_rows']:,} rows are in failed chunks now: `game-events rest status` has the reasons")
+        output.say(f"{done['dead_rows']:,} rows are in failed chunks now: `game-events export status` has the reasons")
     if done["waiting_chunks"]:
         output.say(f"{done['waiting_chunks']:,} calls wait for the next run")
 

@@ -163,8 +163,8 @@ def _start(game: str, table: str, upto: int, held: Mapping[str, int | None], on_
     if way == "hold":
         raise DataError(
             f"the rows of {table} were replaced since they were exported (a full refresh, a repair, another bronze): choose "
-            f"`game-events rest run --resend {game}` (all of them again, under new keys) or `--go-on {game}` (only what comes "
-            "from now on); GAME_EVENTS_REST_ON_REPLACED decides it for every such table"
+            f"`game-events export run --resend {game}` (all of them again, under new keys) or `--go-on {game}` (only what "
+            "comes from now on); GAME_EVENTS_REST_ON_REPLACED decides it for every such table"
         )
     # Of the same bronze the batch numbers are still valid; of another one all present rows are old.
     still_valid = upto if held["bronze"] is None else held["bronze"]

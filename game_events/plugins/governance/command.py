@@ -1,4 +1,4 @@
-"""`game-events forget`: everything of some gamers goes from every table, and what still comes of them is kept out.
+"""`game-events erase`: everything of some gamers goes from every table, and what still comes of them is kept out.
 
 Not a Dagster job: Dagster stores the configuration of every run, and the ids would be in it.
 """
@@ -102,7 +102,7 @@ def _show(output: Output, account: Erasure) -> None:
     if account.lost_ids:
         output.say(
             f"{account.lost_ids:,} of the ids are in no row any more. If one is in the bytes of a record that does "
-            "not decode, only `game-events forget` with the id itself would find it"
+            "not decode, only `game-events erase` with the id itself would find it"
         )
     if account.dry_run:
         output.say("dry run: nothing was changed")

@@ -8,7 +8,7 @@ Erases data subjects from older versions of the tables: unreferenced files with 
 
 Only files with such rows are deleted. A reader of an older version that needs one of them fails and has to read again.
 
-Guarantee: killed or cut off from power at any point, the same `game-events forget --vacuum` finishes it: bronze's old files, by
+Guarantee: killed or cut off from power at any point, the same `game-events erase --vacuum` finishes it: bronze's old files, by
 which those of other tables are found, are deleted last, and no file before the commit that replaces it is on the disk.
 Concurrent runs and maintenance may write and delete files.
 """
@@ -263,7 +263,7 @@ def _commit_silver(state: ErasureState, bronze: DeltaTable, games: set[str], hit
         table = pipeline.lakehouse.silver(game)
         state.report.add_failed(Layer.SILVER, table, error, game)
     if outcome.failed:
-        raise ConflictError(f"{len(outcome.failed)} silver tables cannot be written; run `game-events forget` again")
+        raise ConflictError(f"{len(outcome.failed)} silver tables cannot be written; run `game-events erase` again")
 
 
 def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[ScannedFile]) -> Commit | None:

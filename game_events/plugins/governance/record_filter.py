@@ -220,8 +220,8 @@ def add_suppressed(lakehouse: Lakehouse, key: bytes, hashes: Collection[str], ru
             shown = ", ".join(sorted(h[:HASH_CHARS] for h in listed.unfinished)[:HASHES_SHOWN])
             raise DataError(
                 f"an erasure of {len(listed.unfinished):,} gamers (hashes: {shown}) is not finished, so no other was "
-                "begun: wait if it still runs, else repeat `game-events forget` for exactly these first, or, without "
-                "their ids, `game-events forget --resume`"
+                "begun: wait if it still runs, else repeat `game-events erase` for exactly these first, or, without "
+                "their ids, `game-events erase --resume`"
             )
         new = {"key_check": key_check(key), "listed_at": now, "finished_at": None, "run_id": run_id}
         # A finished one, too: its rows are searched once more.

@@ -6,7 +6,7 @@ command, run again, finishes an erasure after a crash. Offsets, batch numbers an
 
 Finishes an interrupted erasure without its ids: finds the ids with the keyed hashes that are in the suppression list.
 
-Guarantee: an id that is found is erased as by `game-events forget`. Of an id that is in no table, older files included, only
+Guarantee: an id that is found is erased as by `game-events erase`. Of an id that is in no table, older files included, only
 undecodable records may remain.
 """
 
@@ -149,7 +149,7 @@ def _repeat(state: ErasureState, erase: Callable[[ErasureState], bool]) -> None:
     for _ in range(PASSES):
         if not erase(state):
             return
-    raise ConflictError(f"rows were found in {PASSES} scans, due to concurrent runs: run `game-events forget` again")
+    raise ConflictError(f"rows were found in {PASSES} scans, due to concurrent runs: run `game-events erase` again")
 
 
 def _require_id_column(pipeline: Pipeline, bronze: DeltaTable) -> None:

@@ -1,4 +1,4 @@
-"""`game-events forget`, on real parts: killed, run again, and what it says."""
+"""`game-events erase`, on real parts: killed, run again, and what it says."""
 
 import io
 import sys

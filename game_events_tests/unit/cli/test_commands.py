@@ -13,7 +13,8 @@ import pytest
 from deltalake import write_deltalake
 
 import game_events
-from game_events.cli.main import COMMANDS, all_commands
+from game_events.cli.main import CORE_COMMANDS, all_commands
+from game_events.plugin import installed
 
 #: Prints the exit code of a command and the packages that are imported at its end.
 PROGRAM = """
@@ -37,9 +38,13 @@ def imported(folder, *arguments):
     return set(packages)
 
 
+def commands():
+    return CORE_COMMANDS | {name: command for plugin in installed() for name, command in plugin.commands.items()}
+
+
 def test_the_help_in_the_table_is_that_of_each_command():
     found = {name: (command.name, command.help) for name, command in all_commands().commands.items()}
-    assert found == {name: (name, text) for name, (_, text) in COMMANDS.items()}
+    assert found == {name: (name, command.help) for name, command in commands().items()}
 
 
 def test_every_command_of_the_package_is_in_the_table():
@@ -47,7 +52,7 @@ def test_every_command_of_the_package_is_in_the_table():
     modules = Path(game_events.__file__).parent.rglob("*.py")
     texts = [ast.get_docstring(ast.parse(path.read_text())) or "" for path in modules]
     named = {name for text in texts for name in re.findall(r"^`game-events ([\w-]+)", text, re.MULTILINE)}
-    assert named == set(COMMANDS)
+    assert named == set(commands())
 
 
 def test_a_run_without_an_export_imports_none_of_what_sends_rows(tmp_path):

@@ -274,7 +274,7 @@ def test_the_command_line_repeats_no_secret_whatever_went_wrong(error, monkeypat
         raise error(f"said {json.dumps(REGISTRY)}")
 
     monkeypatch.setenv("GAME_EVENTS_SCHEMA_REGISTRY_PASSWORD", REGISTRY)
-    monkeypatch.setattr(command_line, "app", fails)
+    monkeypatch.setattr(command_line, "command_line", lambda: fails)
     monkeypatch.setattr("sys.argv", ["game-events", "tables", "--json"])
     with pytest.raises(SystemExit) as ended:
         command_line.main()

@@ -1,4 +1,4 @@
-"""What `game-events rest size` computes."""
+"""What `game-events export size` computes."""
 
 from game_events.plugins.export.command import size
 

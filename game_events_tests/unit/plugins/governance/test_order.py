@@ -97,7 +97,7 @@ def test_a_list_of_whom_to_keep_out_that_is_gone_lets_nobody_back_in(pipeline):
     handle = pipeline.bronze.open()
     assert record_filter(pipeline, handle) is not None
     shutil.rmtree(pipeline.lakehouse.table(SUPPRESSED).uri)
-    with pytest.raises(DataError, match=r"suppressed_entities.*is gone.*game-events forget"):
+    with pytest.raises(DataError, match=r"suppressed_entities.*is gone.*game-events erase"):
         record_filter(pipeline, handle)
     erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
     assert record_filter(pipeline, pipeline.bronze.open()) is not None
@@ -153,7 +153,7 @@ def test_work_that_landed_before_the_fence_is_finished_behind_it(pipeline, monke
 
 def test_doctor_says_who_is_kept_out_and_what_keeps_runs_from_knowing_them(pipeline):
     def doctor(**changed):
-        return environment_checks(pipeline.settings.model_copy(update=changed))["forgotten gamers"]()
+        return environment_checks(pipeline.settings.model_copy(update=changed))["erased people"]()
 
     assert doctor() == "none"
     assert doctor(erasure_key=None) == "none"

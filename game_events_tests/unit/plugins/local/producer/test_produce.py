@@ -4,13 +4,13 @@ import httpx2
 import pytest
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-from game_events.config.settings import Settings
+from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
 from game_events.plugins.local.producer.messages import BUILT_IN
 from game_events.plugins.local.producer.produce import register_versions
 from game_events.schema_registry import registry_client
 
-SETTINGS = Settings(schema_registry_url="mock://registration", kafka_topic="games")
+SETTINGS = load_settings(schema_registry_url="mock://registration", kafka_topic="games")
 
 
 def test_texts_stand_under_the_topics_subject_in_order():

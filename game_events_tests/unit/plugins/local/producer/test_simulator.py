@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from game_events.config.pipeline_settings import DEFAULT_GAMES
 from game_events.plugins.local.producer.messages import BATCH
 from game_events.plugins.local.producer.produce import ManifestBuilder, encode_pool
 from game_events.plugins.local.producer.simulator import (
@@ -22,6 +21,7 @@ from game_events.plugins.local.producer.simulator import (
     from_microseconds,
     microseconds,
 )
+from game_events.plugins.local.settings import DEFAULT_GAMES
 from game_events_tests.support.producer import SCHEMA_IDS, VERSION_OF, assert_true, decode, encoder, values
 
 
