@@ -115,14 +115,14 @@ def forms_of(secret: str) -> set[str]:
     """A secret, plain and as encoded in JSON, Python's `repr`, a JAAS login, an address or a header."""
     if len(secret) < MIN_SECRET_CHARS:
         return set()
-    found = {secret}
+    forms = {secret}
     for _ in range(2):  # the `repr` of a JSON text, say
-        found |= {form for known in found for form in _escaped(known)}
+        forms |= {form for known in forms for form in _escaped(known)}
     for known in (secret, secret.strip()):
-        found |= {quote(known, safe=""), quote(known), quote_plus(known)}
+        forms |= {quote(known, safe=""), quote(known), quote_plus(known)}
         encoded = base64.b64encode(known.encode()).decode()
-        found |= {encoded, encoded.rstrip("="), base64.urlsafe_b64encode(known.encode()).decode().rstrip("=")}
-    return {form for form in found if len(form) >= MIN_SECRET_CHARS}
+        forms |= {encoded, encoded.rstrip("="), base64.urlsafe_b64encode(known.encode()).decode().rstrip("=")}
+    return {form for form in forms if len(form) >= MIN_SECRET_CHARS}
 
 
 def _escaped(text: str) -> Iterator[str]:
@@ -204,8 +204,8 @@ def is_credential(name: str, value: str) -> bool:
 
 def login_of(jaas: str) -> tuple[str, str] | None:
     """User and password of a Java login (`sasl.jaas.config`)."""
-    found = _JAAS.search(jaas)
-    if found is None:
+    login = _JAAS.search(jaas)
+    if login is None:
         return None
-    user, password = (re.sub(r"\\(.)", r"\1", part) for part in found.groups())
+    user, password = (re.sub(r"\\(.)", r"\1", part) for part in login.groups())
     return user, password

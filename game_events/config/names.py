@@ -193,8 +193,8 @@ def _wrong(sql: str) -> str | None:
 
 def measures(columns: Mapping[str, str]) -> dict[str, Measure] | None:
     """Column -> measure, if every column can be merged; else None."""
-    found = {name: measure for name, sql in columns.items() if (measure := _measure(sql)) is not None}
-    return found if len(found) == len(columns) else None
+    parsed = {name: measure for name, sql in columns.items() if (measure := _measure(sql)) is not None}
+    return parsed if len(parsed) == len(columns) else None
 
 
 def expression(sql: str, time_column: str) -> str:
@@ -228,9 +228,9 @@ def _measure(sql: str) -> Measure | None:
 
 def _whole_call(sql: str) -> tuple[str, str] | None:
     """(lower-case function, text in its brackets), if the whole expression is one call with one argument."""
-    found = _CALL.fullmatch(sql)
-    inside = _outside(found[2]) if found is not None else None
-    return None if found is None or inside is None or "," in inside else (found[1].lower(), found[2])
+    call = _CALL.fullmatch(sql)
+    inside = _outside(call[2]) if call is not None else None
+    return None if call is None or inside is None or "," in inside else (call[1].lower(), call[2])
 
 
 def _outside(sql: str) -> str | None:
@@ -276,9 +276,9 @@ def without_texts_and_comments(sql: str) -> str:
     return _TEXT_OR_COMMENT.sub(_left, sql)
 
 
-def _left(found: re.Match[str]) -> str:
-    called = found[0].startswith("`") and _BRACKET.match(found.string, found.end()) is not None
-    return found[0].strip("`") if called else " x "
+def _left(text: re.Match[str]) -> str:
+    called = text[0].startswith("`") and _BRACKET.match(text.string, text.end()) is not None
+    return text[0].strip("`") if called else " x "
 
 
 def holds_query(sql: str) -> bool:
@@ -288,8 +288,8 @@ def holds_query(sql: str) -> bool:
 
 def foreign_call(sql: str) -> str | None:
     """The function of an expression that runs any other code; None if there is none."""
-    found = _FOREIGN.search(without_texts_and_comments(sql))
-    return None if found is None else found[1]
+    call = _FOREIGN.search(without_texts_and_comments(sql))
+    return None if call is None else call[1]
 
 
 def reads_clock(sql: str) -> bool:
@@ -299,8 +299,8 @@ def reads_clock(sql: str) -> bool:
 
 def columns_in(sql: str, columns: Iterable[str]) -> set[str]:
     """The columns that an expression may use: those whose names it has; for a `*`, all of them."""
-    found = words(sql)
-    return {name for name in columns if "*" in sql or words(name) <= found}
+    used = words(sql)
+    return {name for name in columns if "*" in sql or words(name) <= used}
 
 
 def words(sql: str) -> set[str]:

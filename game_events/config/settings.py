@@ -245,15 +245,15 @@ def misspelt() -> list[str]:
         in_file = dotenv_values(".env")
     except (OSError, UnicodeDecodeError):  # reading the settings reports it
         in_file = {}
-    found: list[str] = []
+    messages: list[str] = []
     for variable in sorted({*os.environ, *in_file}):
         if not variable.upper().startswith(ENV_PREFIX):
             continue
         name = variable[len(ENV_PREFIX) :].lower()
         if name not in settings_class().model_fields and name not in NO_SETTINGS and not name.startswith(TESTS_PREFIX):
             where = "" if variable in os.environ else ".env: "
-            found.append(f"{where}{variable} {_no_setting(name, ENV_PREFIX)}")
-    return found
+            messages.append(f"{where}{variable} {_no_setting(name, ENV_PREFIX)}")
+    return messages
 
 
 def _no_setting(name: str, prefix: str = "") -> str:

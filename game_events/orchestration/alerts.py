@@ -219,7 +219,7 @@ def _failure(instance: DagsterInstance, run: DagsterRun) -> tuple[str, dict[str,
     steps = [_step_failure(event) for event in events if event.event_type == DagsterEventType.STEP_FAILURE]
     if steps:
         # A layer's step that failed for single tables names these alone.
-        return next((found for found in steps if found is not None and found[1].get("rows")), steps[0])
+        return next((failure for failure in steps if failure is not None and failure[1].get("rows")), steps[0])
     return next((event.message for event in reversed(events) if event.message), NO_MESSAGE), {}
 
 

@@ -161,13 +161,13 @@ def _unified(graph: Graph) -> dg.AssetsDefinition:
             else:
                 refresh_unified(pipeline, report, full=config.full_refresh)
             unified = [t for t in report.of("unified") if t.error is None]
-            found = unified[0] if unified else present("unified", pipeline.lakehouse.table(UNIFIED))
+            entry = unified[0] if unified else present("unified", pipeline.lakehouse.table(UNIFIED))
         # Its own materialization is the output; the layers above have an event for each game.
         others = replace(report, tables=[t for t in report.tables if t not in unified])
         yield from changes(context, others, keys)
-        yield from (check_evaluation(found, keys) for found in report.checks)
+        yield from (check_evaluation(entry, keys) for entry in report.checks)
         yield from last_known(context, pipeline)
-        yield dg.MaterializeResult(keys.unified, metadata=table_metadata(found, report, keys) if found is not None else None)
+        yield dg.MaterializeResult(keys.unified, metadata=table_metadata(entry, report, keys) if entry is not None else None)
         fail_for(others.errors)
 
     return gold_unified_player_agg
@@ -468,10 +468,10 @@ def operations(graph: Graph, sources: Sequence[dg.AssetKey]) -> list[dg.AssetSpe
     lakehouse = lakehouse_of(graph.settings)
     if lakehouse is None:
         return []
-    found = [
+    specs = [
         (event_log_table(lakehouse), [graph.keys.unified]),
         (SchemaArchive(lakehouse).declaration, sources),
     ]
     if graph.settings.source == "files":
-        found.append((FileLog(lakehouse).declaration, sources))
-    return [own_table_spec(graph, made.table, made.schema, made.description, deps) for made, deps in found]
+        specs.append((FileLog(lakehouse).declaration, sources))
+    return [own_table_spec(graph, made.table, made.schema, made.description, deps) for made, deps in specs]

@@ -132,14 +132,14 @@ def _asset_check(check: TableCheck, graph: Graph) -> dg.AssetChecksDefinition:
         cheap = check.in_run if by_hand and not check.all_games else None
         try:
             with graph.lakehouse(context).recorded(context, f"check {check.name}", observed=False) as (pipeline, report):
-                found = cheap(pipeline, report) if cheap is not None else check.run(pipeline)
-                report.add_checks(found)
+                result = cheap(pipeline, report) if cheap is not None else check.run(pipeline)
+                report.add_checks(result)
         except dg.Failure as failure:
             # Else the result of before would stay the last known one.
             why = f"could not be made: {failure.description}"
             yield check_result(check_evaluation(CheckResult(check.name, check.layer, False, why), keys))
             raise
-        yield check_result(check_evaluation(found, keys))
+        yield check_result(check_evaluation(result, keys))
 
     return evaluate
 
@@ -154,18 +154,18 @@ def again(instance: DagsterInstance, run_id: str, checks: Iterable[dg.AssetCheck
     """The last result of each check, if it is of another run."""
     for key in checks:
         made = history(instance, key, NEWEST)[-1:]
-        yield from (_with_date(found) for found in made if found.run_id != run_id)
+        yield from (_with_date(evaluation) for evaluation in made if evaluation.run_id != run_id)
 
 
-def _with_date(found: Evaluation) -> dg.AssetCheckEvaluation:
-    result = found.result
-    metadata = dict(found.result.metadata)
-    said = found.result.description
+def _with_date(evaluation: Evaluation) -> dg.AssetCheckEvaluation:
+    result = evaluation.result
+    metadata = dict(evaluation.result.metadata)
+    said = evaluation.result.description
     if AS_OF not in metadata:
-        metadata[AS_OF] = dg.MetadataValue.timestamp(found.at)
-        if found.run_id:
-            metadata[BY_RUN] = dg.MetadataValue.dagster_run(found.run_id)
-        said = f"as of {datetime.fromtimestamp(found.at, UTC):%Y-%m-%d %H:%M} UTC: {said or 'passed'}"
+        metadata[AS_OF] = dg.MetadataValue.timestamp(evaluation.at)
+        if evaluation.run_id:
+            metadata[BY_RUN] = dg.MetadataValue.dagster_run(evaluation.run_id)
+        said = f"as of {datetime.fromtimestamp(evaluation.at, UTC):%Y-%m-%d %H:%M} UTC: {said or 'passed'}"
     return dg.AssetCheckEvaluation(
         asset_key=result.asset_key,
         check_name=result.check_name,
@@ -178,7 +178,7 @@ def _with_date(found: Evaluation) -> dg.AssetCheckEvaluation:
 
 def fails(instance: DagsterInstance, key: dg.AssetCheckKey) -> bool:
     """Whether the newest result of a check is a failure."""
-    return any(not found.result.passed for found in history(instance, key, NEWEST)[-1:])
+    return any(not evaluation.result.passed for evaluation in history(instance, key, NEWEST)[-1:])
 
 
 def is_materialized(run: dg.DagsterRun, asset: dg.AssetKey) -> bool:
@@ -191,27 +191,27 @@ def has_partitions(run: dg.DagsterRun) -> bool:
     return any(tag.startswith(("dagster/partition", "dagster/asset_partition_range")) for tag in run.tags)
 
 
-def check_evaluation(found: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckEvaluation:
+def check_evaluation(result: CheckResult, keys: Keys = DEFAULT) -> dg.AssetCheckEvaluation:
     """A result as an event of a run that is not the check's own."""
     return dg.AssetCheckEvaluation(
-        asset_key=keys.by_layer[found.layer],
-        check_name=found.name,
-        passed=found.passed,
-        metadata=dict(found.counts) | {COVERS: found.covers} | ({FAILED_GAMES: list(found.games)} if found.games else {}),
-        severity=dg.AssetCheckSeverity.ERROR if found.wrong_rows else dg.AssetCheckSeverity.WARN,
-        description=as_text(found.summary),
+        asset_key=keys.by_layer[result.layer],
+        check_name=result.name,
+        passed=result.passed,
+        metadata=dict(result.counts) | {COVERS: result.covers} | ({FAILED_GAMES: list(result.games)} if result.games else {}),
+        severity=dg.AssetCheckSeverity.ERROR if result.wrong_rows else dg.AssetCheckSeverity.WARN,
+        description=as_text(result.summary),
     )
 
 
-def check_result(found: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
+def check_result(evaluation: dg.AssetCheckEvaluation) -> dg.AssetCheckResult:
     """An evaluation as the result of the check's own run."""
     return dg.AssetCheckResult(
-        passed=found.passed,
-        asset_key=found.asset_key,
-        check_name=found.check_name,
-        metadata=found.metadata,
-        severity=found.severity,
-        description=found.description,
+        passed=evaluation.passed,
+        asset_key=evaluation.asset_key,
+        check_name=evaluation.check_name,
+        metadata=evaluation.metadata,
+        severity=evaluation.severity,
+        description=evaluation.description,
     )
 
 
@@ -273,8 +273,8 @@ def rule_checks(pipeline: Pipeline) -> dict[dg.AssetCheckKey, Rule]:
 
 def _checks_when_loaded(graph: Graph, now: Iterable[dg.AssetCheckKey]) -> set[dg.AssetCheckKey]:
     names = json.dumps([[*key.asset_key.path, key.name] for key in sorted(now)])
-    found = json.loads(as_when_loaded(f"game_events/{graph.keys.named('rules')}", names))
-    return {dg.AssetCheckKey(dg.AssetKey(path), name) for *path, name in found}
+    loaded = json.loads(as_when_loaded(f"game_events/{graph.keys.named('rules')}", names))
+    return {dg.AssetCheckKey(dg.AssetKey(path), name) for *path, name in loaded}
 
 
 def rule_evaluations(report: RunResult, keys: Keys = DEFAULT, covers: str = THIS_RUN) -> Iterator[dg.AssetCheckEvaluation]:
@@ -286,14 +286,14 @@ def rule_evaluations(report: RunResult, keys: Keys = DEFAULT, covers: str = THIS
     by_rule: dict[tuple[str, str], list[RuleReport]] = {}
     for entry in report.rules.values():
         by_rule.setdefault((entry.layer, entry.rule), []).append(entry)
-    for found in by_rule.values():
-        yield _evaluation(found[0], found, keys, covers)
+    for reports in by_rule.values():
+        yield _evaluation(reports[0], reports, keys, covers)
 
 
-def _evaluation(rule: RuleReport, found: list[RuleReport], keys: Keys, covers: str) -> dg.AssetCheckEvaluation:
-    rows = sum(r.rows for r in found)
-    violated = sum(r.violated for r in found)
-    worst = sorted((r for r in found if r.violated), key=lambda r: (-r.violated, r.game))
+def _evaluation(rule: RuleReport, reports: list[RuleReport], keys: Keys, covers: str) -> dg.AssetCheckEvaluation:
+    rows = sum(r.rows for r in reports)
+    violated = sum(r.violated for r in reports)
+    worst = sorted((r for r in reports if r.violated), key=lambda r: (-r.violated, r.game))
     return dg.AssetCheckEvaluation(
         asset_key=keys.by_layer[rule.layer],
         check_name=f"{CHECK}{rule.rule}",
@@ -303,7 +303,7 @@ def _evaluation(rule: RuleReport, found: list[RuleReport], keys: Keys, covers: s
             "rows": rows,
             "violated": violated,
             "violated_by_game": {r.game: r.violated for r in worst[:GAMES_SHOWN]},
-            "games": len(found),
+            "games": len(reports),
             "sql": rule.sql,
             "action": rule.action,
         },
@@ -325,12 +325,12 @@ def last_known(
 
 
 def _materialized_by(instance: DagsterInstance, run_id: str, assets: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
-    found = set()
+    written = set()
     for record in instance.get_asset_records(list(assets)):
         newest = record.asset_entry.last_materialization_record
         if newest is not None and newest.run_id == run_id:
-            found.add(record.asset_entry.asset_key)
-    return found
+            written.add(record.asset_entry.asset_key)
+    return written
 
 
 def changes(
@@ -369,7 +369,7 @@ def outcome(
     Raises:
         Failure: tables failed, each alone.
     """
-    yield from (check_evaluation(found, Keys.of(pipeline.settings)) for found in report.checks)
+    yield from (check_evaluation(result, Keys.of(pipeline.settings)) for result in report.checks)
     yield from last_known(context, pipeline)
     if report.errors:
         # Not retried here: one game's failure would hold up everybody's next run. The sensor `kafka_lag` tries it again.

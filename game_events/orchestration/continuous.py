@@ -424,7 +424,7 @@ def _after(run: PastRun, why: str) -> StartDecision:
 def past_runs(instance: dg.DagsterInstance, own: OwnRuns, job: str = JOB) -> list[PastRun]:
     """The newest own runs of the job; dead ones are reported as failed first, which frees their pool's slot."""
     end_dead_runs(instance, own)
-    found = []
+    runs = []
     for record in own.records(instance, RUNS_SEEN, job_name=job):
         began = record.start_time or record.create_timestamp.timestamp()
         run = record.dagster_run
@@ -432,8 +432,8 @@ def past_runs(instance: dg.DagsterInstance, own: OwnRuns, job: str = JOB) -> lis
         ended = run.status == DagsterRunStatus.FAILURE and run.tags.get(ENDED_BY_ITSELF) == "true"
         status = DagsterRunStatus.SUCCESS if ended else run.status
         handed_over = status == DagsterRunStatus.SUCCESS and run.tags.get(HANDED_OVER) == "true"
-        found.append(PastRun(run.run_id, status, began, record.end_time or began, handed_over))
-    return found
+        runs.append(PastRun(run.run_id, status, began, record.end_time or began, handed_over))
+    return runs
 
 
 def start_again(tick: Tick) -> dg.RunRequest | dg.SkipReason:

@@ -166,7 +166,7 @@ def summaries(entries: Sequence[TableReport], chosen: Sequence[TableReport], key
     for entry in entries:
         if id(entry) not in known:
             without.setdefault(entry.layer, []).append(entry)
-    return [_summary(keys.layer(layer), found) for layer, found in without.items()]
+    return [_summary(keys.layer(layer), tables) for layer, tables in without.items()]
 
 
 def _summary(key: dg.AssetKey, entries: Sequence[TableReport]) -> dg.AssetObservation:
@@ -242,8 +242,8 @@ def _layer_metadata(layer: str, report: RunResult) -> dict[str, Any]:
 
 
 def _comment(entry: TableReport, column: str) -> str | None:
-    found = entry.comments.get(column)
-    return None if found is None else as_text(found)
+    comment = entry.comments.get(column)
+    return None if comment is None else as_text(comment)
 
 
 def _plotted(name: str, counts: Mapping[str, int]) -> Mapping[str, int]:
@@ -269,20 +269,20 @@ def read_metadata(report: RunResult) -> Mapping[str, Any]:
 def partition_table(names: Sequence[str], numbers: Mapping[Split, Sequence[int]]) -> dg.TableMetadataValue:
     """Numbers of partitions, a column for each name."""
     columns = ("topic", "partition", *names)
-    rows = [dg.TableRecord(dict(zip(columns, (p.topic, p.partition, *found), strict=True))) for p, found in numbers.items()]
+    rows = [dg.TableRecord(dict(zip(columns, (p.topic, p.partition, *values), strict=True))) for p, values in numbers.items()]
     kinds = [dg.TableColumn(column, type="string" if column == "topic" else "int") for column in columns]
     return dg.MetadataValue.table(rows, schema=dg.TableSchema(kinds))
 
 
 def latency_metadata(latency: Mapping[str, Histogram]) -> Mapping[str, float]:
     """How long records took from Kafka's timestamp to each layer: one number each, so that Dagster plots them."""
-    found = {}
+    percentiles = {}
     for layer, times in latency.items():
         for share, name in ((0.5, "p50"), (0.95, "p95")):
             seconds = times.percentile(share)
             if seconds is not None:
-                found[f"produce_to_{layer}_{name}_s"] = round(seconds, 2)
-    return found
+                percentiles[f"produce_to_{layer}_{name}_s"] = round(seconds, 2)
+    return percentiles
 
 
 def latency_table(latency: Mapping[str, Histogram]) -> str:
@@ -367,10 +367,10 @@ class PlannedLayers:
         bronze = self.pipeline.open_bronze()
         return set() if bronze is None else self.pipeline.progress.read(BronzeIdentity.of(bronze).key).failed_in(layer)
 
-    def _as_it_is(self, found: TableReport | None, report: RunResult) -> Iterator[dg.AssetMaterialization]:
-        if found is not None:
-            metadata = table_metadata(found, report, self.keys)
-            yield dg.AssetMaterialization(self.keys.layer(found.layer), partition=found.game, metadata=metadata)
+    def _as_it_is(self, entry: TableReport | None, report: RunResult) -> Iterator[dg.AssetMaterialization]:
+        if entry is not None:
+            metadata = table_metadata(entry, report, self.keys)
+            yield dg.AssetMaterialization(self.keys.layer(entry.layer), partition=entry.game, metadata=metadata)
 
 
 def plan_failed(context: StepContext, report: RunResult, keys: Keys, most: int = REPLANNED) -> None:

@@ -235,8 +235,8 @@ def dry_run(pipeline: Pipeline, load: Callable[[], dg.Definitions], **asked: Col
     def graph() -> str:
         definitions = load()
         dg.Definitions.validate_loadable(definitions)
-        found = definitions.resolve_asset_graph()
-        return f"{len(found.get_all_asset_keys())} assets, {len(found.asset_check_keys)} checks"
+        graph_of_assets = definitions.resolve_asset_graph()
+        return f"{len(graph_of_assets.get_all_asset_keys())} assets, {len(graph_of_assets.asset_check_keys)} checks"
 
     return validation(pipeline, {"graph": graph} | run_plan_checks(pipeline, lambda: selection_of(pipeline, **asked)))
 
@@ -247,14 +247,14 @@ def build_validate(graph: Graph, load: Callable[[], dg.Definitions]) -> dg.JobDe
     @graph.op("check_everything", "Settings, connections, tables, graph, and what a run would do. Changes nothing.", None)
     def check_everything(context: dg.OpExecutionContext, config: RunConfig) -> Iterator[dg.Output[None]]:
         pipeline = graph.lakehouse(context).pipeline(context.run_id)
-        found = dry_run(pipeline, load, select=config.select, games=config.games, full_refresh=config.full_refresh)
-        whole = {"checks": dg.MetadataValue.json([c.to_dict() for c in found])}
-        failed = [c for c in found if not c.ok]
+        results = dry_run(pipeline, load, select=config.select, games=config.games, full_refresh=config.full_refresh)
+        whole = {"checks": dg.MetadataValue.json([c.to_dict() for c in results])}
+        failed = [c for c in results if not c.ok]
         if failed:
             said = "; ".join(f"{c.check}: {c.detail}" for c in failed)
             # Nothing is different a second later.
             raise dg.Failure(f"{len(failed)} checks failed: {said}", metadata=whole, allow_retries=False)
-        yield dg.Output(None, metadata=whole | {c.check.replace(" ", "_"): c.detail for c in found})
+        yield dg.Output(None, metadata=whole | {c.check.replace(" ", "_"): c.detail for c in results})
 
     description = "Dry run: checks all that a run needs and reports what it would do. The same as `game-events run --dry-run`."
     return graph.job("validate", description, check_everything)

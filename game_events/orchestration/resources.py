@@ -200,8 +200,8 @@ class Graph:
             ConfigurationError: they are invalid.
         """
         source = SettingsSource(settings)
-        found = source.read()
-        return cls(source, found, Keys.of(found))
+        settings_now = source.read()
+        return cls(source, settings_now, Keys.of(settings_now))
 
     @property
     def tags(self) -> dict[str, str]:
@@ -225,8 +225,8 @@ class Graph:
 
     def lakehouse(self, context: StepContext) -> LakehouseResource:
         """The resource, in a step."""
-        found: LakehouseResource = getattr(context.resources, self.resource)
-        return found
+        resource: LakehouseResource = getattr(context.resources, self.resource)
+        return resource
 
     def op(
         self, name: str, description: str, pool: str | None, *, after: bool = False

@@ -118,15 +118,15 @@ class OwnRuns:
         """
         order = {"order_by": "update_timestamp", "ascending": True} if by_update else {}
         tags = [{LAKEHOUSE_TAG: self.lakehouse}] + ([{REPOSITORY_TAG: self.repository}] if self.repository else [])
-        found = {
+        by_id = {
             record.storage_id: record
             for tag in tags
             for record in instance.get_run_records(RunsFilter(tags=tag, **wanted), limit, **order)  # type: ignore[arg-type]
             if self.has(record.dagster_run)
         }
         if by_update:
-            return sorted(found.values(), key=lambda record: record.update_timestamp)[:limit]
-        return [found[number] for number in sorted(found, reverse=True)][:limit]
+            return sorted(by_id.values(), key=lambda record: record.update_timestamp)[:limit]
+        return [by_id[number] for number in sorted(by_id, reverse=True)][:limit]
 
     def runs(self, instance: DagsterInstance, limit: int, **wanted: Any) -> list[DagsterRun]:  # noqa: ANN401 - of RunsFilter
         """The newest runs that a filter finds, as `records`."""
@@ -359,26 +359,26 @@ def _searched_just_now(instance: DagsterInstance, own: OwnRuns, now: float) -> b
 def _old_runs(instance: DagsterInstance, own: OwnRuns, before: datetime, page: int) -> Iterator[Sequence[DagsterRun]]:
     """Runs that ended before then, the oldest first, a page at a time."""
     wanted = own.tagged(statuses=ENDED, updated_before=before)
-    found = instance.get_runs(wanted, limit=page, ascending=True)
-    while found:
-        yield found
-        found = instance.get_runs(wanted, cursor=found[-1].run_id, limit=page, ascending=True)
+    runs = instance.get_runs(wanted, limit=page, ascending=True)
+    while runs:
+        yield runs
+        runs = instance.get_runs(wanted, cursor=runs[-1].run_id, limit=page, ascending=True)
 
 
 def _with_newest_events(instance: DagsterInstance, checks: Collection[AssetCheckKey]) -> set[str]:
     """Runs with the newest materialization of an asset or a partition, or evaluation of a check."""
     storage = instance.event_log_storage
-    found = {record.run_id for record in storage.get_latest_asset_check_execution_by_key(list(checks)).values()}
+    run_ids = {record.run_id for record in storage.get_latest_asset_check_execution_by_key(list(checks)).values()}
     for record in instance.get_asset_records():
         newest = record.asset_entry.last_materialization_record
         if newest is not None:
-            found.add(newest.run_id)
+            run_ids.add(newest.run_id)
         key = record.asset_entry.asset_key
         ids = list(storage.get_latest_storage_id_by_partition(key, DagsterEventType.ASSET_MATERIALIZATION).values())
         for start in range(0, len(ids), IDS_AT_ONCE):
             wanted = AssetRecordsFilter(key, storage_ids=ids[start : start + IDS_AT_ONCE])
-            found.update(r.run_id for r in instance.fetch_materializations(wanted, limit=IDS_AT_ONCE).records)
-    return found
+            run_ids.update(r.run_id for r in instance.fetch_materializations(wanted, limit=IDS_AT_ONCE).records)
+    return run_ids
 
 
 def _delete_evaluations(instance: DagsterInstance, run_ids: Collection[str]) -> None:
@@ -391,8 +391,8 @@ def _delete_evaluations(instance: DagsterInstance, run_ids: Collection[str]) -> 
     with storage.index_connection() as connection:
         rows = connection.execute(table.select().with_only_columns(*columns).where(table.c.run_id.in_(run_ids))).all()
     keys = {(asset, name) for _, asset, name in rows}
-    found = [AssetCheckKey(key, name) for asset, name in keys if (key := AssetKey.from_db_string(asset)) is not None]
-    newest = {record.id for record in storage.get_latest_asset_check_execution_by_key(found).values()}
+    check_keys = [AssetCheckKey(key, name) for asset, name in keys if (key := AssetKey.from_db_string(asset)) is not None]
+    newest = {record.id for record in storage.get_latest_asset_check_execution_by_key(check_keys).values()}
     with storage.index_connection() as connection:
         connection.execute(table.delete().where(table.c.id.in_([number for number, _, _ in rows if number not in newest])))
 

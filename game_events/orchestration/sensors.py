@@ -124,7 +124,7 @@ def decide(lag: PipelineLag, memory: Memory, now: float) -> LagDecision:
 
 def reason(lag: PipelineLag) -> str | None:
     """What there is to do, in words."""
-    found = (
+    reasons = (
         (lag.ahead, f"{', '.join(map(str, lag.ahead))} end before what bronze has read"),
         (lag.total_lag, f"{lag.name}: {lag.total_lag:,} records to read"),
         (not lag.made, f"{lag.name}: where bronze starts is not settled yet"),
@@ -132,7 +132,7 @@ def reason(lag: PipelineLag) -> str | None:
         (lag.let_in, "the settings let in games that they left out before"),
         (lag.behind, f"behind the layer before: {', '.join(lag.behind)}"),
     )
-    return next((why for is_so, why in found if is_so), None)
+    return next((why for is_so, why in reasons if is_so), None)
 
 
 def writer_of_bronze(instance: DagsterInstance, own: OwnRuns, keys: Keys = DEFAULT) -> DagsterRun | None:
@@ -249,8 +249,8 @@ class Difference(NamedTuple):
         name = f"changes_in_version_{number}"
         if not self.rows:
             return {name: dg.MetadataValue.text(one_line(self.line))}
-        found: dict[str, dg.MetadataValue[Any]] = {name: table(CHANGE_COLUMNS, self.rows)}
-        return found | ({f"left_out_of_version_{number}": dg.MetadataValue.text(self.left_out)} if self.left_out else {})
+        values: dict[str, dg.MetadataValue[Any]] = {name: table(CHANGE_COLUMNS, self.rows)}
+        return values | ({f"left_out_of_version_{number}": dg.MetadataValue.text(self.left_out)} if self.left_out else {})
 
 
 def changes_by_version(
@@ -349,9 +349,9 @@ def _version_event(
         "schema_ids": [v.schema_id for v in new],
         "registry": registry,
     }
-    for number, found in changes.items():
-        metadata |= found.metadata(number)
-    said = as_text("; ".join(f"version {number}: {found.line}" for number, found in changes.items()))
+    for number, difference in changes.items():
+        metadata |= difference.metadata(number)
+    said = as_text("; ".join(f"version {number}: {difference.line}" for number, difference in changes.items()))
     return dg.AssetMaterialization(
         key, description=said or None, metadata=metadata, tags={"dagster/data_version": f"{newest.version}-{newest.schema_id}"}
     )

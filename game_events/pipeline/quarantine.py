@@ -199,8 +199,8 @@ def _later(listed: ResetList) -> Column:
 def lists(table: Table, last: int | None = None) -> Iterator[tuple[int, ResetList]]:
     """(Ticket, list) of each list that there is, up to a last ticket: later ones may be half written."""
     system, prefix = file_system(table)
-    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=False, allow_not_found=True))
-    for ticket in [int(match[1]) for info in found if (match := _LIST.fullmatch(info.base_name))]:
+    infos = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=False, allow_not_found=True))
+    for ticket in [int(match[1]) for info in infos if (match := _LIST.fullmatch(info.base_name))]:
         listed = read_list(table, ticket) if last is None or ticket <= last else None
         if listed is not None:
             yield ticket, listed

@@ -340,8 +340,8 @@ def missing_files(table: Table, handle: DeltaTable) -> list[str]:
     """Files that the log names and the storage does not have."""
     system, prefix = file_system(table)
     named = paths(handle)
-    found = system.get_file_info([prefix + path for path in named])
-    return [path for path, info in zip(named, found, strict=True) if info.type == FileType.NotFound]
+    infos = system.get_file_info([prefix + path for path in named])
+    return [path for path, info in zip(named, infos, strict=True) if info.type == FileType.NotFound]
 
 
 def offsets_unique(pipeline: Pipeline) -> CheckResult:
@@ -429,9 +429,9 @@ def rows_conserved(pipeline: Pipeline, report: RunReport | None = None) -> Check
     `report`: of the run that has written tables: of bronze only what no earlier check has counted is read (`reconcile`).
     """
     changed = None if report is None else {table.game for table in report.of(Layer.SILVER) if table.game is not None}
-    found = reconcile(pipeline, changed)
-    covers = NEW if found.counted_before else WHOLE
-    return CheckResult(CONSERVED, "silver", found.passed, found.summary(), found.metadata(), wrong_rows=True, covers=covers)
+    counts = reconcile(pipeline, changed)
+    covers = NEW if counts.counted_before else WHOLE
+    return CheckResult(CONSERVED, "silver", counts.passed, counts.summary(), counts.metadata(), wrong_rows=True, covers=covers)
 
 
 #: Checks of the core; `all_checks` has those of plug-ins, too.

@@ -161,9 +161,9 @@ class RuleReport:
 
 def rules_dict(rules: Mapping[tuple[str, str, str], RuleReport]) -> list[dict[str, object]]:
     """Each rule over all games, with the games that violate it."""
-    found: dict[tuple[str, str], list[RuleReport]] = {}
+    by_rule: dict[tuple[str, str], list[RuleReport]] = {}
     for entry in rules.values():
-        found.setdefault((entry.layer, entry.rule), []).append(entry)
+        by_rule.setdefault((entry.layer, entry.rule), []).append(entry)
     return [
         {
             "layer": layer,
@@ -173,7 +173,7 @@ def rules_dict(rules: Mapping[tuple[str, str, str], RuleReport]) -> list[dict[st
             "violated": sum(e.violated for e in entries),
             "violated_by_game": {e.game: e.violated for e in entries if e.violated},
         }
-        for (layer, rule), entries in sorted(found.items())
+        for (layer, rule), entries in sorted(by_rule.items())
     ]
 
 

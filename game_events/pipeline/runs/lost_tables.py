@@ -125,10 +125,10 @@ class _Search:
             game: lakehouse.table(keys[game]) for game, at_s in ages.items() if at_s is not None and at_s >= self._since_s
         }
         self.read += len(changed)
-        found = for_games(changed, lambda game: _restored(changed[game]))
-        self.unreadable += sum(restored is None for restored in found.values())
+        answers = for_games(changed, lambda game: _restored(changed[game]))
+        self.unreadable += sum(restored is None for restored in answers.values())
         lost = {game: f"{lakehouse.called.name_of(keys[game])} (deleted)" for game, at_s in ages.items() if at_s is None}
-        return lost | {game: f"{changed[game].name} (restored)" for game, restored in found.items() if restored}
+        return lost | {game: f"{changed[game].name} (restored)" for game, restored in answers.items() if restored}
 
     def _changed_s(self, key: str) -> float | None:
         """As `_changed_s`; infinity for a table in an object store, as it is not known there."""

@@ -83,8 +83,8 @@ class PreflightResult:
 
     def to_dict(self) -> dict[str, object]:
         """For `--json`."""
-        found = {"check": self.check, "ok": self.ok, "look": self.look, "detail": self.detail}
-        return found | ({"data": dict(self.data)} if self.data else {})
+        result = {"check": self.check, "ok": self.ok, "look": self.look, "detail": self.detail}
+        return result | ({"data": dict(self.data)} if self.data else {})
 
 
 class Hint(str):
@@ -160,18 +160,18 @@ def run_plan_checks(pipeline: Pipeline, selected: Callable[[], Selection]) -> di
     """Checks that show the work of the next run, without Spark. `selected` raises if the options are wrong."""
 
     def selection() -> str:
-        found = selected()
-        if Layer.BRONZE in found.full and not pipeline.settings.allow_bronze_full_refresh:
+        chosen = selected()
+        if Layer.BRONZE in chosen.full and not pipeline.settings.allow_bronze_full_refresh:
             raise ConfigurationError(f"{pipeline.bronze.name} is protected from a full refresh: {ALLOW}=true allows it")
-        parts = [f"brought up to date: {_described(found.update)}"]
-        parts += [f"replaced: {_described(found.full)}"] if found.full else []
-        return "; ".join([*parts, *found.notices])
+        parts = [f"brought up to date: {_described(chosen.update)}"]
+        parts += [f"replaced: {_described(chosen.full)}"] if chosen.full else []
+        return "; ".join([*parts, *chosen.notices])
 
     def plan() -> tuple[str, Mapping[str, object]]:
-        found = backlog(pipeline)
-        records = {str(p): n for p, n in sorted(found.records.items())}
-        data = {"records": records, "games": found.games, "rows_waiting": found.rows}
-        return str(found), data | {"left_out_until_now": dict(found.readmitted)}
+        pending = backlog(pipeline)
+        records = {str(p): n for p, n in sorted(pending.records.items())}
+        data = {"records": records, "games": pending.games, "rows_waiting": pending.rows}
+        return str(pending), data | {"left_out_until_now": dict(pending.readmitted)}
 
     return {"selection": selection, "plan": plan}
 
@@ -198,23 +198,23 @@ def _java_parts() -> str:
 
 
 def _kafka(settings: Settings) -> str:
-    found = make_source(settings, WAIT_S).snapshot()
+    seen = make_source(settings, WAIT_S).snapshot()
     if settings.source_table is not None:
-        return f"not used: {settings.source_table} is read, {max(found.latest.values()) - 1} batches"
+        return f"not used: {settings.source_table} is read, {max(seen.latest.values()) - 1} batches"
     parts = []
-    for topic in sorted({split.topic for split in found.latest}):
-        splits = [split for split in found.latest if split.topic == topic]
-        records = sum(found.latest[p] - found.earliest[p] for p in splits)
+    for topic in sorted({split.topic for split in seen.latest}):
+        splits = [split for split in seen.latest if split.topic == topic]
+        records = sum(seen.latest[p] - seen.earliest[p] for p in splits)
         parts.append(f"topic {topic}, {many(len(splits), 'partition')}, {many(records, 'record')}")
     return f"{settings.kafka_bootstrap_servers}: {'; '.join(parts)}"
 
 
 def _files(settings: Settings) -> str:
     source = FileSource(settings, Lakehouse.of(settings), read_only=True)
-    found = source.snapshot()
+    seen = source.snapshot()
     named = ", ".join(s.format for s in source.schemas()) or "no schema of the settings"
     return (
-        f"{source.place.root}: {sum(found.latest.values()) // found.unit:,} files to read or read before, "
+        f"{source.place.root}: {sum(seen.latest.values()) // seen.unit:,} files to read or read before, "
         f"{source.counts['waiting']:,} not finished yet; {named}"
     )
 
@@ -259,8 +259,8 @@ def _writable(settings: Settings) -> str:
     lakehouse = Lakehouse.of(settings)
     refuse_other_layout(lakehouse)
     if is_remote(lakehouse.root):
-        found = refuse_unsafe_store(lakehouse)
-        return f"{lakehouse.root}: writable, {found}, {many(len(lakehouse.names()), 'table')}"
+        how = refuse_unsafe_store(lakehouse)
+        return f"{lakehouse.root}: writable, {how}, {many(len(lakehouse.names()), 'table')}"
     root = Path(lakehouse.root)
     nearest = next(folder for folder in (root, *root.parents) if folder.is_dir())
     if not os.access(nearest, os.W_OK):
@@ -276,9 +276,9 @@ def _tables(lakehouse: Lakehouse) -> str:
     for name in names:
         table = lakehouse.table(name)
         try:
-            found = table.open_to_read()
-            if found is not None and (name in OWN_TABLES or is_made_again(name)):  # not a table of others
-                table.writable(found)
+            handle = table.open_to_read()
+            if handle is not None and (name in OWN_TABLES or is_made_again(name)):  # not a table of others
+                table.writable(handle)
         except (GameEventsError, DeltaError, OSError) as error:
             broken.append(f"{table.name}: {error}")
     if broken:
@@ -387,10 +387,12 @@ def quarantine(pipeline: Pipeline) -> str:
         return "nothing is in it"
     rows = read_arrow(pipeline.quarantine, handle, ["reason", "replayed_batch"])
     open_ones = rows.filter(pc.is_null(rows.column("replayed_batch"))).column("reason")
-    found = Counter({entry["values"]: entry["counts"] for entry in pc.value_counts(open_ones.combine_chunks()).to_pylist()})
-    by_reason = ", ".join(f"{why} {rows:,}" for why, rows in found.most_common())
-    text = many(len(open_ones), "row") + (f": {by_reason}" if found else "")
-    needs_schema = found.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA, Reason.REGISTRY_CHANGED}
+    by_reason_count = Counter(
+        {entry["values"]: entry["counts"] for entry in pc.value_counts(open_ones.combine_chunks()).to_pylist()}
+    )
+    by_reason = ", ".join(f"{why} {rows:,}" for why, rows in by_reason_count.most_common())
+    text = many(len(open_ones), "row") + (f": {by_reason}" if by_reason_count else "")
+    needs_schema = by_reason_count.keys() & {Reason.BAD_SCHEMA, Reason.UNKNOWN_SCHEMA, Reason.REGISTRY_CHANGED}
     return Hint(f"{text}; `game-events quarantine list` says why") if needs_schema else text
 
 
@@ -420,11 +422,11 @@ def _quarantined_ids(pipeline: Pipeline) -> set[SchemaId]:
     rows = read_arrow(pipeline.quarantine, handle, ["reason", "replayed_batch", *SCHEMA_COLUMNS])
     reasons = pa.array([str(Reason.BAD_SCHEMA), str(Reason.REGISTRY_CHANGED)])
     rows = rows.filter(pc.and_(pc.is_null(rows["replayed_batch"]), pc.is_in(rows["reason"], reasons)))
-    found: Counter[SchemaId] = Counter()
+    rows_by_id: Counter[SchemaId] = Counter()
     for name in set(SCHEMA_COLUMNS) & set(rows.column_names):
         counted = pc.value_counts(rows[name].drop_null().combine_chunks())
-        found.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
-    return {schema_id for schema_id, _ in found.most_common(VERSIONS)}
+        rows_by_id.update({entry["values"]: entry["counts"] for entry in counted.to_pylist()})
+    return {schema_id for schema_id, _ in rows_by_id.most_common(VERSIONS)}
 
 
 def columns(pipeline: Pipeline) -> str:
@@ -473,12 +475,12 @@ def _newest_values(pipeline: Pipeline, bronze: DeltaTable, column: str) -> Count
 
 def statistics(pipeline: Pipeline) -> str:
     """Whether files have statistics by which readers miss rows: of earlier releases, until maintenance has renewed them."""
-    found, others = outdated_tables(pipeline, MOST_TABLES)
+    outdated, others = outdated_tables(pipeline, MOST_TABLES)
     left = f"; {many(others, 'table')} not looked at" if others else ""
-    if not found:
+    if not outdated:
         return f"readers that skip files find all rows{left}"
-    names = ", ".join(f"{name} ({many(files, 'file')})" for name, files in list(found.items())[:NAMED])
-    more = f" and {len(found) - NAMED} others" if len(found) > NAMED else ""
+    names = ", ".join(f"{name} ({many(files, 'file')})" for name, files in list(outdated.items())[:NAMED])
+    more = f" and {len(outdated) - NAMED} others" if len(outdated) > NAMED else ""
     return Hint(
         f"{names}{more} of an earlier release or another engine: filters of other readers may miss rows with NaN, -0.0 or "
         f"characters from U+20000 on{left}; `game-events maintain` renews them (docs/reading.md)"
@@ -495,10 +497,10 @@ def check_rules(pipeline: Pipeline) -> str:
         return "no rules"
     silver = _silver_columns(pipeline)
     gold = _gold_columns(pipeline, silver) if silver is not None else None
-    found: dict[str, str] = {}
+    problems_by_rule: dict[str, str] = {}
     for layer, columns in (("silver", silver), ("gold", gold)):
-        found |= problems(pipeline.spark, [r for r in pipeline.rules if r.layer == layer], columns)
-    refuse(found, silver.names if silver is not None else [])
+        problems_by_rule |= problems(pipeline.spark, [r for r in pipeline.rules if r.layer == layer], columns)
+    refuse(problems_by_rule, silver.names if silver is not None else [])
     against = f"they fit the columns of {pipeline.bronze.name}" if silver is not None else "they parse (there are no rows yet)"
     return f"{len(pipeline.rules)} rules: {against}"
 

@@ -130,12 +130,12 @@ def _not_replaced(pipeline: Pipeline, games: Games, full_refresh: Collection[str
 
 def _united(one: Parts, other: Parts) -> dict[str, Games]:
     """Union, in the order of the layers; custom aggregates last."""
-    found: dict[str, Games] = {}
+    united: dict[str, Games] = {}
     for layer in (*REFRESHED, *sorted((one.keys() | other.keys()) - set(REFRESHED))):
         parts = [p[layer] for p in (one, other) if layer in p]
         if parts:
-            found[layer] = None if None in parts else frozenset().union(*(p for p in parts if p is not None))
-    return found
+            united[layer] = None if None in parts else frozenset().union(*(p for p in parts if p is not None))
+    return united
 
 
 class _Names:
@@ -153,7 +153,7 @@ class _Names:
 
     def parts(self, option: str, words: Collection[str], games: Games) -> dict[str, Games]:
         """Layer -> games of some names."""
-        found: dict[str, Games] = {}
+        by_layer: dict[str, Games] = {}
         for word in words:
             for layer, of in self._meaning(option, word):
                 narrowed = of
@@ -161,8 +161,8 @@ class _Names:
                     narrowed = games if of is None else of & games
                     if not narrowed:
                         raise ConfigurationError(f"{option}: {word} is of none of the games of --games: name it there too")
-                found = _united(found, {layer: narrowed})
-        return found
+                by_layer = _united(by_layer, {layer: narrowed})
+        return by_layer
 
     def _meaning(self, option: str, word: str) -> Iterable[tuple[str, Games]]:
         if word == ALL:
@@ -205,8 +205,8 @@ class _Names:
     def _all_games(self) -> frozenset[str]:
         """Games with tables, games of the allow list, and names in bronze without a table."""
         allowed = frozenset(self._pipeline.settings.games)
-        found = frozenset(self._pipeline.lakehouse.games()) | due(self._pipeline).rows.keys() | allowed
-        return found & allowed if allowed else found
+        known = frozenset(self._pipeline.lakehouse.games()) | due(self._pipeline).rows.keys() | allowed
+        return known & allowed if allowed else known
 
     def _what_games(self) -> str:
         games = sorted(self._all_games)
