@@ -147,7 +147,7 @@ def _secrets(settings: Settings | None) -> set[str]:
         secrets.update(group.further_secrets(settings))
     secrets |= {value for name, value in settings.spark_conf.items() if is_credential(name, value)}
     secrets |= secret_parts(value_of(settings.alert_webhook_url) or "")
-    return {secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}
+    return secrets
 
 
 def _secret_settings(settings: Settings) -> Iterator[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 from game_events.config.masking import without_secrets
@@ -143,9 +144,9 @@ def event_rows(report: RunResult, run: RunFacts, settings: Settings) -> Sequence
     rows += [_table(entry, report, settings) for entry in report.tables]
     rows += _counts(report, names)
     # Not of all rules: rules x games, in every run.
-    rows += [_rule(rule) for rule in report.rules.values() if rule.violated]
+    rows += map(_rule, filter(attrgetter("violated"), report.rules.values()))
     rows += [_gap(gap, names) for gap in report.gaps]
-    rows += [_maintenance(entry, settings) for entry in report.maintenance.values() if entry.anything]
+    rows += [_maintenance(entry, settings) for entry in filter(attrgetter("anything"), report.maintenance.values())]
     for part in report.parts.values():
         rows += part.event_rows()
     rows += [*_schemas(report), *_new_columns(report), *(_check(check, settings) for check in report.checks)]
