@@ -291,7 +291,7 @@ def problem_with_columns(columns: Iterable[object], keys: Iterable[str]) -> str 
         if not isinstance(column, str) or not re.fullmatch(COLUMN_PATTERN[1:-1], column):
             return f"{column!r} cannot name a column: it must match {COLUMN_PATTERN}"
         if folded(column) in taken:
-            return f"{column!r} is used twice, or is a key's or the entity's column"
+            return f"{column!r} is used twice, the key's and the entity's column included"
         taken.add(folded(column))
     return None
 
