@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench bench-all chaos fuzz docs docs-serve up wheel lock lock-jars audit clean prerequisites
+.PHONY: help setup demo test test-all coverage lint bench bench-all chaos fuzz docs docs-serve up wheel lock lock-jars audit clean prerequisites
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,16 +25,15 @@ endef
 
 $(READY): requirements-dev.lock pyproject.toml
 	@$(MAKE) --no-print-directory prerequisites
-	@echo "setting up $(VENV) (once; about two minutes)"
+	@echo "setting up $(VENV) (once; about a minute)"
 	$(call INSTALL_LOCKED,uv)
 # uv needs a third of pip's time. It does not know of pip's own settings: where those name another package index, pip does it.
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --no-deps --require-hashes -r requirements-dev.lock || \
 	  { echo "uv could not install the packages, trying with pip" >&2; $(PIP) install --quiet --no-deps --require-hashes -r requirements-dev.lock; }
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m game_events.jvm.jars
-	@$(BIN)/python -m game_events.plugins.local.class_archive
 # The instance that `dagster dev` and `dg dev` share with this project's commands.
-	@$(BIN)/python -m game_events.cli.dagster_home
+	@$(BIN)/python -m game_events.cli.dagster_run
 	@touch $(READY)
 
 setup: prerequisites $(READY)  ## Make .venv and fetch the Java parts (every other target does this by itself)
@@ -50,6 +49,9 @@ test: setup  ## Tests in minutes: all but the long scenarios, and one of each ki
 
 test-all: test  ## All tests: those of make test, then the long scenarios
 	@$(PYTEST) -m "scenario and not sample"
+
+coverage: setup  ## Line and branch coverage of the unit tests: a table, and pages in build/coverage
+	@$(PYTEST) -m unit game_events_tests/unit --cov --cov-report=term:skip-covered --cov-report=html
 
 lint: setup  ## ruff (style, format), mypy (types), import-linter (which package imports which), and whether generated pages are up to date
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/docs_pages.py --check && \

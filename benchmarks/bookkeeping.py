@@ -14,7 +14,7 @@ from dagster import DagsterInstance
 
 from benchmarks.arena import PARTITIONS, Arena, settings_for
 from benchmarks.figures import Figure, Target, ratio
-from game_events.cli.dagster_home import dagster_file
+from game_events.cli.dagster_run import dagster_file
 from game_events.config.settings import Settings
 from game_events.definitions import build_defs
 from game_events.pipeline.checks.table_checks import check_after_run

@@ -18,7 +18,7 @@ from benchmarks.peers.process import own_environment
 from benchmarks.peers.running import OURS, PEERS, PY_GAMES, SPARK_ONE, TABLES, command_of, request_of
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings
-from game_events.plugins.local.class_archive import GAME_EVENTS, make_archive
+from game_events_tests.support.commands import GAME_EVENTS
 
 GAMES, RECORDS = 10, 1_000
 TOPIC = "bench_cold"
@@ -38,7 +38,6 @@ class Command:
 
 def cold(arena: Arena) -> list[Figure]:
     """A first load and an increment by each, on a new lakehouse for each pair."""
-    make_archive(arena.say)
     events = arena.events // 2
     total = events
     arena.produce(TOPIC, events, GAMES)

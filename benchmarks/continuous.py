@@ -28,10 +28,10 @@ from benchmarks.memory import MEASURE, tree_cpu_s, tree_handles, tree_parts_mib
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings
 from game_events.pipeline.offsets import next_offsets
-from game_events.plugins.local.class_archive import GAME_EVENTS
 from game_events.plugins.local.producer.produce import produce_bulk
 from game_events.plugins.local.producer.simulator import BulkSimulation
 from game_events.sources.kafka.source import KafkaSource
+from game_events_tests.support.commands import GAME_EVENTS
 
 GAMES = 10
 RATE = 5_000

@@ -27,7 +27,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
 from game_events.plugins.export.result import Export
 from game_events.plugins.export.run import export_rows
-from game_events.plugins.local.class_archive import GAME_EVENTS
+from game_events_tests.support.commands import GAME_EVENTS
 
 GAMES, ROWS = 10, 21_932
 #: Rows of a part, for one call at a time in each task: what such a rate is does not depend on how many rows there are.

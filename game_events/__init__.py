@@ -1,3 +1,3 @@
 """Protobuf events from Kafka and a Schema Registry to per-game Delta tables, as a Dagster asset graph on Spark."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -1,6 +1,5 @@
 """The command line: `game-events`. The module of a command is imported when the command is called."""
 
-import atexit
 import functools
 import gc
 import json
@@ -8,7 +7,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from io import TextIOWrapper
 from typing import Any, cast
@@ -123,41 +122,6 @@ def all_commands() -> TyperGroup:
         if isinstance(command, LazyCommand) and not command.hidden
     }
     return group
-
-
-def run_here() -> None:
-    """Run the command as this process, and end it without Python's own end.
-
-    After `main` and all that is registered by `atexit`, Python would free each object by itself: more than a second after a run
-    that has imported Dagster and Spark. The operating system frees them at once.
-    """
-    codes = exit_codes()
-    try:
-        main()
-    except SystemExit as ended:
-        if ended.code is None or isinstance(ended.code, int):
-            codes.append(ended.code or 0)
-        raise
-    codes.append(0)
-
-
-@functools.cache
-def exit_codes() -> list[int]:
-    """Where the exit code of this process is put, for its end at once: that is registered by the first call, and comes last."""
-    codes: list[int] = []
-    atexit.register(_end_at_once, codes)
-    return codes
-
-
-def _end_at_once(codes: Sequence[int]) -> None:
-    """End the process with an exit code; without one Python ends it."""
-    # A stream that cannot be written to (closed pipe, full disk) is Python's to report, with an exit code of its own.
-    with suppress(OSError, ValueError):
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        for code in codes:
-            os._exit(code & 0xFF)
-    gc.unfreeze()  # else libraries complain of what a fork server has frozen
 
 
 def main() -> None:

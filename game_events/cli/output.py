@@ -78,15 +78,15 @@ class Output:
 
         `wide`: there may be more columns than fit: then each row is a block, a line for each column.
         """
-        cells = [[f"{cell:,}" if isinstance(cell, int) else harmless(str(cell)) for cell in row] for row in rows]
+        cells = [[_cell(value) for value in row] for row in rows]
         names = [harmless(column) for column in columns]
         if wide and rows and not self._fits(names, cells):
             self._one_by_one(names, cells)
             return
         table = Table(title=Text(harmless(title)), title_justify="left", title_style="bold", header_style="bold")
         for index, name in enumerate(names):
-            numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-            table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+            is_numeric = _are_numbers([row[index] for row in rows])
+            table.add_column(Text(name), justify="right" if is_numeric else "left", overflow="fold")
         for line in cells:
             table.add_row(*map(Text, line))
         self._console.print(table)
@@ -151,6 +151,14 @@ class Output:
                 logger.setLevel(level)
 
 
+def _are_numbers(values: Sequence[object]) -> bool:
+    return bool(values) and all(isinstance(value, int | float) for value in values)
+
+
+def _cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else harmless(str(value))
+
+
 def nested_as_json(value: object) -> object:
     """A list, struct or map as the text of its JSON; every other value as it is."""
     return _json(value, escaped=False) if isinstance(value, list | tuple | dict) else value
@@ -166,7 +174,9 @@ def _json(value: object, *, escaped: bool = True) -> str:
 def _finite(value: object) -> object:
     """NaN and infinities as texts, as everywhere in this project."""
     if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        if math.isnan(value):
+            return "NaN"
+        return "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
@@ -195,7 +205,7 @@ def since(text: str | None, now: datetime | None = None, option: str = "--since"
     try:
         if length:
             return (now or datetime.now(UTC)) - timedelta(**{_UNITS[length[2]]: int(length[1])})
-        found = datetime.fromisoformat(text.strip())
+        time = datetime.fromisoformat(text.strip())
     except (ValueError, OverflowError):
         raise ConfigurationError(f"{option}: {text!r} is no time: 30m, 12h, 1d, 2w, or 2026-03-01T12:00") from None
-    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+    return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)

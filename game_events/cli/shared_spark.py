@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel, SecretStr, ValidationError
 from pyspark.sql import SparkSession
 
+from game_events.config.extensions import load_extensions
 from game_events.config.network import UNIX_SOCKET
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, load_settings
@@ -23,6 +24,7 @@ from game_events.jvm.private_folders import only_mine
 from game_events.lakehouse.storage import is_remote
 from game_events.spark.config import PACKAGE, jvm_config
 from game_events.spark.connect import CONNECT_MODE, TOKEN_VARIABLE
+from game_events.spark.session import edited_since_up, new_session
 
 FILE = Path("spark") / "shared.json"
 REMOTE_VARIABLE = f"{ENV_PREFIX}SPARK_REMOTE"
@@ -45,8 +47,6 @@ class SharedSpark(BaseModel):
 
 def spark_session() -> SparkSession:
     """The session of the settings, as Dagster's runs have it, for commands that use Spark themselves."""
-    from game_events.spark.session import new_session  # starts with what most calls do not need
-
     return new_session(load_settings())
 
 
@@ -70,38 +70,41 @@ def shared_spark(settings: Settings) -> SharedSpark | None:
     """The server, if it is there and a JVM of the run's own would be no different.
 
     A run on an object store has its own: the server's workers would have the credentials of `game-events up`. So has a run that
-    ships files (the workers of a session may hold modules of an earlier session's files), and one with a relative path in
-    `PYTHONPATH` (the server has another current folder).
+    ships files (the workers may hold modules of an earlier session's files), one with a relative path in `PYTHONPATH` (the
+    server has another current folder), and one whose code was edited since `game-events up` began.
     """
     if settings.spark_remote or not settings.warm_spark or is_remote(settings.lakehouse):
         return None
     if settings.spark_py_files or not all(map(os.path.isabs, _python_path())):
+        return None
+    load_extensions(settings.extensions)
+    if edited_since_up(settings):
         return None
     file = settings.state_dir / FILE
     # Else another user could name a server, which would be sent plans with Kafka's password.
     if not only_mine(file, file.parent):
         return None
     with suppress(OSError, ValidationError):
-        found = SharedSpark.model_validate_json(file.read_bytes())
-        if found.digest == _digest(settings) and _accepts(found.address):
-            return found
+        server = SharedSpark.model_validate_json(file.read_bytes())
+        if server.digest == _digest(settings) and _accepts(server.address):
+            return server
     return None
 
 
-def use(found: SharedSpark) -> None:
+def use(server: SharedSpark) -> None:
     """Sessions of this process are on that server from now on, once settings are read again."""
-    os.environ.update(found.environment)
+    os.environ.update(server.environment)
 
 
-def leave(found: SharedSpark) -> None:
+def leave(server: SharedSpark) -> None:
     """Sessions of this process have a JVM of their own again, once settings are read again."""
-    for name in (*found.environment, CONNECT_MODE):
+    for name in (*server.environment, CONNECT_MODE):
         os.environ.pop(name, None)
 
 
 def _python_path() -> list[str]:
-    found = os.environ.get("PYTHONPATH")
-    return found.split(os.pathsep) if found else []
+    path = os.environ.get("PYTHONPATH")
+    return path.split(os.pathsep) if path else []
 
 
 def _digest(settings: Settings) -> str:

@@ -117,25 +117,25 @@ def pinned(group: Group) -> Mapping[str, str]:
 
 def digests(folder: Path) -> Mapping[str, str]:
     """Path below a folder -> SHA-256 of the file there."""
-    found = {}
+    files = {}
     for path in sorted(path for path in folder.rglob("*") if not path.is_dir()):
         with path.open("rb") as source:
-            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(source, "sha256").hexdigest()
-    return found
+            files[path.relative_to(folder).as_posix()] = hashlib.file_digest(source, "sha256").hexdigest()
+    return files
 
 
 def check_pins(folder: Path, pins: Mapping[str, str], what_to_do: str) -> None:
     """Raise ConfigurationError for the first file of a folder that differs from its pin, is missing, or has no pin."""
-    found = digests(folder)
-    for name in sorted(pins.keys() | found.keys()):
-        if found.get(name) == pins.get(name):
+    files = digests(folder)
+    for name in sorted(pins.keys() | files.keys()):
+        if files.get(name) == pins.get(name):
             continue
-        if name not in found:
+        if name not in files:
             problem = "is missing"
         elif name not in pins:
             problem = "is in no list of this version"
         else:
-            problem = f"has the SHA-256 {found[name]}, not the pinned {pins[name]}"
+            problem = f"has the SHA-256 {files[name]}, not the pinned {pins[name]}"
         raise ConfigurationError(f"the Java part {name} {problem}; nothing of it is run: {what_to_do}")
 
 
@@ -186,12 +186,17 @@ def _fill(folder: Path, group: Group, pins: Mapping[str, str]) -> None:
     shutil.rmtree(ivy_cache, ignore_errors=True)
 
 
-def _ivy_jar() -> Path:
+def spark_home() -> Path:
+    """The folder of the installed PySpark, which is a whole Spark; nothing of it is imported."""
     spec = importlib.util.find_spec("pyspark")
-    places = spec.submodule_search_locations if spec else None
-    for place in places or ():
-        for jar in (Path(place) / "jars").glob("ivy-*.jar"):
-            return jar
+    if spec is None or spec.origin is None:
+        raise ConfigurationError("PySpark is not installed: install this project's requirements again")
+    return Path(spec.origin).parent
+
+
+def _ivy_jar() -> Path:
+    for jar in (spark_home() / "jars").glob("ivy-*.jar"):
+        return jar
     raise ConfigurationError("PySpark's jars/ivy-*.jar is missing: install this project's requirements again")
 
 

@@ -25,22 +25,22 @@ def find_java() -> Path:
     """The java of JAVA_HOME, else of PATH; ConfigurationError if there is none, it does not run, or it is too old."""
     home = os.environ.get("JAVA_HOME")
     # As in Spark's scripts: JAVA_HOME alone decides if it is set.
-    found = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
-    if found is None:
+    java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
+    if java is None:
         where = f"in JAVA_HOME={home}" if home else "on PATH, and JAVA_HOME is not set"
         raise ConfigurationError(f"no java {where}: {HOW_TO_INSTALL}")
-    answer = version_text(found)
+    answer = _version_text(java)
     # 17 of `openjdk version "17.0.15"`, 8 of `java version "1.8.0_452"`.
     version = re.search(r'version "(?:1\.)?(\d+)', answer)
     if version is None:
-        raise ConfigurationError(f"{found} -version failed ({answer.strip()[-300:]}): {HOW_TO_INSTALL}")
+        raise ConfigurationError(f"{java} -version failed ({answer.strip()[-300:]}): {HOW_TO_INSTALL}")
     if int(version[1]) < MIN_JAVA:
-        raise ConfigurationError(f"{found} is Java {version[1]}: {HOW_TO_INSTALL}")
-    return Path(found)
+        raise ConfigurationError(f"{java} is Java {version[1]}: {HOW_TO_INSTALL}")
+    return Path(java)
 
 
 @functools.lru_cache
-def version_text(java: str) -> str:
+def _version_text(java: str) -> str:
     """All that an executable says of its version and build; ConfigurationError if it does not run."""
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)

@@ -53,10 +53,10 @@ def private_folder(folder: Path) -> Path:
 def only_mine(*paths: Path) -> bool:
     """Whether files and folders are there, no links, belong to this user, and no other user can write them."""
     try:
-        found = [path.lstat() for path in paths]
+        states = [path.lstat() for path in paths]
     except OSError:
         return False
-    return all(f.st_uid == os.geteuid() and not stat.S_ISLNK(f.st_mode) and not f.st_mode & 0o022 for f in found)
+    return all(f.st_uid == os.geteuid() and not stat.S_ISLNK(f.st_mode) and not f.st_mode & 0o022 for f in states)
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def remove_left_behind() -> None:
     """Remove unlocked folders: Spark's own clean-up does not run after a SIGKILL or lack of memory."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
-            found = path.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not _is_held(path, found.st_mtime):
+            state = path.lstat()
+            if stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not _is_held(path, state.st_mtime):
                 shutil.rmtree(path, ignore_errors=True)
 
 

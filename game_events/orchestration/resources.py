@@ -43,7 +43,7 @@ from game_events.pipeline.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import TriggeredRun
 from game_events.spark.connect import answers, close_session, is_closed, is_connect
-from game_events.spark.session import EARLY_SESSION
+from game_events.spark.session import new_session
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class SparkResource(LazyPySparkResource):
         """Make the session, once for each process; on a Connect server again if it was given back."""
         if self._spark_session is None or is_closed(self._spark_session):
             more = dict(flatten_dict(self.spark_config))  # type: ignore[no-untyped-call]
-            self._spark_session = EARLY_SESSION.taken_or_new(self.source.read(), more)
+            self._spark_session = new_session(self.source.read(), more)
 
     def renew_if_lost(self) -> None:
         """What is done next gets a new session if the server does not know the one there is; no classic session is renewed."""

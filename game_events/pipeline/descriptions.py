@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.decoding.columns import ColumnMap, field_key
-from game_events.decoding.compiler_process import clean
+from game_events.decoding.comments import clean
 from game_events.decoding.decoder import TypeKey
 from game_events.decoding.frame import ordered
 from game_events.lakehouse.data.columns import with_comments

@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +25,6 @@ from game_events.config.masking import is_credential
 from game_events.config.network import LOOPBACK, workers_are_local
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
-from game_events.jvm.class_archive import archive_of, sharing_options
 from game_events.jvm.jars import s3_jars, spark_jars
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
 from game_events.jvm.private_folders import process_temporary_folder
@@ -34,11 +33,7 @@ from game_events.lakehouse.storage import is_s3, spark_options
 #: The path is absolute: of an executor's archive of code it is none, and workers import this module, too.
 LOG_OPTION = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').absolute().as_uri()}"
 
-#: Java's options for a run of few rows: it is over before the optimizing compiler has paid for itself, and that would take a
-#: third of its processor time. The room for compiled code is the usual one.
-SMALL_RUN = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
-
-#: Options of every other driver: ten times Java's own numbers of calls and loops before the optimizing compiler takes a
+#: Options of the driver's JVM: ten times Java's own numbers of calls and loops before the optimizing compiler takes a
 #: method. Otherwise it has a third of the JVM's processor time in the first minute, most of it for methods that plan jobs
 #: (docs/decisions/0027-quick-starts.md).
 LATE_OPTIMIZATION = (
@@ -152,30 +147,25 @@ def session_config(settings: Settings) -> dict[str, str]:
     return conf | own | {LARGE_TYPES_KEY: "false"}
 
 
-def spark_config(settings: Settings, *, small_run: bool = False) -> dict[str, str]:
-    """Settings of a classic Spark, JVM and session; the user's take precedence. `small_run`: see `SMALL_RUN`.
+def spark_config(settings: Settings) -> dict[str, str]:
+    """Settings of a classic Spark, JVM and session; the user's take precedence.
 
     Also sets variables of the environment, as `jvm_config` does.
     """
-    jars = spark_jars()
-    conf = _jvm_config(settings, jars)
-    options = (process_temporary_folder().java_option, *java_options(settings, _on_class_path(settings, jars), small_run))
     # Other users can read the system's temporary folder, and shuffle files hold players' rows.
-    return {DEFAULT_JAVA_OPTIONS: " ".join(options)} | conf
+    options = (process_temporary_folder().java_option, *LATE_OPTIMIZATION)
+    return {DEFAULT_JAVA_OPTIONS: " ".join(options)} | jvm_config(settings)
 
 
 def jvm_config(settings: Settings) -> dict[str, str]:
-    """`spark_config` without the options of Java that are this process's and this machine's own; starts no Java.
+    """`spark_config` without the options of Java that are this process's own.
 
     Also sets ``PYSPARK_PYTHON`` in this process: it must be in the environment before the session is created (settings of the
     session are ignored), or workers run any python3 of the PATH. The user's ``spark.pyspark.python`` names another path on a
     cluster's machines.
     """
-    return _jvm_config(settings, spark_jars())
-
-
-def _jvm_config(settings: Settings, jars: tuple[Path, ...]) -> dict[str, str]:
     refuse_credentials(settings.spark_conf)
+    jars = spark_jars()
     os.environ.setdefault("PYSPARK_PYTHON", settings.spark_conf.get("spark.pyspark.python", sys.executable))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     on_path = _on_class_path(settings, jars)
@@ -212,19 +202,13 @@ def _jvm_config(settings: Settings, jars: tuple[Path, ...]) -> dict[str, str]:
 
 
 def _on_class_path(settings: Settings, jars: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The jars before PySpark's own. In local mode all: they are in the JVM's archive of classes, and not copied."""
+    """The jars before PySpark's own. In local mode all: Spark copies none of them then."""
     return jars if is_local(settings) else tuple(jar for jar in jars if jar.name.startswith("lz4-java-"))
 
 
 def is_local(settings: Settings) -> bool:
     """Whether the driver's JVM runs the tasks."""
     return re.fullmatch(r"local(\[.*\])?", settings.spark_master) is not None
-
-
-def java_options(settings: Settings, class_path: Sequence[Path], small_run: bool) -> tuple[str, ...]:
-    """Options of the driver's JVM for a quick start, with these jars before PySpark's."""
-    shared = sharing_options(archive_of(class_path)) if is_local(settings) else ()
-    return (*shared, *(SMALL_RUN if small_run else LATE_OPTIMIZATION))
 
 
 def has_this_project(settings: Settings) -> bool:
@@ -236,10 +220,10 @@ def has_this_project(settings: Settings) -> bool:
 
 def refuse_credentials(conf: Mapping[str, str]) -> None:
     """Raise ConfigurationError for credentials in a user's Spark settings: `ps` and Spark's UI show these."""
-    found = sorted(name for name, value in conf.items() if is_credential(name, value))
-    if found:
+    names = sorted(name for name, value in conf.items() if is_credential(name, value))
+    if names:
         raise ConfigurationError(
-            f"GAME_EVENTS_SPARK_CONF: {', '.join(found)} would be in the command line of Spark's JVM, which every user of this "
+            f"GAME_EVENTS_SPARK_CONF: {', '.join(names)} would be in the command line of Spark's JVM, which every user of this "
             "machine can read: give them by the environment, a role, a core-site.xml in HADOOP_CONF_DIR or a "
             "spark-defaults.conf in SPARK_CONF_DIR (docs/security.md)"
         )

@@ -18,7 +18,8 @@ class LocalChannel(DefaultChannelBuilder):
     def __init__(self, url: str, target: str, kind: grpc.LocalConnectionType) -> None:
         """`target`: gRPC's name of the address."""
         super().__init__(url, [("grpc.enable_http_proxy", 0)])
-        self._target, self._kind = target, kind
+        self._target = target
+        self._kind = kind
 
     def toChannel(self) -> grpc.Channel:  # noqa: N802 - PySpark's name
         """The channel; the token is sent with each call."""

@@ -97,7 +97,8 @@ def bisect(
     failed: dict[str, str] = {}
     waiting = deque(_halves(games))
     alone: dict[str, int] = {}
-    crashes, why = 0, ""
+    crashes = 0
+    why = ""
     # Largest parts first: most games succeed even if `max_crashes` is reached.
     while waiting:
         part = waiting.popleft()
@@ -110,7 +111,8 @@ def bisect(
             crashes += 1
             why = f"not tried: {crashes} jobs over {over} failed, and its rows or files may be why; the next run tries again"
             if isinstance(error, UserCodeError):
-                max_crashes, why = min(max_crashes, crashes - 1 + MAX_FAILURES), str(error)
+                max_crashes = min(max_crashes, crashes - 1 + MAX_FAILURES)
+                why = str(error)
             if len(part) > 1:
                 waiting.extend(_halves(part))
             elif not isinstance(error, WorkerCrashError):
@@ -168,17 +170,20 @@ def lost_file(error: BaseException, root: str) -> LostFileError | None:
     """The error for a Spark job that met a file that is gone or damaged; None for any other, as one of the whole storage."""
     if storage_error(error, root) is not None:
         return None
-    by_worker, by_spark, cause = (pattern.search(str(error)) for pattern in (_BY_WORKER, _BY_SPARK, _CAUSE))
+    text = str(error)
+    by_worker = _BY_WORKER.search(text)
     if by_worker is not None:
         return LostFileError(by_worker[1])
+    by_spark = _BY_SPARK.search(text)
     if by_spark is None:
         return None
     kind, uri, words = by_spark.groups()
     path = unquote(uri.removeprefix("file://").removeprefix("file:"))
     if kind == _GONE:
         return LostFileError(f"{path} is gone, though the table's log lists it")
+    cause = _CAUSE.search(text)
     why = words or (cause[1] if cause is not None else "")
-    return LostFileError(f"{path} cannot be read" + f": {why[:LONGEST]}" * bool(why))
+    return LostFileError(f"{path} cannot be read: {why[:LONGEST]}" if why else f"{path} cannot be read")
 
 
 def _storage_error(error: BaseException, root: str) -> GameEventsError | None:
@@ -191,11 +196,11 @@ _RAISED_BY_WORKER = re.compile(r"^game_events\.errors\.(\w+): (.*)$", re.MULTILI
 
 def raised_by_worker(error: BaseException) -> GameEventsError | None:
     """The error that a worker raised and that ended a Spark job; None: it is none of this project's."""
-    found = _RAISED_BY_WORKER.search(str(error)) if isinstance(error, PySparkException | Py4JJavaError) else None
-    kind = getattr(errors, found[1], None) if found is not None else None
-    if found is None or not (isinstance(kind, type) and issubclass(kind, GameEventsError)):
+    raised = _RAISED_BY_WORKER.search(str(error)) if isinstance(error, PySparkException | Py4JJavaError) else None
+    if raised is None:
         return None
-    return kind(found[2])
+    kind = getattr(errors, raised[1], None)
+    return kind(raised[2]) if isinstance(kind, type) and issubclass(kind, GameEventsError) else None
 
 
 @contextmanager
@@ -204,7 +209,7 @@ def worker_errors_named() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        found = raised_by_worker(error)
-        if found is None:
+        own = raised_by_worker(error)
+        if own is None:
             raise
-        raise found from error
+        raise own from error

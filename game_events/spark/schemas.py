@@ -25,25 +25,26 @@ def arrow_schema(rows: DataFrame, origin: object, known: pa.Schema | None = None
     Raises:
         ExtensionError: a column cannot be in a Delta table: its name, its type, or it is there twice.
     """
-    fields = rows.schema.fields
-    names = Counter(folded(f.name) for f in fields)
-    bad = sorted({f.name for f in fields if names[folded(f.name)] > 1})
-    if bad:
-        raise ExtensionError(f"{origin} gives the column {', '.join(bad)} twice (capital letters do not count)")
-    found = []
-    for item in fields:
-        if not item.name or _FORBIDDEN & set(item.name):
-            raise ExtensionError(f"{origin} gives a column {item.name!r}: Delta takes no spaces and none of ,;{{}}()= in names")
-        if _UNREACHABLE & set(item.name):
+    _refuse_names([item.name for item in rows.schema.fields], origin)
+    fields = {item.name: _arrow(item, origin) for item in rows.schema.fields}
+    kept = {item.name: item for item in known or () if item.name in fields and fields[item.name].type == item.type}
+    return pa.schema([*kept.values(), *(field for name, field in fields.items() if name not in kept)])
+
+
+def _refuse_names(names: Sequence[str], origin: object) -> None:
+    """Raise ExtensionError for a name that a table's column cannot have, and for one that is there twice."""
+    counts = Counter(map(folded, names))
+    twice = sorted({name for name in names if counts[folded(name)] > 1})
+    if twice:
+        raise ExtensionError(f"{origin} gives the column {', '.join(twice)} twice (capital letters do not count)")
+    for name in names:
+        if not name or _FORBIDDEN & set(name):
+            raise ExtensionError(f"{origin} gives a column {name!r}: Delta takes no spaces and none of ,;{{}}()= in names")
+        if _UNREACHABLE & set(name):
             raise ExtensionError(
-                f"{origin} gives a column {item.name!r}: Spark takes a dot in a name for a step into a struct, "
+                f"{origin} gives a column {name!r}: Spark takes a dot in a name for a step into a struct, "
                 "and a backtick for a quote: name it otherwise"
             )
-        found.append(_arrow(item, origin))
-    types = {f.name: f.type for f in found}
-    kept = [f for f in known or () if types.get(f.name) == f.type]
-    held = {f.name for f in kept}
-    return pa.schema([*kept, *(f for f in found if f.name not in held)])
 
 
 def _arrow(item: StructField, origin: object) -> pa.Field:
@@ -96,7 +97,8 @@ def _both(one: DataType, other: DataType) -> DataType | None:
         inner = _both(one.elementType, other.elementType)
         return None if inner is None else ArrayType(inner)
     if isinstance(one, MapType) and isinstance(other, MapType):
-        key, value = _both(one.keyType, other.keyType), _both(one.valueType, other.valueType)
+        key = _both(one.keyType, other.keyType)
+        value = _both(one.valueType, other.valueType)
         return None if key is None or value is None else MapType(key, value)
     return one if one == other else None
 

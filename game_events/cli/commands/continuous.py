@@ -11,9 +11,8 @@ from typing import Self
 
 from dagster import DagsterInstance
 
-from game_events.cli.dagster_home import dagster_home
+from game_events.cli.dagster_run import JobResult, dagster_home, run_job, show_run
 from game_events.cli.output import Output
-from game_events.cli.summary import JobResult, run_job, show_run
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
@@ -151,7 +150,8 @@ def _switch_off(home: str, settings: Settings) -> None:
 
 def _show(output: Output, settings: Settings, result: JobResult) -> None:
     show_run(output, result.report, settings.names)
-    loop, latency = result.report["continuous"], result.report["latency"]
+    loop = result.report["continuous"]
+    latency = result.report["latency"]
     if latency:
         rows = [(layer, times["rows"], times["p50_s"], times["p95_s"]) for layer, times in latency.items()]
         output.table("from produce to visible (s)", ("layer", "rows", "p50", "p95"), rows)

@@ -9,6 +9,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -32,14 +33,14 @@ def tables(as_json: Json = False) -> None:
     """List the tables: rows, Delta version, files, size, columns, owners; `game-events schema TABLE` shows one's columns."""
     output = Output(as_json=as_json)
     lakehouse = Lakehouse.of(load_settings())
-    found = []
+    entries = []
     for name in lakehouse.names():
         table = lakehouse.table(name)
         handle = table.open_to_read()
         if handle is None:
             continue
         actions = add_actions(handle)
-        found.append(
+        entries.append(
             {
                 "table": table.name,
                 "rows": _rows(actions),
@@ -53,14 +54,14 @@ def tables(as_json: Json = False) -> None:
                 "location": table.uri,
             }
         )
-    if found:
+    if entries:
         columns = ["table", "rows", "version", "files", "bytes", "columns"]
-        columns += ["owners"] if any(entry["owners"] for entry in found) else []
-        rows = [[", ".join(v) if isinstance(v, list) else v for v in map(entry.get, columns)] for entry in found]
+        columns += ["owners"] if any(entry["owners"] for entry in entries) else []
+        rows = [[", ".join(v) if isinstance(v, list) else v for v in map(entry.get, columns)] for entry in entries]
         output.table(lakehouse.root, columns, rows)
     else:
         output.say(f"no tables below {lakehouse.root}: `game-events run` makes them (GAME_EVENTS_LAKEHOUSE names the place)")
-    output.result({"root": lakehouse.root, "tables": found})
+    output.result({"root": lakehouse.root, "tables": entries})
 
 
 def _rows(files: pa.Table) -> int | None:
@@ -77,15 +78,15 @@ def history(
     """A table's versions, newest first: when, what kind, rows, batch, offsets, run; restores and maintenance too."""
     output = Output(as_json=as_json)
     chosen, handle = existing_table(Lakehouse.of(load_settings()), table)
-    found = list(versions(chosen, handle.version(), limit))
+    entries = list(versions(chosen, handle.version(), limit))
     output.say(chosen.uri)
-    for entry in found:
+    for entry in entries:
         output.say(_line(entry))
-    if found and found[-1].version > 0 and len(found) == limit:
+    if entries and entries[-1].version > 0 and len(entries) == limit:
         output.say(f"only {limit} versions are shown: --limit shows more")
-    elif found and found[-1].version > 0:
-        output.say(f"older versions' entries were cleaned up (before version {found[-1].version})")
-    output.result({"table": chosen.name, "location": chosen.uri, "versions": [asdict(entry) for entry in found]})
+    elif entries and entries[-1].version > 0:
+        output.say(f"older versions' entries were cleaned up (before version {entries[-1].version})")
+    output.result({"table": chosen.name, "location": chosen.uri, "versions": [asdict(entry) for entry in entries]})
 
 
 def _line(entry: Version) -> str:
@@ -131,28 +132,37 @@ def log(
         raise ConfigurationError(f"--kind: there is no {kind!r}; there are {', '.join(_KINDS)}")
     lakehouse = Lakehouse.of(load_settings())
     events = read_events(lakehouse, since_of(since))
-    found = query(events, _CHOSEN, run=run, kind=kind, game=game, table=table, limit=limit)
-    for event in found:
+    chosen = query(events, _CHOSEN, run=run, kind=kind, game=game, table=table, limit=limit)
+    for event in chosen:
         event["detail"] = json.loads(event["detail"]) if event["detail"] else None
         output.say(_run_line(event))
-    if len(found) == limit:
+    if len(chosen) == limit:
         output.say(f"only {limit} events are shown: --limit shows more")
-    elif not found:
+    elif not chosen:
         output.say("no such events: every `game-events run` leaves some" if not events.num_rows else "no such events")
-    output.result({"table": lakehouse.table(EVENT_LOG).uri, "events": found})
+    output.result({"table": lakehouse.table(EVENT_LOG).uri, "events": chosen})
 
 
 def _run_line(event: dict[str, Any]) -> str:
     """`time run kind what: status, numbers; detail`."""
     what = " ".join(str(event[c]) for c in ("table", "name") if event[c]) or event["layer"] or ""
-    facts = [event["status"]] if event["status"] else []
-    facts += [f"{name} {event[name]:,}" for name in ("rows", "table_rows", "lag", "delta_version") if event[name] is not None]
-    facts += [f"{event['seconds']:.1f} s"] if event["seconds"] is not None else []
+    facts = ", ".join(_facts(event))
+    start = f"{event['time']:%Y-%m-%d %H:%M:%S} {event['run_id'][:8]} {event['kind']:<8} {what}: {facts}"
     # Errors of Spark are pages; py4j's begin with a line that says nothing.
     detail = re.sub(r"^(\w+: )?An error occurred while calling \S+ : ", r"\1", " ".join(_words(event["detail"]).split()))
-    detail = detail if len(detail) <= SHOWN_CHARS else detail[:SHOWN_CHARS] + "..."
-    start = f"{event['time']:%Y-%m-%d %H:%M:%S} {event['run_id'][:8]} {event['kind']:<8} {what}: {', '.join(facts)}"
+    if len(detail) > SHOWN_CHARS:
+        detail = detail[:SHOWN_CHARS] + "..."
     return harmless(f"{start}; {detail}" if detail else start)
+
+
+def _facts(event: dict[str, Any]) -> Iterator[str]:
+    if event["status"]:
+        yield event["status"]
+    for name in ("rows", "table_rows", "lag", "delta_version"):
+        if event[name] is not None:
+            yield f"{name} {event[name]:,}"
+    if event["seconds"] is not None:
+        yield f"{event['seconds']:.1f} s"
 
 
 def _words(detail: dict[str, Any] | None) -> str:

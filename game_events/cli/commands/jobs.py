@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
+from game_events.cli.dagster_run import finish, run_job, show_run
 from game_events.cli.output import Json, Output, harmless, words
-from game_events.cli.summary import finish, run_job, show_run
 from game_events.config.settings import load_settings
 from game_events.decoding.frame import Reason
 from game_events.lakehouse.data.columns import SCHEMA_COLUMNS
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.duckdb_connection import connect, records
-from game_events.lakehouse.tables import QUARANTINE, Lakehouse
-from game_events.pipeline.replay_selection import replay_selection
+from game_events.lakehouse.tables import QUARANTINE, Lakehouse, Table
+from game_events.pipeline.replay_selection import ReplaySelection, replay_selection
 
 app = typer.Typer(
     help="Rows that are in no other table: list them, and replay them.", no_args_is_help=True, add_completion=False
@@ -59,37 +59,52 @@ def list_rows(reason: Reasons = None, schema_id: SchemaIds = None, rows: Rows = 
     output = Output(as_json=as_json)
     chosen = replay_selection(reason or [], schema_id or [])
     table = Lakehouse.of(load_settings()).table(QUARANTINE)
-    handle = table.open_to_read()
-    groups: list[dict[str, Any]] = []
-    single: list[dict[str, Any]] = []
-    if handle is not None:
-        found = read_arrow(table, handle, _COLUMNS)
-        for name in set(_COLUMNS) - set(found.column_names):  # a table of an earlier version
-            found = found.append_column(name, [[None] * found.num_rows])
-        with connect(held=found) as connection:
-            connection.execute(
-                "CREATE TEMP TABLE chosen AS SELECT *, coalesce(_schema_id::VARCHAR, _schema_guid) AS schema_id FROM held "
-                "WHERE (len($reasons) = 0 OR list_contains($reasons, reason)) "
-                "AND (len($ids) = 0 OR list_contains($ids, schema_id))",
-                {"reasons": sorted(chosen.reasons), "ids": sorted(map(str, chosen.schema_ids))},
-            )
-            groups = records(connection.execute(_GROUPS))
-            single = records(connection.execute(_SINGLE, {"rows": rows}))
+    groups, single = _rows_in(table, chosen, rows)
     if groups:
-        columns = ("layer", "reason", "schema_id", "rows", "replayed")
-        output.table(f"{table.name}: rows by reason and schema id", columns, [[g[c] for c in columns] for g in groups])
-        for why, detail in {g["reason"]: g["example"] for g in groups}.items():
-            output.say(f"{why}, for example: {harmless(str(detail))}")
-        if any(g["reason"] not in FOR_EVER and g["rows"] > g["replayed"] for g in groups):
-            output.say("replay what passes by now: `game-events quarantine replay [--reason R] [--schema-id I]`")
+        _show_groups(output, table, groups)
     else:
         output.say("no such rows in quarantine")
     for row in single:
-        what = "replayed as batch" if row["replayed_table"] is not None else "not in bronze any more as of batch"
-        after = f", {what} {row['replayed_batch']}" if row["replayed_batch"] is not None else ""
-        output.say(f"{row['record']} {row['reason']} (schema {row['schema_id']}){after}: {harmless(str(row['detail']))}")
-    waiting = sum(g["rows"] - g["replayed"] for g in groups)
+        output.say(_line(row))
+    waiting = sum(group["rows"] - group["replayed"] for group in groups)
     output.result({"table": table.uri, "waiting": waiting, "groups": groups, "rows": single})
+
+
+def _rows_in(table: Table, chosen: ReplaySelection, limit: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The chosen rows of quarantine: counted by reason and schema, and the newest of them one by one."""
+    handle = table.open_to_read()
+    if handle is None:
+        return [], []
+    held = read_arrow(table, handle, _COLUMNS)
+    for name in set(_COLUMNS) - set(held.column_names):  # a table of an earlier version
+        held = held.append_column(name, [[None] * held.num_rows])
+    with connect(held=held) as connection:
+        connection.execute(
+            "CREATE TEMP TABLE chosen AS SELECT *, coalesce(_schema_id::VARCHAR, _schema_guid) AS schema_id FROM held "
+            "WHERE (len($reasons) = 0 OR list_contains($reasons, reason)) "
+            "AND (len($ids) = 0 OR list_contains($ids, schema_id))",
+            {"reasons": sorted(chosen.reasons), "ids": sorted(map(str, chosen.schema_ids))},
+        )
+        return records(connection.execute(_GROUPS)), records(connection.execute(_SINGLE, {"rows": limit}))
+
+
+def _show_groups(output: Output, table: Table, groups: list[dict[str, Any]]) -> None:
+    columns = ("layer", "reason", "schema_id", "rows", "replayed")
+    lines = [[group[column] for column in columns] for group in groups]
+    output.table(f"{table.name}: rows by reason and schema id", columns, lines)
+    examples = {group["reason"]: group["example"] for group in groups}
+    for reason, detail in examples.items():
+        output.say(f"{reason}, for example: {harmless(str(detail))}")
+    if any(group["reason"] not in FOR_EVER and group["rows"] > group["replayed"] for group in groups):
+        output.say("replay what passes by now: `game-events quarantine replay [--reason R] [--schema-id I]`")
+
+
+def _line(row: dict[str, Any]) -> str:
+    after = ""
+    if row["replayed_batch"] is not None:
+        what = "replayed as batch" if row["replayed_table"] is not None else "not in bronze any more as of batch"
+        after = f", {what} {row['replayed_batch']}"
+    return f"{row['record']} {row['reason']} (schema {row['schema_id']}){after}: {harmless(str(row['detail']))}"
 
 
 @app.command("replay")
@@ -117,12 +132,14 @@ Downstream = Annotated[
 
 def redecode(downstream: Downstream = False, as_json: Json = False) -> None:
     """Decode every row of bronze again, without Kafka, in one atomic commit; rows, batches and progress stay."""
-    output, settings = Output(as_json=as_json), load_settings()
+    output = Output(as_json=as_json)
+    settings = load_settings()
     with output.working("redecoding"):
         result = run_job(settings, "redecode", {"refresh_silver_and_gold": downstream})
     if result.report:
         show_run(output, result.report, settings.names)
-        new, kept = result.report["new_columns"], result.report["kept_by_reason"]
+        new = result.report["new_columns"]
+        kept = result.report["kept_by_reason"]
         output.say(f"redecoded: {result.report['redecoded_rows']:,} rows; new columns: {', '.join(new) or 'none'}")
         if kept:
             output.say("rows that keep the columns they had: " + ", ".join(f"{why} {n:,}" for why, n in sorted(kept.items())))
@@ -140,28 +157,40 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Count what would be don
 
 COLUMNS = ("table", "joined", "into", "renewed", "replaced", "orphans", "waiting", "files")
 
+#: Those of them that count what maintenance does.
+WORK = ("joined", "renewed", "replaced", "orphans")
+
 
 def maintain(table: Tables = None, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Join small files, renew outdated ones, delete unneeded ones, shorten logs; no row changes, whoever is at work."""
     output = Output(as_json=as_json)
     with output.working("maintenance"):
         result = run_job(load_settings(), "maintain", {"tables": words(table), "dry_run": dry_run})
-    tables = result.report.get("upkeep", {})
-    busy = [e for e in tables.values() if e["joined"] or e["renewed"] or e["replaced"] or e["orphans"]]
+    if result.report:
+        _show_maintenance(output, result.report.get("upkeep", {}), dry_run=dry_run)
+    finish(output, result, "maintenance failed")
+
+
+def _show_maintenance(output: Output, tables: dict[str, dict[str, Any]], *, dry_run: bool) -> None:
+    busy = [entry for entry in tables.values() if any(entry[what] for what in WORK)]
     if busy:
         title = "files that would be joined, renewed or deleted" if dry_run else "files joined, renewed and deleted"
-        output.table(title, COLUMNS, [[e[c] for c in COLUMNS] for e in busy])
-    elif result.report:
+        output.table(title, COLUMNS, [[entry[column] for column in COLUMNS] for entry in busy])
+    else:
         output.say(f"nothing to do for {len(tables)} tables")
-    waiting = sum(e["waiting"] for e in tables.values())
+    _show_left(output, tables)
+
+
+def _show_left(output: Output, tables: dict[str, dict[str, Any]]) -> None:
+    """What maintenance has not done, and why."""
+    waiting = sum(entry["waiting"] for entry in tables.values())
     if waiting:
         output.say(
             f"{waiting:,} replaced files stay for the time, for readers still at work (RETENTION_H, DERIVED_RETENTION_H)"
         )
-    outdated = sum(e["outdated"] for e in tables.values())
+    outdated = sum(entry["outdated"] for entry in tables.values())
     if outdated:
         output.say(f"{outdated:,} files of an earlier release are left for the next time (docs/maintenance.md)")
     for entry in tables.values():
         if entry["skipped"]:
             output.say(f"{entry['table']}: left for the next time: {entry['skipped']}")
-    finish(output, result, "maintenance failed")

@@ -1,24 +1,25 @@
 """`game-events run`: one Dagster run over all layers or those selected, or the long one of continuous mode."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from game_events.cli.commands.doctor import show_checks
+from game_events.cli.dagster_run import JobResult, finish, run_job, show_run
 from game_events.cli.output import Json, Output, words
 from game_events.cli.shared_spark import SharedSpark, leave, shared_spark, spark_session, use
-from game_events.cli.summary import JobResult, finish, run_job, show_run
 from game_events.config.settings import Settings, load_settings
-from game_events.decoding import compiler_child
 from game_events.errors import GameEventsError
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline, no_spark
-from game_events.pipeline.runs.loop import PendingWork, find_pending_work
+from game_events.pipeline.runs.loop import idle_report
 from game_events.pipeline.runs.preflight import PreflightResult
-from game_events.pipeline.runs.refresh import ALL, is_small_run, selection_of
+from game_events.pipeline.runs.refresh import ALL, selection_of
 from game_events.spark.connect import lost
+from game_events.spark.session import begin_session
 
 FULL_REFRESH = "--full-refresh"
 
@@ -82,31 +83,32 @@ def run(  # noqa: PLR0913, PLR0917 - the command's options
         show_dry_run(output, asked)
         return
     settings = load_settings()
-    if continuous:
-        if any(asked.values()) or ignore_intervals:
-            raise typer.BadParameter("continuous mode is always about everything", param_hint="--continuous")
+    if not continuous:
+        result = run_once(output, settings, asked, ignore_intervals=ignore_intervals)
+    elif any(asked.values()) or ignore_intervals:
+        raise typer.BadParameter("continuous mode is always about everything", param_hint="--continuous")
+    else:
         from game_events.cli.commands.continuous import run_continuously  # imports Dagster
 
         result = run_continuously(output, settings, duration_s)
-    else:
-        # A wrong name is said at once, without a run that fails.
-        selection_of(Pipeline(settings, no_spark), **asked)
-        found = PendingWork() if any(asked.values()) else find_pending_work(settings, ignore_intervals=ignore_intervals)
-        if found.report is not None:
-            idle = found.report.to_dict()
-            show_run(output, idle, settings.names)
-            finish(output, JobResult("", True, idle))
-            return
-        if found.work is not None:
-            compiler_child.CHILD.begin()  # a new process knows no schema yet
-        server, config = shared_spark(settings), asked | {"ignore_intervals": ignore_intervals}
-        if server is not None:
-            result = run_on(server, output, settings, config)
-        else:
-            if found.work is not None:
-                start_spark(found.work)
-            result = run_and_show(output, settings, config)
     finish(output, result)
+
+
+def run_once(output: Output, settings: Settings, asked: Mapping[str, list[str]], *, ignore_intervals: bool) -> JobResult:
+    """A run over all layers, or what was asked for, and its summary; no run is made where there is nothing to do."""
+    # A wrong name is said at once, without a run that fails.
+    selection_of(Pipeline(settings, no_spark), **asked)
+    server = shared_spark(settings)
+    if not any(asked.values()):
+        on_work = partial(begin_session, settings) if server is None else (lambda: None)
+        idle = idle_report(settings, ignore_intervals=ignore_intervals, on_work=on_work)
+        if idle is not None:
+            show_run(output, idle.to_dict(), settings.names)
+            return JobResult("", True, idle.to_dict())
+    config = {**asked, "ignore_intervals": ignore_intervals}
+    if server is None:
+        return run_and_show(output, settings, config)
+    return run_on(server, output, settings, config)
 
 
 def show_dry_run(output: Output, asked: Mapping[str, list[str]]) -> None:
@@ -118,19 +120,10 @@ def show_dry_run(output: Output, asked: Mapping[str, list[str]]) -> None:
     try:
         settings = load_settings()
     except GameEventsError as error:
-        found = [PreflightResult("settings", False, str(error))]
+        results = [PreflightResult("settings", False, str(error))]
     else:
-        found = dry_run(Pipeline(settings, spark_session), lambda: build_defs(settings), **asked)  # only rules need Spark
-    show_checks(output, "dry run: nothing was written", found)
-
-
-def start_spark(pipeline: Pipeline) -> None:
-    """Begin to start Spark for a run that needs it, while what makes the run is imported."""
-    small = is_small_run(pipeline)
-    if small is not None:
-        from game_events.spark.session import EARLY_SESSION
-
-        EARLY_SESSION.begin(pipeline.settings, small_run=small)
+        results = dry_run(Pipeline(settings, spark_session), lambda: build_defs(settings), **asked)  # only rules need Spark
+    show_checks(output, "dry run: nothing was written", results)
 
 
 def run_on(server: SharedSpark, output: Output, settings: Settings, asked: Mapping[str, object]) -> JobResult:

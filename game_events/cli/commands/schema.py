@@ -1,5 +1,6 @@
 """`game-events schema`: what a version of the topic's schema holds, what it changed; and what a table's columns are."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ from typer.core import TyperGroup
 from game_events.cli.output import Json, Output
 from game_events.config.settings import load_settings
 from game_events.decoding.columns import kept_columns, type_name
+from game_events.decoding.schema_diff import Change
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.data.columns import comments_of, owners_of, tags_of
 from game_events.lakehouse.tables import Lakehouse, existing_table
@@ -40,10 +42,10 @@ Subject = Annotated[str | None, typer.Option("--subject", help="Default: <topic>
 
 def _history(subject: str | None) -> SchemaHistory:
     settings = load_settings()
-    found = [subject] if subject else subjects(settings)
-    if len(found) != 1:
-        raise ConfigurationError(f"there are {len(found)} subjects: choose one with --subject ({', '.join(found)})")
-    return SchemaHistory(SchemaRegistry(settings), Lakehouse.of(settings), found[0], kept_columns(settings))
+    named = [subject] if subject else subjects(settings)
+    if len(named) != 1:
+        raise ConfigurationError(f"there are {len(named)} subjects: choose one with --subject ({', '.join(named)})")
+    return SchemaHistory(SchemaRegistry(settings), Lakehouse.of(settings), named[0], kept_columns(settings))
 
 
 @app.command("show")
@@ -56,7 +58,8 @@ def show(
     output = Output(as_json=as_json)
     history = _history(subject)
     chosen = history.version(version)
-    fields, occurred = history.fields(chosen), history.occurred()
+    fields = history.fields(chosen)
+    occurred = history.occurred()
     for message in dict.fromkeys(f.message for f in fields):
         rows = [(f.names, f.declared, f.column, _stored_as(f.field.type)) for f in fields if f.message == message]
         output.table(
@@ -110,12 +113,7 @@ def diff(
         output.say(
             f"{history.subject}: version {earlier.version} (id {earlier.schema_id}) -> {later.version} (id {later.schema_id})"
         )
-    for change in changes:
-        name = f"{change.message}.{change.field}" if change.field else change.message
-        declared = " -> ".join(filter(None, (change.before, change.after)))
-        output.say(f"  {change.kind}: {name} ({declared}): {change.effect}")
-    if not changes and earlier != later:
-        output.say(f"  {NOTHING}")
+        _show_changes(output, changes)
     left_out = history.left_out(earlier, later)
     if left_out:
         output.say(left_out)
@@ -130,6 +128,15 @@ def diff(
     )
 
 
+def _show_changes(output: Output, changes: Sequence[Change]) -> None:
+    for change in changes:
+        name = f"{change.message}.{change.field}" if change.field else change.message
+        declared = " -> ".join(filter(None, (change.before, change.after)))
+        output.say(f"  {change.kind}: {name} ({declared}): {change.effect}")
+    if not changes:
+        output.say(f"  {NOTHING}")
+
+
 @app.command("columns")
 def columns(
     table: Annotated[str, typer.Argument(help="A table's name, as `game-events tables` lists it.")],
@@ -141,22 +148,22 @@ def columns(
     chosen, handle = existing_table(lakehouse, table)
     schema = pa.schema(handle.schema())
     comments = comments_of(schema)
-    by_column: dict[str, list[ColumnOrigin]] = {}
-    for origin in origins(lakehouse) if chosen.key.startswith(("bronze_", "silver_")) else []:
-        by_column.setdefault(origin.column, []).append(origin)
-    nested = {
-        name: [o for column, found in by_column.items() if column.startswith(f"{name}.") for o in found]
-        for name in schema.names
-    }
+    known = list(origins(lakehouse)) if chosen.key.startswith(("bronze_", "silver_")) else []
     metadata = handle.metadata()
     output.say(metadata.description or chosen.name)
-    body, lines = [], list[tuple[object, ...]]()
+    body = []
+    lines: list[tuple[object, ...]] = []
     for item in schema:
-        found, column = by_column.get(item.name, []), _column(item.name, item.type, comments.get(item.name, ""))
-        inner = [(o, _column(o.column, _member(schema, o.column), o.comment)) for o in nested[item.name]]
-        body.append(column | {"fields": [_origin(o) for o in found], "nested": [member | _origin(o) for o, member in inner]})
-        lines.append((item.name, column["type"], _names(found), _first(found), column["comment"]))
-        lines += [(f"  {o.column}", member["type"], _names([o]), _first([o]), o.comment) for o, member in inner]
+        own = [origin for origin in known if origin.column == item.name]
+        column = _column(item.name, item.type, comments.get(item.name, ""))
+        lines.append((item.name, column["type"], _names(own), _first(own), column["comment"]))
+        nested = []
+        for origin in known:
+            if origin.column.startswith(f"{item.name}."):
+                member = _column(origin.column, _member(schema, origin.column), origin.comment)
+                nested.append(member | _origin(origin))
+                lines.append((f"  {origin.column}", member["type"], _names([origin]), _first([origin]), origin.comment))
+        body.append(column | {"fields": [_origin(origin) for origin in own], "nested": nested})
     output.table(chosen.uri, ("column", "type", "field", "since", "comment"), lines)
     output.result(
         {
@@ -193,12 +200,12 @@ def _origin(origin: ColumnOrigin) -> dict[str, object]:
     return {name: getattr(origin, name) for name in ("message", "field", "declared", "first_schema", "first_version")}
 
 
-def _names(found: list[ColumnOrigin]) -> str:
-    return ", ".join(dict.fromkeys(f"{o.message.rpartition('.')[2]}.{o.field}" for o in found))
+def _names(columns: list[ColumnOrigin]) -> str:
+    return ", ".join(dict.fromkeys(f"{o.message.rpartition('.')[2]}.{o.field}" for o in columns))
 
 
-def _first(found: list[ColumnOrigin]) -> str:
-    if not found:
+def _first(columns: list[ColumnOrigin]) -> str:
+    if not columns:
         return ""
-    first = found[0]
+    first = columns[0]
     return f"version {first.first_version}" if first.first_version is not None else f"schema id {first.first_schema}"

@@ -350,19 +350,12 @@ def _rss(process: psutil.Process) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class PendingWork:
-    """What a run would find; neither `report` nor `work`: that is not known.
+def idle_report(
+    settings: Settings, *, ignore_intervals: bool = False, on_work: Callable[[], None] = lambda: None
+) -> RunReport | None:
+    """The report of a run that would find nothing to do or to say; None: it would, or that is not known.
 
-    `report`: that of a run that finds nothing to do or to say. `work`: the read-only pipeline of the search, if there is work.
-    """
-
-    report: RunReport | None = None
-    work: Pipeline | None = None
-
-
-def find_pending_work(settings: Settings, *, ignore_intervals: bool = False) -> PendingWork:
-    """Find out whether a run would have anything to do.
+    `on_work` is called once it is known that there is work.
 
     Guarantee: no table was changed, and no Spark session was made; offsets of a consumer group are committed, as by a run.
     What a run would do is not decided here: its steps are made, and the first one that needs Spark or would change a table
@@ -372,7 +365,7 @@ def find_pending_work(settings: Settings, *, ignore_intervals: bool = False) -> 
     With files as the source, or a catalog, there is always something: files are taken in, tables are registered.
     """
     if settings.source == FILES or settings.catalog is not None:
-        return PendingWork()
+        return None
     met: list[str] = []
 
     def no_session() -> SparkSession:
@@ -386,10 +379,12 @@ def find_pending_work(settings: Settings, *, ignore_intervals: bool = False) -> 
             step()
         before = newest_run(pipeline.lakehouse)
     except ReadOnlyError:
-        return PendingWork(work=pipeline)
+        on_work()
+        return None
     except Exception as error:  # noqa: BLE001 - whatever it is, the run meets it again, and reports it
         log.debug("error=%s", type(error).__name__)
-        return PendingWork()
+        return None
     if met or not report.is_empty:
-        return PendingWork(work=pipeline)
-    return PendingWork(report) if before is None or before["status"] == SUCCEEDED else PendingWork()
+        on_work()
+        return None
+    return report if before is None or before["status"] == SUCCEEDED else None

@@ -30,7 +30,6 @@ from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, misspelt
 from game_events.decoding.frame import Reason, SchemaId, ordered
 from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, some_columns
-from game_events.jvm.class_archive import HOW_TO_MAKE, archive_of, is_usable
 from game_events.jvm.jars import spark_jars
 from game_events.jvm.java import find_java
 from game_events.lakehouse.commits.transactions import BronzeIdentity
@@ -191,10 +190,7 @@ def _settings() -> str:
 
 
 def _java_parts() -> str:
-    jars = spark_jars()
-    archived = is_usable(archive_of(jars))
-    how = "their classes are archived" if archived else f"no archive of their classes for quick starts: {HOW_TO_MAKE}"
-    return f"{len(jars)} jars for Spark, as they are pinned; {how}"
+    return f"{len(spark_jars())} jars for Spark, as they are pinned"
 
 
 def _kafka(settings: Settings) -> str:

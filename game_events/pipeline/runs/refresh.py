@@ -11,14 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from game_events.config.names import Names, measures
-from game_events.errors import ConfigurationError, GameEventsError, first_few
+from game_events.config.names import Names
+from game_events.errors import ConfigurationError, first_few
 from game_events.lakehouse.commits.group import opened
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter
-from game_events.lakehouse.data.reading import row_count
 from game_events.lakehouse.data.spark_files import read_table
 from game_events.lakehouse.tables import (
     BRONZE,
@@ -437,12 +435,6 @@ def _rejected_games(pipeline: Pipeline, decisions: Decisions) -> dict[str, set[s
     return games
 
 
-#: Records to read and rows that wait, in a small run: the optimizing compiler takes longer than all of them.
-SMALL_ROWS = 200_000
-
-#: Rows of bronze in a small run: some checks and aggregates read old rows, too.
-SMALL_BRONZE = 10_000_000
-
 #: Games that a text names.
 NAMED = 5
 
@@ -459,15 +451,6 @@ class Backlog:
     games: dict[str, list[str]] = field(default_factory=dict)
     rows: int = 0
     readmitted: Mapping[str, int] = field(default_factory=dict)
-
-    def is_small(self, bronze_rows: int, *, recomputed: bool) -> bool | None:
-        """As `is_small_run`; `recomputed`: aggregates read old rows, too."""
-        rows = sum(self.records.values()) + self.rows
-        if not rows:
-            return False if self.games[Layer.GOLD] else None
-        # Of games that are behind in gold and have no new rows it is not known how many they have.
-        older_games = set(self.games[Layer.GOLD]) - set(self.games[Layer.SILVER])
-        return rows <= SMALL_ROWS and bronze_rows <= SMALL_BRONZE and not recomputed and not older_games
 
     def __str__(self) -> str:
         parts = ", ".join(f"{p} {n:,}" for p, n in sorted(self.records.items()))
@@ -510,17 +493,3 @@ def _records(now: SourceSnapshot, start: Offsets, end: Offsets) -> Offsets:
 def left_out_until_now(games: Mapping[str, int]) -> str:
     """Words for rows of these games that wait because the settings left them out before."""
     return f"{sum(games.values()):,} of them left out by the settings until now ({first_few(sorted(games), NAMED, ', ')})"
-
-
-def is_small_run(pipeline: Pipeline) -> bool | None:
-    """Whether the next run over everything has little to do: decides how Spark's JVM is started, nothing else.
-
-    From the source's offsets and the tables' logs. None: the run may need no Spark, or meets an error, which it reports.
-    """
-    try:
-        found = backlog(pipeline)
-        bronze_rows = row_count(pipeline.open_bronze())
-        recomputed = measures(pipeline.settings.gold_columns) is None or bool(pipeline.extensions.aggregates)
-    except (GameEventsError, DeltaError, OSError):
-        return None
-    return found.is_small(bronze_rows, recomputed=recomputed)

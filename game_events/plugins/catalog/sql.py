@@ -33,20 +33,21 @@ def sql(
         raise typer.BadParameter("either --csv or --json", param_hint="--csv")
     output = Output(as_json=as_json)
     text = _text(query)
-    settings, then = load_settings(), time_of(as_of, option="--as-of")
+    settings = load_settings()
+    then = time_of(as_of, option="--as-of")
     with TablesSql(Lakehouse.of(settings), then, settings.sql_memory_bytes, settings.sql_disk_bytes) as tables:
         columns, rows = tables.query(text)
         if as_csv:
             output.csv(columns, map(plain, islice(rows, limit)))
             return
         wanted = limit or ROWS
-        found = list(islice(rows, wanted + 1))
-        more = len(found) > wanted
-        found = found[:wanted]
-    output.table("", columns, [[_shown(value) for value in row] for row in found], wide=True)
+        shown = list(islice(rows, wanted + 1))
+        more = len(shown) > wanted
+        shown = shown[:wanted]
+    output.table("", columns, [[_shown(value) for value in row] for row in shown], wide=True)
     if more:
         output.say(f"only {wanted:,} rows are shown: --limit shows more, --csv all of them")
-    output.result({"columns": columns, "rows": [plain(row) for row in found], "more": more})
+    output.result({"columns": columns, "rows": [plain(row) for row in shown], "more": more})
 
 
 def _text(query: str) -> str:

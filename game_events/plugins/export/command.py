@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from game_events.cli.dagster_run import finish, run_job
 from game_events.cli.output import Json, Output, words
-from game_events.cli.summary import finish, run_job
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError
 from game_events.lakehouse.tables import Lakehouse
@@ -47,21 +47,18 @@ def status(as_json: Json = False) -> None:
     """How many rows wait, were delivered, have failed, and why; from the tables, without a call."""
     output = Output(as_json=as_json)
     settings = load_settings()
-    found = export_status(Pipeline(settings, no_spark))
-    where = (
-        RestTarget.of(settings).shown
-        if ExportSettings.of(settings).rest_url is not None
-        else "off (GAME_EVENTS_REST_URL is not set)"
-    )
+    counts = export_status(Pipeline(settings, no_spark))
+    is_on = ExportSettings.of(settings).rest_url is not None
+    where = RestTarget.of(settings).shown if is_on else "off (GAME_EVENTS_REST_URL is not set)"
     output.say(f"export: {where}")
     names = {"delivered": "delivered", "waiting": "waiting", "failed": "dead"}
-    lines = [(shown, found[name]["chunks"], found[name]["rows"]) for shown, name in names.items()]
+    lines = [(shown, counts[name]["chunks"], counts[name]["rows"]) for shown, name in names.items()]
     output.table("rows by what became of them", ("", "calls", "rows"), lines)
-    if found["dead_letters"]:
+    if counts["dead_letters"]:
         columns = ("source", "status", "reason", "chunks", "rows")
-        output.table("failed chunks", columns, [[entry[c] for c in columns] for entry in found["dead_letters"]])
+        output.table("failed chunks", columns, [[entry[c] for c in columns] for entry in counts["dead_letters"]])
         output.say("send them again when the cause is gone: `game-events export replay [--status N]`")
-    output.result(found)
+    output.result(counts)
 
 
 @app.command("size")
@@ -74,22 +71,22 @@ def size_command(
 ) -> None:
     """How many tasks and cores a rate needs, and why."""
     output = Output(as_json=as_json)
-    found = size(rows_per_s, latency_ms, rows_per_call, calls_per_task)
-    output.say(f"{rows_per_s:,g} rows/s / {rows_per_call:,} rows per call = {found.calls_per_s:,.1f} calls/s")
+    needs = size(rows_per_s, latency_ms, rows_per_call, calls_per_task)
+    output.say(f"{rows_per_s:,g} rows/s / {rows_per_call:,} rows per call = {needs.calls_per_s:,.1f} calls/s")
     output.say(
-        f"{found.calls_per_s:,.1f} calls/s x {latency_ms:g} ms each = {found.calls_at_once:,} calls under way at the same time "
+        f"{needs.calls_per_s:,.1f} calls/s x {latency_ms:g} ms each = {needs.calls_at_once:,} calls under way at the same time "
         "(Little's law)"
     )
     output.say(
-        f"{found.calls_at_once:,} / {calls_per_task} calls per task = {found.tasks:,} tasks: each takes a slot of Spark "
-        f"(GAME_EVENTS_REST_TASKS={found.tasks}, GAME_EVENTS_REST_CALLS_PER_TASK={calls_per_task}; one machine: "
-        f"GAME_EVENTS_SPARK_MASTER='local[{found.tasks}]'). One call at a time would take {found.one_by_one:,}"
+        f"{needs.calls_at_once:,} / {calls_per_task} calls per task = {needs.tasks:,} tasks: each takes a slot of Spark "
+        f"(GAME_EVENTS_REST_TASKS={needs.tasks}, GAME_EVENTS_REST_CALLS_PER_TASK={calls_per_task}; one machine: "
+        f"GAME_EVENTS_SPARK_MASTER='local[{needs.tasks}]'). One call at a time would take {needs.one_by_one:,}"
     )
     output.say(
         f"they wait most of the time: at {CALLS_PER_CORE:,} calls and {ROWS_PER_CORE:,} rows a second for each "
-        f"core, {BUSY:.0%} busy, {found.cores:,} core{'s' if found.cores > 1 else ''} will do"
+        f"core, {BUSY:.0%} busy, {needs.cores:,} core{'s' if needs.cores > 1 else ''} will do"
     )
-    output.result(asdict(found))
+    output.result(asdict(needs))
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ def size(rows_per_s: float, latency_ms: float, rows_per_call: int, calls_per_tas
     """Tasks and cores for a rate.
 
     Concurrent calls = calls per second x seconds per call (Little's law). Waiting needs no core: cores follow from the measured
-    processor time of a call and a row (docs/rest-export.md).
+    processor time of a call and a row (docs/export.md).
     """
     calls_per_s = rows_per_s / rows_per_call
     at_once = max(1, math.ceil(round(calls_per_s * latency_ms / 1000, 9)))

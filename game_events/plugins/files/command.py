@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
+from game_events.cli.dagster_run import finish, run_job
 from game_events.cli.output import Json, Output
-from game_events.cli.summary import finish, run_job
 from game_events.config.settings import load_settings
 from game_events.lakehouse.tables import BRONZE
 

@@ -1,4 +1,4 @@
-"""`game-events erase`: everything of some gamers goes from every table, and what still comes of them is kept out.
+"""`game-events erase`: deletes all rows of the given players, and drops their later records.
 
 Not a Dagster job: Dagster stores the configuration of every run, and the ids would be in it.
 """
@@ -18,15 +18,15 @@ from game_events.pipeline.event_log import recorded
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.governance.commits import remove_old_files
 from game_events.plugins.governance.result import Erasure
-from game_events.plugins.governance.run import forget as forget_gamers
+from game_events.plugins.governance.run import erase as erase_people
 from game_events.plugins.governance.run import resume as resume_erasure
 
-Ids = Annotated[list[str] | None, typer.Option("--gamer-id", "--key", metavar="ID", help="Whom to forget; may be repeated.")]
+Ids = Annotated[list[str] | None, typer.Option("--gamer-id", "--key", metavar="ID", help="Whom to erase; may be repeated.")]
 File = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="A file with one id a line; `-`: standard input, which no process list shows."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Count what would go; change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Count the rows to delete; change nothing.")]
 Vacuum = Annotated[bool, typer.Option("--vacuum", help="Remove, now, the files of older versions with their rows, too.")]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Finish the erasure that was interrupted; its ids are found by their hashes.")
@@ -41,29 +41,35 @@ def erase(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Erase gamers from every table; what still comes of them, from Kafka or a replay, is counted and kept out."""
+    """Delete all rows of the given players from every table, and drop their later records, from Kafka or a replay."""
     if dry_run and vacuum:
         raise typer.BadParameter("a dry run removes nothing", param_hint="--vacuum")
     if resume and (gamer_id or file):
         raise typer.BadParameter("it is about those who are on the list already", param_hint="--resume")
-    ids = frozenset() if resume else _ids(gamer_id or [], file)
-    output, settings = Output(as_json=as_json), load_settings()
-    pipeline, report = Pipeline(settings, spark_session), RunReport()
-    with output.working("forgetting"), recorded(pipeline, report, "forget"):
-        subjects = (
-            resume_erasure(pipeline, report, dry_run=dry_run)
-            if resume
-            else forget_gamers(pipeline, report, ids, dry_run=dry_run)
-        )
-        account = report.part(Erasure) or Erasure()
-        if vacuum and account.finished:
-            remove_old_files(pipeline, account, subjects)
+    ids = None if resume else _ids(gamer_id or [], file)
+    output = Output(as_json=as_json)
+    pipeline = Pipeline(load_settings(), spark_session)
+    report = RunReport()
+    with output.working("erasing"), recorded(pipeline, report, "erase"):
+        account = _erase(pipeline, report, ids, dry_run=dry_run, vacuum=vacuum)
     _show(output, account)
     errors = [f"{t.table}: {t.error}" for t in report.errors]
     for error in errors:
         output.say(f"FAILED {error}")
     success = report.success and (account.finished or dry_run)
     output.result({"success": success, "run_id": pipeline.run_id, **account.to_dict(), "errors": errors}, success=success)
+
+
+def _erase(pipeline: Pipeline, report: RunReport, ids: frozenset[str] | None, *, dry_run: bool, vacuum: bool) -> Erasure:
+    """Erase these ids; None: those of the erasure that was interrupted."""
+    if ids is None:
+        subjects = resume_erasure(pipeline, report, dry_run=dry_run)
+    else:
+        subjects = erase_people(pipeline, report, ids, dry_run=dry_run)
+    account = report.part(Erasure) or Erasure()
+    if vacuum and account.finished:
+        remove_old_files(pipeline, account, subjects)
+    return account
 
 
 def _ids(given: list[str], file: str | None) -> frozenset[str]:
@@ -76,48 +82,56 @@ def _ids(given: list[str], file: str | None) -> frozenset[str]:
             raise ConfigurationError(f"--file: {file} cannot be read ({type(error).__name__}): one id a line, UTF-8") from None
         lines += [line.rstrip("\r") for line in text.split("\n") if line.rstrip("\r")]
     if not lines:
-        raise ConfigurationError("whom to forget? Name ids with --gamer-id (or --key), or a file of them with --file")
+        raise ConfigurationError("no ids given: use --gamer-id (or --key), or --file with a file of them")
     if not all(lines):
         raise ConfigurationError("--gamer-id: an id is empty")
     return frozenset(lines)
 
 
 def _show(output: Output, account: Erasure) -> None:
-    rows = [(table, n) for table, n in sorted(account.rows.items()) if n]
-    what = "rows that would go" if account.dry_run else "rows that are gone"
+    rows = [(table, count) for table, count in sorted(account.rows.items()) if count]
+    what = "rows to delete" if account.dry_run else "rows deleted"
     if rows:
         output.table(f"{what} (recomputed gold and unified are not listed)", ("table", "rows"), rows)
     else:
         output.say(f"{what}: none")
+    _show_unknown(output, account)
+    if account.dry_run:
+        output.say("dry run: nothing was changed")
+    elif account.vacuumed:
+        _show_removed(output, account)
+    else:
+        output.say(
+            "older versions of the tables still hold these rows, until maintenance removes their files; `--vacuum` removes "
+            "them now"
+        )
+
+
+def _show_unknown(output: Output, account: Erasure) -> None:
+    """Rows and ids of which it is not known whose they are."""
     if account.unsearchable:
         output.say(
-            f"{account.unsearchable:,} rows of quarantine do not decode, so their gamer is unknown. Once they "
-            "decode, a replay keeps out those of forgotten gamers"
+            f"{account.unsearchable:,} rows of quarantine do not decode, so their player is unknown. Once they "
+            "decode, a replay keeps out those of erased players"
         )
     if account.undecoded:
         output.say(
-            f"{account.undecoded:,} rows of bronze are of message types that are not selected, so their gamer is unknown. "
-            "Once they are decoded, a redecode takes out those of forgotten gamers"
+            f"{account.undecoded:,} rows of bronze are of message types that are not selected, so their player is unknown. "
+            "Once they are decoded, a redecode takes out those of erased players"
         )
     if account.lost_ids:
         output.say(
             f"{account.lost_ids:,} of the ids are in no row any more. If one is in the bytes of a record that does "
             "not decode, only `game-events erase` with the id itself would find it"
         )
-    if account.dry_run:
-        output.say("dry run: nothing was changed")
-        return
-    if not account.vacuumed:
-        output.say(
-            "older versions of the tables still hold these rows, until maintenance removes their files; `--vacuum` removes "
-            "them now"
-        )
-        return
+
+
+def _show_removed(output: Output, account: Erasure) -> None:
     output.say(f"files of older versions removed: {account.removed_files.total():,}; a reader that was using one reads again")
     if account.kept_files:
         output.say(
-            f"{account.kept_files.total():,} files that no version names are too young to tell from what a run is about to "
-            "commit: run the same command again in an hour"
+            f"{account.kept_files.total():,} files were kept because a running job may still commit them: run the same command "
+            "again in an hour"
         )
     if account.cleaned_logs:
         output.say(f"log entries that named an id were removed: {', '.join(account.cleaned_logs)}")

@@ -323,11 +323,11 @@ class Suppressor(OpenRecordFilter):
         if texts is None:
             return np.zeros(len(values), dtype=bool)
         encoded = pc.dictionary_encode(texts)
-        forgotten = [self._is_forgotten(value) for value in encoded.dictionary.to_pylist()]
-        if not any(forgotten):
+        erased = [self._is_erased(value) for value in encoded.dictionary.to_pylist()]
+        if not any(erased):
             return np.zeros(len(values), dtype=bool)
-        which = pc.fill_null(encoded.indices, len(forgotten)).to_numpy(zero_copy_only=False)
-        return np.asarray(np.array([*forgotten, False])[which], dtype=bool)
+        which = pc.fill_null(encoded.indices, len(erased)).to_numpy(zero_copy_only=False)
+        return np.asarray(np.array([*erased, False])[which], dtype=bool)
 
     def undecodable(self, batch: pa.RecordBatch, topic_ids: pa.Array, rows: Rows) -> Mask:
         """Which of some rows of raw records belong to erased data subjects, as a mask of the batch.
@@ -357,9 +357,9 @@ class Suppressor(OpenRecordFilter):
     def erased_texts(self, raw: bytes | None, *, is_header: bool = False) -> set[bytes]:
         """The ids of erased data subjects that a key or header may be."""
         texts = set[bytes]() if raw is None else texts_of(raw, is_header=is_header)
-        return {text for text in texts if self._is_forgotten(text)}
+        return {text for text in texts if self._is_erased(text)}
 
-    def _is_forgotten(self, value: str | bytes) -> bool:
+    def _is_erased(self, value: str | bytes) -> bool:
         found = self._known.get(value)
         if found is None:
             if len(self._known) > REMEMBERED:

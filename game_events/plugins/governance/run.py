@@ -70,7 +70,7 @@ PASSES = 30
 _NOT_OTHERS = {BRONZE, QUARANTINE, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED}
 
 
-def forget(
+def erase(
     pipeline: Pipeline,
     report: RunReport,
     ids: frozenset[str],
@@ -232,7 +232,7 @@ def resume(pipeline: Pipeline, report: RunReport, *, dry_run: bool = False) -> D
         raise DataError(f"no erasure is unfinished in {SUPPRESSED}: there is nothing to resume")
     hashes = listed.unfinished
     ids = _ids_of(pipeline, Suppression(pipeline.settings.key_column, key, frozenset(map(bytes.fromhex, hashes))))
-    subjects = forget(pipeline, report, ids, dry_run=dry_run, hashes=hashes)
+    subjects = erase(pipeline, report, ids, dry_run=dry_run, hashes=hashes)
     done = report.part(Erasure)
     if done is not None:
         done.lost_ids = len(hashes - hashes_of(key, ids))

@@ -85,7 +85,8 @@ def _use(folder: Path, state: StackState) -> Settings:
 
 
 def _waves(output: Output, settings: Settings) -> dict[str, object]:
-    words, sample = settings.names, SampleDataSettings.of(settings).producer
+    words = settings.names
+    sample = SampleDataSettings.of(settings).producer
     usual = Simulation(games=sample.entities, gamers_per_game=sample.keys_per_entity)
     output.step(
         "2. first wave",
@@ -125,7 +126,8 @@ def _compared(output: Output, settings: Settings, truth: Manifest, appeared: lis
     """Compare the tables with the records that were sent; the demo's result."""
     words = settings.names
     poison = sum(truth.poison.values())
-    bronze, held = _rows(settings, BRONZE), _rows(settings, QUARANTINE)
+    bronze = _rows(settings, BRONZE)
+    held = _rows(settings, QUARANTINE)
     output.say(f"schema versions seen: {', '.join(map(str, truth.schema_ids))}; columns that appeared: {', '.join(appeared)}")
     undecodable = f"(undecodable records sent: {poison})"
     output.say(f"Kafka {truth.records_total:,} records = bronze {bronze:,} + quarantine {held:,} {undecodable}")
@@ -157,8 +159,8 @@ def _top(output: Output, settings: Settings) -> None:
     if handle is None:
         raise DataError(f"{table.uri} is not there")
     entity, key, first, *_ = columns = [f.name for f in handle.schema().fields]
-    found = read_arrow(table, handle).sort_by([(first, "descending"), (key, "ascending"), (entity, "ascending")]).to_pylist()
-    output.table(f"top {settings.names.keys} ({table.name})", columns, [[row[c] for c in columns] for row in found[:5]])
+    rows = read_arrow(table, handle).sort_by([(first, "descending"), (key, "ascending"), (entity, "ascending")]).to_pylist()
+    output.table(f"top {settings.names.keys} ({table.name})", columns, [[row[c] for c in columns] for row in rows[:5]])
 
 
 def _columns(settings: Settings, name: str) -> list[str]:
@@ -181,13 +183,9 @@ def truths(settings: Settings) -> dict[str, Truth | None]:
 def differences(settings: Settings, manifest: Manifest) -> list[str]:
     """Where gold differs from what was sent; empty if nowhere."""
     wrong: list[str] = []
-    lakehouse, key = Lakehouse.of(settings), settings.key_column
     known = {column: truth for column, truth in truths(settings).items() if truth is not None}
     for entity, keys in manifest.truth.items():
-        table = lakehouse.gold(entity)
-        handle = table.open()
-        rows = read_arrow(table, handle).to_pylist() if handle is not None else []
-        held = {row[key]: tuple(row[column] for column in known) for row in rows}
+        held = {row[settings.key_column]: tuple(row[column] for column in known) for row in _gold_rows(settings, entity)}
         sent = {name: tuple(truth(t) for truth in known.values()) for name, t in keys.items()}
         wrong += [
             f"{entity}/{name}: {held.get(name)} is not {sent.get(name)}"
@@ -195,6 +193,12 @@ def differences(settings: Settings, manifest: Manifest) -> list[str]:
             if not _same(held.get(name), sent.get(name))
         ]
     return wrong
+
+
+def _gold_rows(settings: Settings, entity: str) -> list[dict[str, Any]]:
+    table = Lakehouse.of(settings).gold(entity)
+    handle = table.open()
+    return read_arrow(table, handle).to_pylist() if handle is not None else []
 
 
 def _truth(settings: Settings, sql: str) -> Truth | None:
@@ -254,8 +258,11 @@ def produce_events(  # noqa: PLR0913, PLR0917 - each option of the command is a 
 ) -> None:
     """Register the schema versions, write events to the topic, and say exactly what was sent."""
     _refuse_options_without_effect(context, bulk=bulk is not None)
-    output, settings = Output(as_json=as_json), _settings(topic)
-    names, wanted, before = _names(games, settings), _numbers("--versions", versions), _manifest(manifest)
+    output = Output(as_json=as_json)
+    settings = _settings(topic)
+    names = _names(games, settings)
+    wanted = _numbers("--versions", versions)
+    before = _manifest(manifest)
     both: dict[str, Any] = {"games": names, "versions": wanted if "," in versions else wanted[0], "seed": seed}
     both["gamers_per_game"] = SampleDataSettings.of(settings).producer.keys_per_entity
     shares = {"late_share": late_share, "duplicate_share": duplicate_share, "poison_share": poison_share}
@@ -344,5 +351,5 @@ def _named_errors() -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        found = "; ".join(f"--{e['loc'][0]}: {e['msg']}" if e["loc"] else e["msg"] for e in error.errors())
-        raise ConfigurationError(f"cannot simulate that: {found}") from None
+        problems = "; ".join(f"--{e['loc'][0]}: {e['msg']}" if e["loc"] else e["msg"] for e in error.errors())
+        raise ConfigurationError(f"cannot simulate that: {problems}") from None

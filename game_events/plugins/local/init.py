@@ -55,6 +55,24 @@ def scaffold(folder: Path, domain: str, entity: str, key: str, time: str) -> lis
     Raises:
         ConfigurationError: a name that cannot be one, or a file that is there already.
     """
+    texts = _texts(domain, entity, key, time)
+    named = {SETTINGS_FILE: SETTINGS_FILE, "message.proto": f"{domain}.proto", "README.md": "README.md"}
+    templates = files(__package__) / "scaffold"
+    targets = {folder / to: Template((templates / name).read_text("utf-8")).substitute(texts) for name, to in named.items()}
+    there = [str(path) for path in targets if path.exists()]
+    if there:
+        raise ConfigurationError(f"{', '.join(there)} is there already: nothing was written; name another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in targets.items():
+            path.write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{folder} cannot be written: {error.strerror}") from error
+    return list(targets)
+
+
+def _texts(domain: str, entity: str, key: str, time: str) -> dict[str, str]:
+    """What the templates' names stand for; ConfigurationError for a name that cannot be one."""
     texts = {"domain": domain, "entity": entity, "key": key, "time": time}
     for option, name in texts.items():
         if not re.fullmatch(_WORD, name) or name in _NO_TEXT:
@@ -70,19 +88,7 @@ def scaffold(folder: Path, domain: str, entity: str, key: str, time: str) -> lis
             raise ConfigurationError(f"--{option}: gold has a column {name!r} already, of {', '.join(_GOLD_COLUMNS)}")
         texts[f"{option}_word"] = re.sub(r"_(id|name)$", "", name)
     texts["message"] = "".join(part.capitalize() for part in domain.split("_"))
-    named = {SETTINGS_FILE: SETTINGS_FILE, "message.proto": f"{domain}.proto", "README.md": "README.md"}
-    templates = files(__package__) / "scaffold"
-    targets = {folder / to: Template((templates / name).read_text("utf-8")).substitute(texts) for name, to in named.items()}
-    there = [str(path) for path in targets if path.exists()]
-    if there:
-        raise ConfigurationError(f"{', '.join(there)} is there already: nothing was written; name another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, text in targets.items():
-            path.write_text(text, "utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{folder} cannot be written: {error.strerror}") from error
-    return list(targets)
+    return texts
 
 
 def examples() -> dict[str, Path]:

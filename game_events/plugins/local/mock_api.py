@@ -121,7 +121,8 @@ class MockApi:
         arrived = time.time()
         if request.method != "POST":
             return web.Response(status=200 if request.method in {"GET", "HEAD"} else 204)
-        key, body = request.headers.get("Idempotency-Key", ""), await request.read()
+        key = request.headers.get("Idempotency-Key", "")
+        body = await request.read()
         try:
             content = json.loads(body)
         except ValueError:
@@ -129,16 +130,21 @@ class MockApi:
         rows = len(content) if isinstance(content, list) else 1
         fault = self._fault()
         self.note(key, body, rows, _STATUS.get(fault, fault), arrived)
-        if fault == "close" and request.transport is not None:
-            request.transport.abort()
         if fault not in _STATUS:
-            await asyncio.Event().wait()  # until the connection ends
+            await self._never(request, fault)
         if fault == "none":
             await asyncio.sleep((self.faults.latency_ms + self.faults.latency_per_row_ms * rows) / 1000)
         if fault == "refuse":
             return self.refused(request, 422)
         headers = {"Retry-After": self._retry_after()} if fault == "throttle" else {}
         return web.Response(status=_STATUS[fault], text="{}", headers=headers)
+
+    @staticmethod
+    async def _never(request: web.Request, fault: str) -> None:
+        """No answer: wait until the connection ends, which this server or the caller closes."""
+        if fault == "close" and request.transport is not None:
+            request.transport.abort()
+        await asyncio.Event().wait()
 
     @staticmethod
     def refused(request: web.Request, status: int) -> web.Response:

@@ -18,6 +18,7 @@ from game_events.plugins.local.servers.connect_server import PrivateSocket
 from game_events.plugins.local.servers.server_process import ServerProcess, find, free_ports, stop
 from game_events.spark.config import shares_python_environment, spark_config
 from game_events.spark.connect import TOKEN_VARIABLE
+from game_events.spark.session import READY_FILE
 
 log = logging.getLogger(__name__)
 LOOK_S = 0.5
@@ -47,7 +48,8 @@ class WarmSpark:
         `look_s`: between two looks; `first_pause_s`: after the server's end, doubled each time; `start`: starts a server.
         """
         self._start_server = start
-        self._look_s, self._first_pause_s = look_s, first_pause_s
+        self._look_s = look_s
+        self._first_pause_s = first_pause_s
         self._settings = settings
         self._conf = spark_config(settings)
         self._folder = private_folder(settings.state_dir.resolve() / "spark")
@@ -55,7 +57,7 @@ class WarmSpark:
         self._file = self._folder / "connect.json"
         # Not where each session ships this project to machines or workers that do not have it.
         shared = shares_python_environment(settings) and settings.spark_ship_code != "always"
-        self._ready = self._folder / "connect.ready" if shared else None
+        self._ready = settings.state_dir.resolve() / READY_FILE if shared else None
         self._say = say
         self._token = token_urlsafe(32)
         self._ending = threading.Event()
@@ -99,7 +101,8 @@ class WarmSpark:
         return self._server if self._ready is None or self._ready.exists() else None
 
     def _watch(self) -> None:
-        pause, started = self._first_pause_s, time.monotonic()
+        pause = self._first_pause_s
+        started = time.monotonic()
         while not self._ending.wait(self._look_s):
             if find(self._server) is not None:
                 continue

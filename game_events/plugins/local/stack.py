@@ -20,7 +20,8 @@ def up(
     """Start what is not running yet, and print the addresses. Data of earlier runs are there again."""
     output = Output(as_json=as_json)
     state = local_stack.up(load_settings().state_dir, kafka_port, registry_port, on_progress=output.say)
-    servers, url = state.kafka_bootstrap_servers, state.schema_registry_url
+    servers = state.kafka_bootstrap_servers
+    url = state.schema_registry_url
     output.say(f"kafka:    {servers}")
     output.say(f"registry: {url}")
     output.result({"running": True, "kafka_bootstrap_servers": servers, "schema_registry_url": url})
@@ -42,10 +43,10 @@ def down(
 def status(as_json: Json = False) -> None:
     """Say what is running; exit code 1 if not everything is."""
     output = Output(as_json=as_json)
-    found = local_stack.status(load_settings().state_dir)
-    servers = found.state.kafka_bootstrap_servers if found.state else None
-    url = found.state.schema_registry_url if found.state else None
-    output.say(f"kafka:    {servers or '-'} {'running' if found.kafka_healthy else 'not running'}")
-    output.say(f"registry: {url or '-'} {'running' if found.registry_healthy else 'not running'}")
-    body = {"running": found.healthy, "kafka_bootstrap_servers": servers, "schema_registry_url": url}
-    output.result(body, success=found.healthy)
+    stack = local_stack.status(load_settings().state_dir)
+    servers = stack.state.kafka_bootstrap_servers if stack.state else None
+    url = stack.state.schema_registry_url if stack.state else None
+    output.say(f"kafka:    {servers or '-'} {'running' if stack.kafka_healthy else 'not running'}")
+    output.say(f"registry: {url or '-'} {'running' if stack.registry_healthy else 'not running'}")
+    body = {"running": stack.healthy, "kafka_bootstrap_servers": servers, "schema_registry_url": url}
+    output.result(body, success=stack.healthy)

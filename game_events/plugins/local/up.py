@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +14,7 @@ import httpx2
 import psutil
 import typer
 
-from game_events.cli.dagster_home import WORKSPACE_FILE, dagster_file, dagster_home, share_dagster_home
-from game_events.cli.forked_command import fork_server
+from game_events.cli.dagster_run import WORKSPACE_FILE, dagster_file, dagster_home, share_dagster_home
 from game_events.cli.output import Output
 from game_events.config.http_bounds import bounded
 from game_events.config.settings import Settings, load_settings
@@ -44,20 +43,14 @@ def up(
     share_dagster_home(settings)
     server: subprocess.Popen[bytes] | None = None
     warm: WarmSpark | None = None
-    forks = ExitStack()
     try:
         if stack:
-            local_stack.up(settings.state_dir, on_progress=output.say)
-            local = load_settings()
-            for topic in local.kafka_topics:
-                ensure_topic(local, 4, topic)
+            _start_stack(settings, output)
         if settings.warm_spark and not settings.spark_remote:
             warm = WarmSpark(settings, output.say)
             warm.start()
         server = _start(settings, port, warm.environment if warm is not None else {})
         _wait(server, port)
-        if settings.warm_spark:
-            forks.enter_context(fork_server())
         output.say(f"Dagster UI: http://{HOST}:{port}   (Ctrl-C stops it)")
         output.say("in another terminal: game-events produce (the sensor kafka_lag does the rest within a minute)")
         code = server.wait()
@@ -70,12 +63,18 @@ def up(
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if server is not None:
             _stop(server)
-        forks.close()
         if warm is not None:
             warm.end()
         if stack:
             local_stack.down(settings.state_dir)
         output.say("stopped")
+
+
+def _start_stack(settings: Settings, output: Output) -> None:
+    local_stack.up(settings.state_dir, on_progress=output.say)
+    local = load_settings()
+    for topic in local.kafka_topics:
+        ensure_topic(local, 4, topic)
 
 
 def _start(settings: Settings, port: int, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -125,7 +124,8 @@ def _status(url: str, seconds: float, headers: Mapping[str, str] | None = None) 
 
 
 def _wait(server: subprocess.Popen[bytes], port: int) -> None:
-    deadline, url = time.monotonic() + START_DEADLINE_S, f"http://{HOST}:{port}/server_info"
+    deadline = time.monotonic() + START_DEADLINE_S
+    url = f"http://{HOST}:{port}/server_info"
     while time.monotonic() < deadline:
         if server.poll() is not None:
             raise TransientError(f"Dagster ended with code {server.returncode} while starting; its messages are above")

@@ -107,7 +107,8 @@ class UiGuard:
 
     def _may_connect(self, scope: Scope) -> bool:
         """Requests of other machines do not arrive here by themselves: the UI listens on loopback."""
-        client, server = scope.get("client"), scope.get("server")
+        client = scope.get("client")
+        server = scope.get("server")
         if client is None or server is None or not is_loopback(client[0]):
             return True
         owner = self._owner_of(client, server)

@@ -12,7 +12,7 @@ from game_events.pipeline.reprocessing import redecode, replay
 from game_events.pipeline.runs.preflight import environment_checks, sql_checks
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream, selection_of
 from game_events.plugins.governance.commits import remove_old_files
-from game_events.plugins.governance.run import forget
+from game_events.plugins.governance.run import erase
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.reconciliation import coordinates, count, gold, rows
 from game_events_tests.support.worlds.erasure import places_of, tables_of
@@ -195,7 +195,7 @@ def test_a_forgotten_gamer_is_in_no_byte_of_records_that_are_not_decoded_and_doe
     settings = selecting(PLAYED, **more).settings
     refresh(selecting(PLAYED, **more))
     pipeline, report = selecting(PLAYED, **more), RunReport()
-    wanted = forget(pipeline, report, frozenset({GONE}))
+    wanted = erase(pipeline, report, frozenset({GONE}))
     assert (report.parts["erasure"].finished, report.parts["erasure"].rows["bronze_events"]) == (True, 2)
     assert (report.parts["erasure"].undecoded, report.parts["erasure"].unsearchable) == (1, 0)
     remove_old_files(pipeline, report.parts["erasure"], wanted)

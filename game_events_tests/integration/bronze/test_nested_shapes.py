@@ -21,7 +21,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
 from game_events.plugins.export.run import export_rows
-from game_events.plugins.governance.run import forget
+from game_events.plugins.governance.run import erase
 from game_events.schema_registry import registry_client
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.reconciliation import rows
@@ -225,7 +225,7 @@ def test_every_nested_shape_goes_through_every_job(world, make_pipeline, tmp_pat
         exported = [r["around"] for r in receiver.rows if r["game_name"] == "full"]
         assert sorted(map(repr, map(_plain, exported))) == sorted(repr(_plain(s["around"])) for s in world.sent["full"])
 
-    forget(make_pipeline(settings), RunReport(), frozenset({"gamer-1"}))
+    erase(make_pipeline(settings), RunReport(), frozenset({"gamer-1"}))
     world.forget(1)
     run()
 

@@ -14,10 +14,10 @@ from game_events.cli.commands.continuous import run_continuously
 from game_events.cli.output import Output
 from game_events.errors import ConfigurationError
 from game_events.orchestration.keys import JOB
-from game_events.plugins.local.class_archive import GAME_EVENTS
 from game_events.plugins.local.producer.produce import produce
 from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
+from game_events_tests.support.commands import GAME_EVENTS
 from game_events_tests.support.servers.attached_driver import start_driver
 from game_events_tests.support.waiting import until
 

@@ -20,7 +20,7 @@ from game_events.pipeline.runs.refresh import refresh
 from game_events.plugins.local.producer.produce import produce
 from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support import reconciliation
-from game_events_tests.support.fixtures.dagster import PROJECT, logged, materializations
+from game_events_tests.support.fixtures.dagster import INSTANCE, logged, materializations
 from game_events_tests.support.keys import BRONZE_KEY
 from game_events_tests.support.servers.small_jvm import JAVA_OPTIONS
 from game_events_tests.support.waiting import until
@@ -48,7 +48,7 @@ def launching(tmp_path, environment, monkeypatch):  # noqa: ARG001 - the run rea
     monkeypatch.setenv("JDK_JAVA_OPTIONS", JAVA_OPTIONS)  # of the run's own JVM
     home = tmp_path / "launching"
     home.mkdir()
-    config = yaml.safe_load((PROJECT / "dagster.yaml").read_text())
+    config = yaml.safe_load((INSTANCE / "dagster.yaml").read_text())
     # A queue needs the daemon.
     config["run_coordinator"] = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}
     (home / "dagster.yaml").write_text(yaml.safe_dump(config))

@@ -13,11 +13,10 @@ from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 
-from game_events.cli import dagster_home
-from game_events.cli.dagster_home import dagster_file
+from game_events.cli.dagster_run import dagster_file
 from game_events.config.settings import load_settings
 from game_events.definitions import build_defs
-from game_events_tests.support.fixtures.dagster import PROJECT
+from game_events_tests.support.fixtures.dagster import INSTANCE, PROJECT
 from game_events_tests.support.keys import BRONZE_KEY, GOLD_KEY, LAYER_KEYS, QUARANTINE_KEY, SILVER_KEY, UNIFIED_KEY
 
 TOPIC = dg.AssetKey(["kafka", "game_events"])
@@ -35,7 +34,7 @@ def graph():
 def foreign_folder(tmp_path_factory):
     """A folder with nothing but workspace.yaml, and no stack running."""
     folder = tmp_path_factory.mktemp("elsewhere")
-    shutil.copyfile(PROJECT / "workspace.yaml", folder / "workspace.yaml")
+    shutil.copyfile(INSTANCE / "workspace.yaml", folder / "workspace.yaml")
     (folder / "dagster").mkdir()
     return folder
 
@@ -155,15 +154,8 @@ def test_every_sensor_runs_from_the_start_and_is_in_the_document():
         assert [target.job_name for target in targets] == ["refresh"], "the one that it starts"
 
 
-@pytest.mark.parametrize("name", ["dagster.yaml", "workspace.yaml"])
-def test_the_files_that_come_with_the_package_are_those_of_the_project(name, monkeypatch):
-    monkeypatch.chdir(PROJECT)
-    assert dagster_file(name) == PROJECT / name
-    assert (Path(dagster_home.__file__).parent / "instance" / name).resolve() == PROJECT / name
-
-
 def test_the_instance_of_the_project_is_what_its_file_says(tmp_path):
-    shutil.copyfile(PROJECT / "dagster.yaml", tmp_path / "dagster.yaml")
+    shutil.copyfile(INSTANCE / "dagster.yaml", tmp_path / "dagster.yaml")
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         assert type(instance.run_coordinator).__name__ == "QueuedRunCoordinator"
         assert instance.get_concurrency_config().pool_config.default_pool_limit == 1
@@ -180,7 +172,7 @@ def test_the_instance_of_the_project_is_what_its_file_says(tmp_path):
 
 def test_without_files_of_its_own_a_folder_gets_those_of_the_package(foreign_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert dagster_file("dagster.yaml").is_file()
+    assert dagster_file("dagster.yaml") == INSTANCE / "dagster.yaml"
     monkeypatch.chdir(foreign_folder)
     assert dagster_file("workspace.yaml") == foreign_folder / "workspace.yaml"
 

@@ -63,8 +63,6 @@ def test_a_new_version_is_one_event_of_the_subject_and_one_run_and_then_nothing(
     versions = {"1": ids[1], "2": more[2], "3": more[3]}
     assert json.loads(cursor) == {f"{environment.kafka_topic}-value": versions}
     assert isinstance(look(cursor)[0], dg.SkipReason)
-    # A cursor of when there was one topic only.
-    assert isinstance(look(json.dumps(versions))[0], dg.SkipReason)
 
 
 def test_each_version_has_a_run_key_of_its_own_and_the_same_look_has_the_same_one(register, look):

@@ -23,7 +23,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, replay_and_refresh, selection_of
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.plugins.governance.run import forget
+from game_events.plugins.governance.run import erase
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.tables import put
 from game_events_tests.support.worlds.quality import Event, rule, send_events
@@ -200,7 +200,7 @@ def test_rows_of_a_game_that_waits_stay_pending_and_are_counted_once_they_have_c
 
 def test_after_rows_were_changed_all_are_counted_and_the_check_passes(pipeline: Pipeline) -> None:
     after_a_run(pipeline, Event("uno", 1), Event("uno", 2, gamer="bob"), Event("go", 1))
-    forget(pipeline, RunReport(), frozenset({"bob"}))
+    erase(pipeline, RunReport(), frozenset({"bob"}))
     found = reconcile(pipeline, ())
     assert (found.passed, found.counted_before, found.bronze) == (True, 0, 2)
     assert after_a_run(pipeline, Event("uno", 3)).counted_before == 1

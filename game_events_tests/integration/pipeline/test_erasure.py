@@ -18,7 +18,7 @@ from game_events.pipeline.runs.refresh import refresh, selection_of
 from game_events.plugins.governance.commits import remove_old_files
 from game_events.plugins.governance.erased_people import hashes_of
 from game_events.plugins.governance.record_filter import add_suppressed, finish_suppressed
-from game_events.plugins.governance.run import forget
+from game_events.plugins.governance.run import erase
 from game_events_tests.support.reconciliation import count, rows
 from game_events_tests.support.servers.registry_proxy import registry_proxy
 from game_events_tests.support.worlds.erasure import places_of, tables_of
@@ -106,7 +106,7 @@ def forgotten(pipeline, gamer=GONE, *, vacuum=False):
     """As the command does it."""
     report = RunReport()
     with recorded(pipeline, report, "forget"):
-        wanted = forget(pipeline, report, frozenset({gamer}))
+        wanted = erase(pipeline, report, frozenset({gamer}))
         assert report.parts["erasure"].finished, report.errors
         if vacuum:
             remove_old_files(pipeline, report.parts["erasure"], wanted)
@@ -129,7 +129,7 @@ def test_a_forgotten_gamer_is_in_no_byte_and_does_not_come_back(settings, make_p
 
     report = RunReport()
     before = versions(settings)
-    forget(make_pipeline(settings), report, frozenset({GONE}), dry_run=True)
+    erase(make_pipeline(settings), report, frozenset({GONE}), dry_run=True)
     assert versions(settings) == before
     would_go = {t: n for t, n in report.parts["erasure"].rows.items() if not t.startswith("gold_")}
     assert would_go["bronze_events"] == len(events) - len(kept(events))
@@ -246,13 +246,13 @@ def test_records_that_decode_only_later_are_kept_out_of_bronze_and_go_from_quara
 def test_without_the_key_or_with_another_one_nothing_is_read_and_nobody_is_forgotten(make_settings, make_pipeline):
     keyless = make_settings()
     with pytest.raises(ConfigurationError, match="GAME_EVENTS_ERASURE_KEY is not set"):
-        forget(make_pipeline(keyless), RunReport(), frozenset({GONE}))
+        erase(make_pipeline(keyless), RunReport(), frozenset({GONE}))
     send_events(keyless, [Event("chess")])
     add_suppressed(make_pipeline(keyless).lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({GONE})), "run")
     with pytest.raises(ConfigurationError, match="GAME_EVENTS_ERASURE_KEY is not set"):
         refresh(make_pipeline(keyless))
     other = make_settings(erasure_key=KEY[::-1])
-    for work in (refresh, lambda p: forget(p, RunReport(), frozenset({GONE}))):
+    for work in (refresh, lambda p: erase(p, RunReport(), frozenset({GONE}))):
         with pytest.raises(ConfigurationError, match="another key") as refused:
             work(make_pipeline(other))
         assert KEY[::-1] not in str(refused.value)

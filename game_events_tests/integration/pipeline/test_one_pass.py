@@ -20,7 +20,7 @@ from game_events.pipeline.fanout import one_pass as one_pass_module
 from game_events.pipeline.fanout.one_pass import OnePass
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import TriggeredRun, refresh, selection_of
-from game_events.plugins.governance.run import forget
+from game_events.plugins.governance.run import erase
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.faults import Write, at_commit
 from game_events_tests.support.reconciliation import rows
@@ -178,10 +178,10 @@ def test_files_that_a_rival_has_made_outdated_are_not_committed(
 def test_a_person_who_is_erased_meanwhile_does_not_come_back_by_files_that_are_held(
     begun: Settings, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    happened = at_point(monkeypatch, point, lambda: forget(make_pipeline(begun), RunReport(), frozenset({GONE})))
+    happened = at_point(monkeypatch, point, lambda: erase(make_pipeline(begun), RunReport(), frozenset({GONE})))
     refresh(make_pipeline(begun))
     assert happened == [point]
-    forget(make_pipeline(begun), RunReport(), frozenset({GONE}))
+    erase(make_pipeline(begun), RunReport(), frozenset({GONE}))
     assert refresh(make_pipeline(begun)).success
     lakehouse = Lakehouse.of(begun)
     for name in lakehouse.names():

@@ -18,8 +18,8 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import recorded
 from game_events.pipeline.gold.refresh import refresh_gold
 from game_events.pipeline.reporting.report import RunReport
-from game_events.pipeline.runs.loop import find_pending_work
-from game_events.pipeline.runs.refresh import is_small_run, refresh
+from game_events.pipeline.runs.loop import idle_report
+from game_events.pipeline.runs.refresh import refresh
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.servers.registry_proxy import RegistryProxy
@@ -103,10 +103,10 @@ def test_work_is_found_and_left_to_the_run(what: str, make_settings: MakeSetting
     settings = make_settings()
     send_events(settings, [Event("uno", 1), Event("go", 1)])
     refresh(make_pipeline(settings))
-    assert find_pending_work(settings).report is not None
+    assert idle_report(settings) is not None
     WORK[what](make_pipeline(settings))
     before = everything(settings)
-    assert find_pending_work(settings).report is None
+    assert idle_report(settings) is None
     assert everything(settings) == before
 
 
@@ -118,7 +118,7 @@ def test_changed_settings_are_work_if_they_are_for_a_run(
     send_events(settings, [Event("uno", 1)])
     refresh(make_pipeline(settings))
     changed = make_settings(lakehouse=settings.lakehouse, kafka_topic=settings.kafka_topic, **other)
-    found = find_pending_work(changed).report
+    found = idle_report(changed)
     report = refresh(make_pipeline(changed))
     assert (found is None) == bool(report.tables)
 
@@ -130,10 +130,10 @@ def test_rows_of_a_schema_that_became_known_are_work(
     sent = send(make_settings(), version=2, poison=0.0)
     proxy.hide(sent.schema_ids[2])
     refresh(make_pipeline(settings))
-    assert find_pending_work(settings).report is not None
+    assert idle_report(settings) is not None
     proxy.show_all()
     before = everything(settings)
-    assert find_pending_work(settings).report is None
+    assert idle_report(settings) is None
     assert everything(settings) == before
     assert refresh(make_pipeline(settings)).rows("bronze") == sent.records_total
 
@@ -146,38 +146,22 @@ def test_an_aggregate_of_ones_own_is_work_when_it_is_new_and_due(
     refresh(make_pipeline(settings))
     seldom = TOTAL.replace('("total")', '("total", interval_s=3600)')
     own = make_settings(extensions=(extension(tmp_path, seldom),))
-    assert find_pending_work(own).report is None
+    assert idle_report(own) is None
     assert refresh(make_pipeline(own)).tables
-    assert find_pending_work(own).report is not None
-    assert find_pending_work(own, ignore_intervals=True).report is not None
+    assert idle_report(own) is not None
+    assert idle_report(own, ignore_intervals=True) is not None
     more(make_pipeline(own))
     refresh(make_pipeline(own))
     # The run says that it has left the aggregate for later.
-    assert find_pending_work(own).report is None
-    assert find_pending_work(own, ignore_intervals=True).report is None
-
-
-def test_the_size_of_the_work_is_known_before_spark_is_started(
-    make_settings: MakeSettings, make_pipeline: MakePipeline
-) -> None:
-    settings = make_settings()
-    send_events(settings, [Event("uno", 1)])
-    work = find_pending_work(settings).work
-    assert work is not None
-    assert is_small_run(work)
-    refresh(make_pipeline(settings))
-    assert find_pending_work(settings).work is None
-    lost_table("gold_uno_player_agg")(make_pipeline(settings))
-    work = find_pending_work(settings).work
-    assert work is not None
-    assert not is_small_run(work)
+    assert idle_report(own) is None
+    assert idle_report(own, ignore_intervals=True) is None
 
 
 def test_before_the_first_run_there_is_work_and_nothing_is_made(make_settings: MakeSettings) -> None:
     settings = make_settings()
-    assert find_pending_work(settings).report is None
+    assert idle_report(settings) is None
     send_events(settings, [Event("uno", 1)])
-    assert find_pending_work(settings).report is None
+    assert idle_report(settings) is None
     assert not Path(settings.lakehouse).exists() or everything(settings) == set()
 
 
@@ -186,7 +170,7 @@ def test_a_search_that_finds_nothing_reports_what_a_run_would(make_settings: Mak
     send_events(settings, [Event("uno", 1), Event("", 2)])
     refresh(make_pipeline(settings))
     before = everything(settings)
-    found = find_pending_work(settings).report
+    found = idle_report(settings)
     assert found is not None
     assert everything(settings) == before
     second = refresh(make_pipeline(settings)).to_dict()
@@ -196,5 +180,5 @@ def test_a_search_that_finds_nothing_reports_what_a_run_would(make_settings: Mak
 
 
 def test_what_cannot_be_looked_at_is_left_to_the_run_which_reports_it(make_settings: MakeSettings) -> None:
-    assert find_pending_work(make_settings(kafka_bootstrap_servers="127.0.0.1:1")).report is None
-    assert find_pending_work(make_settings(schema_registry_url="http://127.0.0.1:1")).report is None
+    assert idle_report(make_settings(kafka_bootstrap_servers="127.0.0.1:1")) is None
+    assert idle_report(make_settings(schema_registry_url="http://127.0.0.1:1")) is None

@@ -8,7 +8,7 @@ from game_events.pipeline.checks.audits import audit_rules
 from game_events.pipeline.checks.table_checks import CHECKS
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream
-from game_events.plugins.governance.run import forget
+from game_events.plugins.governance.run import erase
 from game_events_tests.support.decoding.helpers import compiled, frame, python_class
 from game_events_tests.support.reconciliation import rows
 from game_events_tests.support.worlds.quality import rule
@@ -83,7 +83,7 @@ def test_a_table_has_the_columns_of_the_message_types_that_its_game_has_sent(sen
     # A full refresh gives the same; erasing works on tables of different columns.
     refresh_downstream(pipeline(), RunReport(), full=True)
     assert (decoded(settings, "uno"), decoded(settings, "shop")) == ([*PLAYED, *PAID], PAID)
-    forget(pipeline(), RunReport(), frozenset({"eve"}))
+    erase(pipeline(), RunReport(), frozenset({"eve"}))
     refresh(pipeline())
     assert row_count(pipeline().lakehouse.silver("uno").open()) == 1
     assert rows(settings, "gold_unified_player_agg", "SELECT game_name, gamer_id, paid, top FROM t ORDER BY ALL") == [

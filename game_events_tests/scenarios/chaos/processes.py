@@ -14,8 +14,8 @@ from random import Random
 
 import psutil
 
-from game_events.plugins.local.class_archive import GAME_EVENTS
 from game_events.spark.config import DAEMON
+from game_events_tests.support.commands import GAME_EVENTS
 from game_events_tests.support.killing.sitecustomize import killed_at
 
 #: A JVM whose Python is gone ends by itself within 3 s on an idle machine.

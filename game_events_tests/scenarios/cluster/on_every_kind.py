@@ -11,7 +11,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, selection_of
 from game_events.plugins.governance.commits import remove_old_files
-from game_events.plugins.governance.run import forget
+from game_events.plugins.governance.run import erase
 from game_events_tests.conftest import MakePipeline, MakeSettings
 from game_events_tests.support.reconciliation import count, rows
 from game_events_tests.support.worlds.erasure import places_of
@@ -84,7 +84,7 @@ def test_rules_own_tables_redecoding_erasure_and_a_full_refresh_do_what_they_do_
     assert_whole(settings, events)
 
     erasure = RunReport()
-    wanted = forget(make_pipeline(settings), erasure, frozenset({GONE}))
+    wanted = erase(make_pipeline(settings), erasure, frozenset({GONE}))
     assert erasure.erasure is not None
     remove_old_files(make_pipeline(settings), erasure.erasure, wanted)
     assert places_of(settings, GONE) == []

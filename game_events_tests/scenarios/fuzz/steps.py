@@ -26,7 +26,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream, replay_and_refresh, selection_of
 from game_events.plugins.governance.commits import remove_old_files
-from game_events.plugins.governance.run import forget
+from game_events.plugins.governance.run import erase as erase_people
 from game_events_tests.scenarios.fuzz.declared import EXTENSIONS, GAMES, GOLDS, NO_GAMES, PLAYERS, RULES, drawn
 from game_events_tests.scenarios.fuzz.look import Look
 from game_events_tests.scenarios.fuzz.world import Action, World
@@ -340,7 +340,7 @@ def erase(world: World, draw: Random) -> None:
     done, vacuum = [], draw.random() < 0.5
 
     def work(pipeline: Pipeline, report: RunReport) -> None:
-        subjects = forget(pipeline, report, frozenset({who}))
+        subjects = erase_people(pipeline, report, frozenset({who}))
         if report.parts["erasure"] is not None and report.parts["erasure"].finished:
             if vacuum:
                 remove_old_files(pipeline, report.parts["erasure"], subjects)

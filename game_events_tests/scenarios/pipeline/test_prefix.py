@@ -5,7 +5,7 @@ from pathlib import Path
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
-from game_events.plugins.governance.run import forget
+from game_events.plugins.governance.run import erase
 from game_events.plugins.local.producer.produce import produce
 from game_events.plugins.local.producer.simulator import Simulation
 from game_events_tests.support.reconciliation import assert_books_balance, coordinates, count, rows
@@ -35,7 +35,7 @@ def test_dev_and_prod_share_a_root_and_nothing_else_and_tables_may_be_renamed(ma
 
     gamer = rows(prod, "silver_uno_events", "SELECT gamer_id FROM t LIMIT 1")[0][0]
     account = RunReport()
-    forget(make_pipeline(prod), account, frozenset({gamer}))
+    erase(make_pipeline(prod), account, frozenset({gamer}))
     assert account.erasure.rows["silver_uno_events"] > 0
     assert coordinates(prod, "dev_silver_uno_events") == dev_uno
     assert count(prod, "silver_uno_events") < len(dev_uno)

@@ -9,8 +9,8 @@ import subprocess
 
 import psutil
 
-from game_events.plugins.local.class_archive import GAME_EVENTS
 from game_events.plugins.local.servers.server_process import free_ports
+from game_events_tests.support.commands import GAME_EVENTS
 from game_events_tests.support.waiting import until
 from game_events_tests.unit.test_safety import listening
 

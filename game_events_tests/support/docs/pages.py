@@ -10,10 +10,10 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
-#: Pages that scripts/docs_pages.py generates from the code.
+#: Pages that scripts/docs_pages.py generates from the code, and one that is written.
 REFERENCE = DOCS / "reference"
 DECISIONS = sorted((DOCS / "decisions").glob("*.md"))
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *DECISIONS]
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *DECISIONS, REFERENCE / "transaction-ids.md"]
 
 #: What stands in a comment right above a block that is not run as it is; `every block ...`: from here to the page's end.
 NOT_RUN, RUN_BY = "not run", "run by"

@@ -18,7 +18,7 @@ import yaml
 from deltalake import DeltaTable
 
 from game_events.config.pipeline_settings import ENV_PREFIX
-from game_events.config.settings import STACK_STATE_FILE, Settings, load_settings
+from game_events.config.settings import STACK_STATE_FILE, load_settings, settings_class
 from game_events.definitions import build_defs
 from game_events.plugins.local.servers.local_stack import StackState
 from game_events_tests.support.docs.pages import Block
@@ -128,7 +128,7 @@ class Reader:
                 job = build_defs(load_settings()).resolve_job_def("refresh")
             assert dg.validate_run_config(job, content)
             return
-        unknown = {key.lower() for key in content} - set(Settings.model_fields)
+        unknown = {key.lower() for key in content} - set(settings_class().model_fields)
         assert not unknown, f"{block}: no settings: {unknown}. If it is no game_events.yaml: <!-- not run: what it is -->"
         path = self.shell.folder / "game_events.yaml"
         path.write_text(block.text)
@@ -144,7 +144,7 @@ class Reader:
     def _settings(self, block: Block) -> None:
         """What the page has exported and written are settings, and good ones."""
         names = {k.removeprefix(ENV_PREFIX) for k in self.shell.environment if k.startswith(ENV_PREFIX)}
-        unknown = names - {n.upper() for n in Settings.model_fields} - OTHER_VARIABLES
+        unknown = names - {n.upper() for n in settings_class().model_fields} - OTHER_VARIABLES
         assert not unknown, f"{block}: no settings: {unknown}"
         with self._here():
             load_settings()

@@ -35,7 +35,7 @@ from game_events.pipeline.runs.loop import Loop
 from game_events.pipeline.runs.refresh import refresh, refresh_downstream, replay_and_refresh
 from game_events.plugins.export.run import export_rows
 from game_events.plugins.files.archive import archive
-from game_events.plugins.governance.run import forget
+from game_events.plugins.governance.run import erase
 from game_events_tests.support.killing.sitecustomize import VARIABLE, kill_at
 from game_events_tests.support.servers.shared_servers import Gateway, attached
 
@@ -191,7 +191,7 @@ WORK = {
     "maintain": maintain,
     "replay": lambda pipeline, report: replay_and_refresh(pipeline, report, ReplaySelection()),
     "archive": lambda pipeline, report: archive(pipeline, report, f"{pipeline.settings.state_dir}/archive"),
-    "forget": lambda pipeline, report: forget(pipeline, report, frozenset({os.environ[GAMER]})),
+    "forget": lambda pipeline, report: erase(pipeline, report, frozenset({os.environ[GAMER]})),
     "loop": loop,
     "continuous_command": partial(command, arguments=("run", "--continuous")),
     "replace_silver": lambda pipeline, report: refresh_downstream(pipeline, report, full=True),

@@ -15,7 +15,7 @@ from secrets import token_hex
 
 import psutil
 
-from game_events.jvm.class_archive import SPARK_HOME
+from game_events.jvm.jars import spark_home
 from game_events.jvm.private_folders import private_folder
 from game_events.plugins.local.servers.server_process import (
     HOST,
@@ -90,7 +90,7 @@ def _daemon(folder: Path, conf: Path, name: str, arguments: list[str], port: int
     folder.mkdir(parents=True)
     environment = {key: os.environ[key] for key in MACHINES_OWN if key in os.environ} | {
         "HOME": str(folder),
-        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_HOME": str(spark_home()),
         "SPARK_CONF_DIR": str(conf),
         # Its web page, too, listens nowhere else.
         "SPARK_LOCAL_IP": HOST,
@@ -99,7 +99,7 @@ def _daemon(folder: Path, conf: Path, name: str, arguments: list[str], port: int
         # `spark-class` looks for a Python only to find SPARK_HOME; executors are told by the driver which one to run.
         "PYSPARK_PYTHON": sys.executable,
     }
-    command = [str(SPARK_HOME / "bin" / "spark-class"), name, *arguments]
+    command = [str(spark_home() / "bin" / "spark-class"), name, *arguments]
     return spawn(command, port=port, cwd=folder, log=folder / "daemon.log", environment=environment)
 
 

@@ -20,9 +20,9 @@ from game_events.lakehouse.commits import group as game_commits
 from game_events.lakehouse.commits.commit import Commit, Landed, commit
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.context import Pipeline
-from game_events.plugins.local.class_archive import GAME_EVENTS
 from game_events.plugins.local.producer.produce import Manifest, produce
 from game_events.plugins.local.producer.simulator import Simulation
+from game_events_tests.support.commands import GAME_EVENTS
 from game_events_tests.support.faults import handle_failpoints
 from game_events_tests.support.killing.sitecustomize import killed_at
 from game_events_tests.support.processes import running

@@ -56,15 +56,17 @@ def test_every_command_of_the_package_is_in_the_table():
 
 
 def test_a_run_without_an_export_imports_none_of_what_sends_rows(tmp_path):
-    program = "import sys; import game_events.cli.dagster_run as run; from game_events.config.settings import load_settings"
-    program += "\nrun.build_defs(load_settings()); print('aiohttp' in sys.modules)"
+    program = (
+        "import sys; from game_events.definitions import build_defs; from game_events.config.settings import load_settings"
+    )
+    program += "\nbuild_defs(load_settings()); print('aiohttp' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
 def test_imports_are_not_searched_for_garbage(tmp_path):
-    program = "import gc, sys; import game_events.cli.main as m; sys.exit = print; m.app = lambda **_: None; m.main(); "
-    program += "print(gc.get_threshold()[0] == m.OBJECTS_BEFORE_GC)"
+    program = "import gc, sys; import game_events.cli.main as m; sys.exit = print; m.command_line = lambda: lambda **_: None; "
+    program += "m.main(); print(gc.get_threshold()[0] == m.OBJECTS_BEFORE_GC)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
 
@@ -107,27 +109,3 @@ def test_commands_that_read_tables_import_neither_dagster_nor_spark(command, tmp
 )
 def test_commands_that_run_no_job_import_no_dagster(command, tmp_path):
     assert "dagster" not in imported(tmp_path, *command)
-
-
-@pytest.mark.parametrize(("ends", "code"), [("pass", 0), ("sys.exit(3)", 3), ("sys.exit(None)", 0), ("sys.exit('no')", 1)])
-def test_a_command_ends_with_its_code_its_output_and_what_was_registered_but_not_with_each_object(ends, code):
-    program = f"""
-import atexit, sys
-import game_events.cli.main as m
-
-class Kept:
-    def __del__(self):
-        print("freed")
-
-def command(prog_name):
-    global kept
-    kept = Kept()
-    atexit.register(print, "registered")
-    sys.stdout.write("output, ")
-    {ends}
-
-m.app = command
-m.run_here()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (code, "output, registered\n")

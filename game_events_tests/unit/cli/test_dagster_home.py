@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from game_events.cli import dagster_home as module
-from game_events.cli.dagster_home import dagster_home, find_dagster_home, share_dagster_home
+from game_events.cli import dagster_run as module
+from game_events.cli.dagster_run import dagster_home, find_dagster_home, share_dagster_home
 from game_events.config.settings import load_settings
-from game_events.plugins.local.class_archive import GAME_EVENTS
+from game_events_tests.support.commands import GAME_EVENTS
 
 PACKAGED = (Path(module.__file__).parent / "instance/dagster.yaml").read_text()
 

@@ -96,7 +96,7 @@ def test_progress_that_a_command_shows_is_not_logged_as_well(cli, monkeypatch):
         logging.getLogger(PROGRESS_LOGGER).warning("shown by the log alone")
 
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    monkeypatch.setattr("game_events.cli.main.app", lambda **_: (retries(), sys.exit(0)))
+    monkeypatch.setattr("game_events.cli.main.command_line", lambda: lambda **_: (retries(), sys.exit(0)))
     found = cli("run")
     assert found.out == "  trying again\n"
     assert found.err == f"WARNING {PROGRESS_LOGGER} shown by the log alone\n"

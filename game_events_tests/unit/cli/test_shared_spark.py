@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import tempfile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from game_events.cli.shared_spark import FILE, leave, publish, shared_spark, use
 from game_events.config.settings import load_settings
 from game_events.jvm.private_folders import private_folder
 from game_events.spark.connect import CONNECT_MODE
+from game_events.spark.session import READY_FILE
 
 
 @pytest.fixture
@@ -77,6 +79,23 @@ def test_a_run_that_ships_files_has_its_own(make, address, tmp_path):
     file.write_text("")
     publish(make(spark_py_files=[str(file)]), address, "secret")
     assert shared_spark(make(spark_py_files=[str(file)])) is None
+
+
+def test_a_run_whose_code_was_edited_since_the_server_began_has_its_own(make, address, tmp_path):
+    helper = tmp_path / "helper_of_an_extension.py"
+    helper.write_text("NAME = 'first'")
+    extension = tmp_path / "an_extension.py"
+    extension.write_text(f"import sys\nsys.path.append({str(tmp_path)!r})\nimport helper_of_an_extension")
+    ready = make().state_dir / READY_FILE
+    ready.touch()
+    settings = make(extensions=[str(extension)])
+    publish(settings, address, "secret")
+    assert shared_spark(settings) is not None
+    later_ns = ready.stat().st_mtime_ns + 1
+    os.utime(helper, ns=(later_ns, later_ns))
+    assert shared_spark(settings) is None
+    sys.path.remove(str(tmp_path))
+    del sys.modules["helper_of_an_extension"]
 
 
 def test_a_server_that_is_gone_is_not_used(make, address):

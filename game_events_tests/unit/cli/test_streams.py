@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from game_events.plugins.local.class_archive import GAME_EVENTS
+from game_events_tests.support.commands import GAME_EVENTS
 
 #: A command that says when it has begun, and does not end.
 SLOW = """
@@ -20,9 +20,10 @@ def slow(json: bool = False):
     print("begun", file=sys.stderr, flush=True)
     time.sleep(60)
 
-m.app = typer.Typer()
-m.app.command()(slow)
-m.run_here()
+app = typer.Typer()
+app.command()(slow)
+m.command_line = lambda: app
+m.main()
 """
 
 

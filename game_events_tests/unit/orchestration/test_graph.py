@@ -16,7 +16,6 @@ from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import LAKEHOUSE_TAG, REPOSITORY_TAG, OwnRuns
 from game_events.orchestration.sensors import writer_of_bronze
 from game_events.orchestration.ticks import Sensor
-from game_events.spark.session import EarlySession
 from game_events_tests.support.keys import SILVER_KEY
 
 DEV = {"prefix": "dev_"}
@@ -106,7 +105,7 @@ def test_where_automation_is_off_nothing_runs_until_it_is_switched_on(settings):
 
 def test_sparks_context_is_that_of_the_session_with_the_projects_settings(monkeypatch):
     session = SimpleNamespace(sparkContext=object())
-    monkeypatch.setattr(resources, "EARLY_SESSION", EarlySession(lambda *_: session))
+    monkeypatch.setattr(resources, "new_session", lambda *_: session)
     assert resources.SparkResource().spark_context is session.sparkContext
 
 

@@ -123,11 +123,42 @@ def test_figures_of_a_table_become_its_cells_and_missed_goals_are_shown() -> Non
         Figure("10 games | them | s", "s", [4.0]),
         Figure("ratio, 10 games", "x", [0.5], Target("<=", 0.4)),
     ]
-    text = page("<!-- figures: graph -->\n<!-- end of figures -->\n", published(figures))
+    text = page("<!-- figures: cold -->\n<!-- end of figures -->\n", published(figures, "cold"))
     assert "| 10 games | s | MiB |\n" in text
-    assert "| us | 2 (1 .. 3) | 11; goal <= 5, missed |\n" in text
+    assert "| us | 2 (1..3) | 11; goal <= 5, missed |\n" in text
     assert "| them | 4 |  |\n" in text
-    assert "| ratio | 0.5 | <= 0.4 (missed) |" in text
+    assert "| figure | median | goal |\n|---|---|---|\n| ratio, 10 games | 0.5 | <= 0.4 (missed) |\n" in text
+
+
+def test_figures_that_share_a_table_on_the_page_become_its_cells_and_say_a_common_goal_once() -> None:
+    figures = [
+        Figure("produce to gold, p50 (samples: percentiles 1 to 99)", "s", [1.0, 2.0, 3.0], Target("<=", 1.5)),
+        Figure("produce to gold, p95", "s", [4.0], Target("<=", 1.5)),
+        Figure("cores used", "cores", [0.5], note="10 games"),
+    ]
+    text = page("<!-- figures: continuous -->\n<!-- end of figures -->\n", published(figures, "continuous"))
+    assert (
+        "One run: medians of its samples, the lowest and the highest.\n\n| from produce to (s); goal <= 1.5 | p50 | p95 |"
+        in text
+    )
+    assert "| gold | 2 (1..3); missed | 4; missed |\n" in text
+    assert "| figure | median | note |\n|---|---|---|\n| cores used (cores) | 0.5 | 10 games |\n" in text
+
+
+def test_numbers_of_games_are_columns() -> None:
+    figures = [Figure("bronze, 10 games", "s", [1.0]), Figure("bronze, 100 games", "s", [2.0]), Figure("all / one", "x", [3.0])]
+    text = page("<!-- figures: bronze -->\n<!-- end of figures -->\n", published(figures, "bronze"))
+    assert "| figure | 10 games | 100 games | median |\n" in text
+    assert "| bronze (s) | 1 | 2 |  |\n" in text
+
+
+def test_the_page_says_once_how_it_was_measured_and_where_a_scenario_differs() -> None:
+    both = (
+        published([], "rules") | published([], "bronze") | published([Figure("one game", "s", [1.0])], "games", commit="b" * 40)
+    )
+    text = page("".join(f"<!-- figures: {name} -->\n<!-- end of figures -->\n" for name in ("how", "games")), both)
+    assert f"2 cores, 1,000 events, commit {'a' * 10}, " in text
+    assert f"-->\nCommit {'b' * 10}.\n" in text
 
 
 def test_scenarios_of_different_commits_are_reported_unless_they_are_excepted() -> None:

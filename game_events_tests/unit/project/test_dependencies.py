@@ -5,16 +5,22 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
+import pytest
+
 PROJECT = Path(__file__).parents[3]
 DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 #: Declared and not imported, with why.
 NOT_IMPORTED = {
     "cryptography": "confluent-kafka's client of the registry brings it (by Authlib): this is the oldest version without holes",
@@ -89,17 +95,30 @@ def test_what_runs_is_locked_apart_from_what_it_is_tested_with_in_the_same_versi
         assert [pin for pin in pins if "--hash=sha256:" not in pin] == []
 
 
-def test_a_wheel_made_here_has_what_the_package_reads_and_its_licence_and_no_tests(tmp_path):
-    """Whoever installs it elsewhere gets it from such a wheel: no package index has this project."""
-    tree = tmp_path / "tree"
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a wheel is made of, without what a working tree has besides."""
+    tree = tmp_path_factory.mktemp("tree")
     shutil.copytree(PROJECT / "game_events", tree / "game_events", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, tree)
     (tree / "game_events_tests").mkdir()
     (tree / "game_events_tests" / "__init__.py").touch()
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
-    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, "."], cwd=tree, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
+    return tree
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [*PIP, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, "."], cwd=tree, check=True
+    )
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def test_a_wheel_made_here_has_what_the_package_reads_and_its_licence_and_no_tests(tree, wheel):
+    """Whoever installs it elsewhere gets it from such a wheel: no package index has this project."""
     with zipfile.ZipFile(wheel) as made:
         names = made.namelist()
         (metadata,) = [made.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
@@ -108,6 +127,23 @@ def test_a_wheel_made_here_has_what_the_package_reads_and_its_licence_and_no_tes
     files = {path.relative_to(tree).as_posix() for path in (tree / "game_events").rglob("*") if path.is_file()}
     assert files - set(names) == set()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"game_events"}
+
+
+def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
+    """Its dependencies are this environment's: another folder of packages, in which this project is not."""
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=False)
+    python = environment / "bin" / "python"
+    subprocess.run([*PIP, "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+
+    def said(*command: str | Path) -> str:
+        bare = {"PATH": os.defpath, "HOME": str(tmp_path)}
+        return subprocess.run(command, cwd=tmp_path, env=bare, check=True, capture_output=True, text=True, timeout=120).stdout
+
+    assert said(python, "-c", "import game_events; print(game_events.__file__)").startswith(str(packages))
+    assert " run " in said(environment / "bin" / "game-events", "--help")
 
 
 def test_the_licence_is_there_and_named():

@@ -17,6 +17,7 @@ from pyspark.errors import PySparkException, RetriesExceeded
 
 from game_events.config.settings import load_settings
 from game_events.errors import ConfigurationError, TransientError
+from game_events.jvm.jars import spark_jars
 from game_events.lakehouse.data.staging import StagedFile, unseen
 from game_events.lakehouse.tables import Table
 from game_events.orchestration import resources
@@ -25,6 +26,7 @@ from game_events.plugins.export.rate_limiter import limiter_host
 from game_events.plugins.local.servers import connect_server
 from game_events.spark import session
 from game_events.spark.config import (
+    CLASS_PATH_KEY,
     DAEMON,
     DAEMON_KEY,
     packed,
@@ -50,6 +52,17 @@ class Session:
     def addArtifacts(self, path, pyfile):  # noqa: N802 - Spark's own name
         assert pyfile
         self.sent.append(path)
+
+
+def test_the_jars_are_on_the_class_path_of_a_local_jvm_and_sent_to_a_clusters_machines():
+    jars = ",".join(map(str, spark_jars()))
+    local = spark_config(load_settings(spark_master="local[2]", spark_conf={CLASS_PATH_KEY: "/own.jar"}))
+    assert local["spark.jars"] == ""
+    assert local[CLASS_PATH_KEY].replace(":", ",") == f"{jars},/own.jar"
+    cluster = spark_config(load_settings(spark_master="spark://127.0.0.1:7077", spark_conf=SAID))
+    assert cluster["spark.jars"] == jars
+    assert "lz4-java" in cluster[CLASS_PATH_KEY]
+    assert ":" not in cluster[CLASS_PATH_KEY]
 
 
 @pytest.mark.parametrize(

@@ -1,74 +1,86 @@
-"""A session that is begun early: for the same settings only, once, and with its error where the session is needed."""
+"""Sessions on the server of `game-events up`: none once code was edited, as its workers keep what they have imported."""
 
 from __future__ import annotations
 
-import logging
-import threading
+import os
+import sys
+import zipfile
 
 import pytest
 
-from game_events.config.logging import LIBRARY_LEVELS
 from game_events.config.settings import load_settings
-from game_events.errors import TransientError
-from game_events.spark.session import EarlySession
+from game_events.errors import ConfigurationError
+from game_events.spark import session
+from game_events.spark.session import READY_FILE, begin_session, edited_since_up, new_session
 
-
-class Sessions:
-    """Makes numbers for sessions; `made`: settings, more configuration, whether for a small run, thread."""
-
-    def __init__(self):
-        self.made, self.error = [], None
-
-    def __call__(self, settings, more=None, *, small_run=False):
-        if self.error is not None:
-            raise self.error
-        self.made.append((settings, more, small_run, threading.current_thread().name))
-        return len(self.made)
+NAME = "module_of_a_user"
+LONG_S = 1_000_000_000
 
 
 @pytest.fixture
-def sessions():
-    return Sessions()
+def settings(tmp_path):
+    """The server is ready now; every module of this process is older."""
+    ready = tmp_path / "state" / READY_FILE
+    ready.parent.mkdir(parents=True)
+    ready.touch()
+    return load_settings(state_dir=tmp_path / "state", spark_remote="unix:/tmp/there-is-none")
 
 
-@pytest.fixture
-def early(sessions):
-    return EarlySession(sessions)
+@pytest.fixture(params=["file", "archive"])
+def module(request, settings, tmp_path, monkeypatch):
+    """The file of an imported module: its own, or the archive with it."""
+    file = tmp_path / f"{NAME}.py"
+    if request.param == "archive":
+        file = tmp_path / "archive.zip"
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(f"{NAME}.py", "")
+        monkeypatch.syspath_prepend(str(file))
+    else:
+        file.write_text("")
+        monkeypatch.syspath_prepend(str(tmp_path))
+    __import__(NAME)
+    edited(file, settings, -1)
+    yield file
+    del sys.modules[NAME]
 
 
-def test_what_was_begun_is_taken_once(early, sessions):
-    early.begin(load_settings(), small_run=True)
-    early.begin(load_settings())
-    assert (early.taken_or_new(load_settings(), {}), early.taken_or_new(load_settings(), {})) == (1, 2)
-    assert [(small, name) for _, _, small, name in sessions.made] == [(True, "early_session"), (False, "MainThread")]
+def edited(file, settings, seconds):
+    """So many seconds after the server was ready."""
+    then_ns = (settings.state_dir / READY_FILE).stat().st_mtime_ns + seconds * 1_000_000_000
+    os.utime(file, ns=(then_ns, then_ns))
 
 
-def test_what_is_taken_later_logs_no_more_than_a_new_one(early, sessions):
-    early.begin(load_settings())
-    logging.getLogger("py4j").setLevel(logging.DEBUG)
-    assert early.taken_or_new(load_settings(), {}) == len(sessions.made)
-    assert logging.getLogger("py4j").level == LIBRARY_LEVELS["py4j"]
+def test_a_module_that_was_edited_since_the_server_was_ready_is_named(settings, module):
+    assert edited_since_up(settings) == []
+    edited(module, settings, 1)
+    assert edited_since_up(settings) == [str(module)]
+    with pytest.raises(ConfigurationError, match=rf"{module} was edited after .*: start `game-events up` again"):
+        new_session(settings)
 
 
-@pytest.mark.parametrize("other", [({"spark_master": "local[1]"}, {}), ({}, {"spark.x": "y"})])
-def test_other_settings_have_a_session_of_their_own(early, sessions, other):
-    settings, more = load_settings(**other[0]), other[1]
-    early.begin(load_settings(spark_master="local[2]") if other[0] else settings)
-    early.taken_or_new(settings, more)
-    assert (settings, more, False, "MainThread") in sessions.made
+def test_so_is_a_file_that_sessions_ship(settings, tmp_path):
+    shipped = tmp_path / "shipped.py"
+    shipped.write_text("")
+    edited(shipped, settings, 1)
+    assert edited_since_up(settings.model_copy(update={"spark_py_files": (str(shipped),)})) == [str(shipped)]
 
 
-def test_an_error_is_raised_where_the_session_is_needed_and_the_next_attempt_is_a_new_one(early, sessions):
-    sessions.error = TransientError("no memory")
-    early.begin(load_settings())
-    with pytest.raises(TransientError, match="no memory"):
-        early.taken_or_new(load_settings(), {})
-    sessions.error = None
-    assert early.taken_or_new(load_settings(), {}) == len(sessions.made) == 1
+def test_installed_modules_are_not_looked_at(settings):
+    edited(settings.state_dir / READY_FILE, settings, -LONG_S)
+    assert not [file for file in edited_since_up(settings) if pytest.__file__ in file or os.__file__ in file]
 
 
-def test_on_a_server_nothing_is_begun(early, sessions):
-    settings = load_settings(spark_remote="sc://localhost:1")
-    early.begin(settings)
-    assert early.taken_or_new(settings, {}) == 1
-    assert [name for *_, name in sessions.made] == ["MainThread"]
+def test_without_a_server_whose_sessions_share_workers_nothing_is_edited(settings, module):
+    edited(module, settings, 1)
+    (settings.state_dir / READY_FILE).unlink()
+    assert edited_since_up(settings) == []
+
+
+def test_only_a_session_of_ones_own_jvm_is_begun_early(settings, monkeypatch):
+    begun = []
+    monkeypatch.setattr(session, "begin_call", lambda call, _name: begun.append(call.args))
+    begin_session(settings)
+    assert begun == []
+    own = settings.model_copy(update={"spark_remote": None})
+    begin_session(own)
+    assert begun == [(own,)]

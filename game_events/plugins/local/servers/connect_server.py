@@ -26,7 +26,7 @@ from pathlib import Path
 import psutil
 
 from game_events.config.network import LOOPBACK, UNIX_SOCKET
-from game_events.jvm.class_archive import SPARK_HOME
+from game_events.jvm.jars import spark_home
 from game_events.jvm.java import DEFAULT_JAVA_OPTIONS, EXTRA_JAVA_OPTIONS
 from game_events.jvm.private_folders import TemporaryFolder, private_folder, process_temporary_folder
 from game_events.plugins.local.servers import shared_workers_server
@@ -91,13 +91,13 @@ def start(
     whole[DEFAULT_JAVA_OPTIONS] = f"{temporary.java_option} {options}".strip()
     properties.write_text("".join(f"{key}={_escaped(value)}\n" for key, value in whole.items()))
     environment = {key: value for key, value in os.environ.items() if key not in CLIENT_VARIABLES} | {
-        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_HOME": str(spark_home()),
         "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
         # The server, not the client, chooses the workers' interpreter.
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
     }
     # Spark's defaults as for a JVM of a run's own: they hold a cluster's secret.
-    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--properties-file", str(properties), "--load-spark-defaults"]
+    command = [str(spark_home() / "bin" / "spark-submit"), "--properties-file", str(properties), "--load-spark-defaults"]
     command += ["--class", MAIN_CLASS] if shared_workers is None else [shared_workers_server.__file__, str(shared_workers)]
     try:
         return spawn(command, port=port, cwd=folder, log=log, environment=environment, inherited=(temporary.lock,))
@@ -129,7 +129,8 @@ class PrivateSocket:
 
         `accept_s`: seconds within which the server must accept a connection.
         """
-        self._server, self._accept_s = server, accept_s
+        self._server = server
+        self._accept_s = accept_s
         self._path = path
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="private_socket", daemon=True)

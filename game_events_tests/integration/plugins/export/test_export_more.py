@@ -22,7 +22,7 @@ from game_events.plugins.export.chunks import ExportTables
 from game_events.plugins.export.rows import file_rows, folder_table, new_files
 from game_events.plugins.export.run import export_status
 from game_events.plugins.governance.commits import remove_old_files
-from game_events.plugins.governance.run import forget
+from game_events.plugins.governance.run import erase
 from game_events_tests.support.fixtures.cli import Cli, cli  # noqa: F401 - a fixture
 from game_events_tests.support.servers.rest_receiver import receiving
 from game_events_tests.support.worlds.erasure import tables_of
@@ -139,7 +139,7 @@ def test_a_forgotten_gamer_is_neither_sent_nor_kept_in_the_outbox_or_the_failed_
     assert {"rest_outbox", "rest_dead_letters"} <= tables_of(world.settings(), "gamer-3")
     pipeline = world.pipeline(erasure_key="a key of a test's own", retention_h=1e-6)
     report = RunReport()
-    wanted = forget(pipeline, report, frozenset({"gamer-3"}))
+    wanted = erase(pipeline, report, frozenset({"gamer-3"}))
     remove_old_files(pipeline, report.parts["erasure"], wanted)
     assert (report.parts["erasure"].rows["rest_outbox"], report.parts["erasure"].rows["rest_dead_letters"]) == (2, 2)
     assert tables_of(world.settings(), "gamer-3") == set()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from game_events.config.settings import Settings, load_settings
-from game_events.plugins.local.class_archive import GAME_EVENTS
+from game_events_tests.support.commands import GAME_EVENTS
 from game_events_tests.support.reconciliation import rows
 from game_events_tests.support.servers.small_jvm import OF_A_COMMAND
 from game_events_tests.support.worlds.quality import varint

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from game_events.cli.commands.doctor import NO_LOGGER, NO_MONITORING, NO_POOLS, check_instance
-from game_events.cli.dagster_home import dagster_file
+from game_events.cli.dagster_run import dagster_file
 from game_events.pipeline.runs.preflight import Hint
 
 OWN = dagster_file("dagster.yaml").read_text()

@@ -8,8 +8,8 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
 from game_events.cli.commands import continuous
+from game_events.cli.dagster_run import JobResult
 from game_events.cli.output import Output
-from game_events.cli.summary import JobResult
 from game_events.config.settings import load_settings
 from game_events.orchestration.continuous import HAND_OVER_S, decide, past_runs
 from game_events.orchestration.keys import JOB

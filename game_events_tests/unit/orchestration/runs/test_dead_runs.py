@@ -24,7 +24,7 @@ from game_events.orchestration.runs import (
     this_process,
 )
 from game_events.orchestration.sensors import build_sensor, writer_of_bronze
-from game_events_tests.support.fixtures.dagster import PROJECT
+from game_events_tests.support.fixtures.dagster import INSTANCE
 
 OWN = OwnRuns.of(load_settings())
 
@@ -54,7 +54,7 @@ def left_behind(tmp_path_factory):
     """The folder of an instance with a run whose process was killed in the middle."""
     home = tmp_path_factory.mktemp("killed") / "dagster"
     home.mkdir()
-    shutil.copyfile(PROJECT / "dagster.yaml", home / "dagster.yaml")
+    shutil.copyfile(INSTANCE / "dagster.yaml", home / "dagster.yaml")
     command = [sys.executable, "-c", HANG, str(home)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout.readline() == "working\n"

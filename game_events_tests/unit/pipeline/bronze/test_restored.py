@@ -21,7 +21,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events.pipeline.silver.refresh import refresh_silver
 from game_events.plugins.governance.record_filter import add_suppressed, finish_suppressed
-from game_events.plugins.governance.run import forget
+from game_events.plugins.governance.run import erase
 from game_events.sources.source import Split
 from game_events_tests.support.faults import at_commit
 from game_events_tests.support.offsets import by_partition, seen
@@ -195,7 +195,7 @@ def test_a_quarantine_that_lacks_rows_is_refused_until_the_restore_is_undone(pip
         with pytest.raises(DataError, match=refusal(pipeline.quarantine, whole)):
             intact_tables(make(on_data_loss=setting), report)
     # Neither commits anything to it, which would hide the restore.
-    for work in (refresh_silver, lambda p, report: forget(p, report, frozenset({"ann"}))):
+    for work in (refresh_silver, lambda p, report: erase(p, report, frozenset({"ann"}))):
         with pytest.raises(DataError, match=refusal(pipeline.quarantine, whole)):
             work(make(erasure_key="a key of the tests"), report)
     assert pipeline.lakehouse.names() == ["bronze_events", "quarantine_events"]

@@ -93,13 +93,13 @@ def test_a_slice_without_undecodable_records_that_was_staged_before_bronze_chang
 def test_a_list_of_whom_to_keep_out_that_is_gone_lets_nobody_back_in(pipeline):
     handle = advance(pipeline.bronze, batch=0)
     assert record_filter(pipeline, handle) is None
-    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    erasure.erase(pipeline, RunReport(), frozenset({"ann"}))
     handle = pipeline.bronze.open()
     assert record_filter(pipeline, handle) is not None
     shutil.rmtree(pipeline.lakehouse.table(SUPPRESSED).uri)
     with pytest.raises(DataError, match=r"suppressed_entities.*is gone.*game-events erase"):
         record_filter(pipeline, handle)
-    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    erasure.erase(pipeline, RunReport(), frozenset({"ann"}))
     assert record_filter(pipeline, pipeline.bronze.open()) is not None
 
 
@@ -109,7 +109,7 @@ def test_an_erasure_is_called_finished_once_it_is_on_the_disk(pipeline, monkeypa
     monkeypatch.setattr(os, "sync", lambda: order.append("written out"))
     finish = erasure.finish_suppressed
     monkeypatch.setattr(erasure, "finish_suppressed", lambda *given: order.append("finished") or finish(*given))
-    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    erasure.erase(pipeline, RunReport(), frozenset({"ann"}))
     assert order[-2:] == ["written out", "finished"]
 
 
@@ -120,7 +120,7 @@ def test_a_table_of_others_beside_them_that_only_they_can_write_keeps_no_erasure
         put(table, {column: ["bob"]})
         altered(table, change=not_null(column))
     report = RunReport()
-    subjects = erasure.forget(pipeline, report, frozenset({"ann"}))
+    subjects = erasure.erase(pipeline, report, frozenset({"ann"}))
     assert report.parts["erasure"].finished
     remove_old_files(pipeline, report.parts["erasure"], subjects)
     add_suppressed(pipeline.lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({"eve"})), "a run that was killed")
@@ -137,7 +137,7 @@ def test_rows_in_a_table_that_only_others_can_write_are_an_error_after_those_of_
     before = data_files(tables[1])
     report = RunReport()
     with pytest.raises(DataError, match="DROP NOT NULL"):
-        erasure.forget(pipeline, report, frozenset({"ann"}))
+        erasure.erase(pipeline, report, frozenset({"ann"}))
     assert [len(rows(table)) for table in (tables[0], tables[2])] == [1, 1]
     assert data_files(tables[1]) == before
     assert not report.parts["erasure"].finished
@@ -147,7 +147,7 @@ def test_work_that_landed_before_the_fence_is_finished_behind_it(pipeline, monke
     order = []
     for name in ("finish_reset", "note_replay", "_fence"):
         monkeypatch.setattr(erasure, name, lambda *_, name=name: order.append(name))
-    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    erasure.erase(pipeline, RunReport(), frozenset({"ann"}))
     assert order == ["finish_reset", "note_replay", "_fence", "finish_reset", "note_replay"]
 
 
@@ -158,7 +158,7 @@ def test_doctor_says_who_is_kept_out_and_what_keeps_runs_from_knowing_them(pipel
     assert doctor() == "none"
     assert doctor(erasure_key=None) == "none"
     advance(pipeline.bronze, batch=0)
-    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    erasure.erase(pipeline, RunReport(), frozenset({"ann"}))
     assert doctor() == "1 are kept out, recognised by the key that is set"
     with pytest.raises(ConfigurationError, match="GAME_EVENTS_ERASURE_KEY is not set"):
         doctor(erasure_key=None)
@@ -181,7 +181,7 @@ def test_an_interrupted_erasure_whose_ids_are_lost_is_finished_and_holds_up_nobo
     listed = hashes_of(KEY.encode(), frozenset({"ann", "nobody has this one"}))
     add_suppressed(pipeline.lakehouse, KEY.encode(), listed, "a run that was killed")
     with pytest.raises(DataError, match=r"not finished.*--resume"):
-        erasure.forget(pipeline, RunReport(), frozenset({"bob"}))
+        erasure.erase(pipeline, RunReport(), frozenset({"bob"}))
 
     dry = RunReport()
     resume(pipeline, dry, dry_run=True)
@@ -192,7 +192,7 @@ def test_an_interrupted_erasure_whose_ids_are_lost_is_finished_and_holds_up_nobo
     done = report.parts["erasure"]
     assert (done.finished, done.lost_ids, done.rows) == (True, 1, {silver.name: 1})
     assert read_suppressed(pipeline.lakehouse).unfinished == frozenset()
-    erasure.forget(pipeline, RunReport(), frozenset({"bob"}))
+    erasure.erase(pipeline, RunReport(), frozenset({"bob"}))
     assert [row["gamer_id"] for row in read_arrow(silver, silver.open()).to_pylist()] == [None]
 
 
@@ -215,7 +215,7 @@ def test_rows_that_a_run_rejects_while_they_are_erased_are_taken_off_the_count_o
         add(silver, schema, rows[:1], **{app: 1, Txn.ROWS_DROPPED: 1, Txn.ROWS_QUARANTINED: 1})
 
     at_point(monkeypatch, "forget_quarantine_committed", a_run_beside)
-    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    erasure.erase(pipeline, RunReport(), frozenset({"ann"}))
     handle = silver.open()
     counters = [handle.transaction_version(app) for app in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)]
     assert (counters, read_arrow(silver, handle).num_rows) == ([0, 0], 0)
@@ -235,7 +235,7 @@ def test_a_rejected_row_is_taken_off_the_count_of_rejected_rows_also_if_bronze_w
     add(pipeline.quarantine, QUARANTINE_COLUMNS, [{**places[1], "_batch": 2, "layer": "silver", "game": "chess"}])
     silver = pipeline.lakehouse.silver("chess")
     add(silver, schema, rows[:1], **{identity.app: 5, Txn.ROWS_DROPPED: 3, Txn.ROWS_QUARANTINED: 4})
-    erasure.forget(pipeline, RunReport(), frozenset({"ann"}))
+    erasure.erase(pipeline, RunReport(), frozenset({"ann"}))
     handle = silver.open()
     counters = [handle.transaction_version(app) for app in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)]
     assert (counters, read_arrow(silver, handle).num_rows) == ([2, 3], 0)

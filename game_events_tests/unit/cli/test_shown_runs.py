@@ -5,8 +5,8 @@ import json
 import pytest
 import typer
 
+from game_events.cli.dagster_run import JobResult, finish, show_run
 from game_events.cli.output import Output
-from game_events.cli.summary import JobResult, finish, show_run
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import LayerResult, RuleCounts, SilverResult, TableReport
 from game_events.rules import Rule
