@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,23 @@ def test_its_commands_are_listed_and_run_also_under_a_former_name_and_with_its_s
     for name in ("greet", "salute"):
         said = command(tmp_path, name, GAME_EVENTS_STUDIO_NAME="North")
         assert (said.returncode, said.stdout) == (0, "hello from North\n"), said.stderr
+
+
+def test_the_plugin_of_docs_extending_md_does_what_the_page_says(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text().partition("\n## A plug-in\n")[2]
+    code, entry_point = (re.search(rf"^```{kind}\n(.*?)^```", page, re.M | re.S)[1] for kind in ("python", "toml"))
+    install(tmp_path, code, tomllib.loads(entry_point)["project"]["entry-points"]["game_events.plugins"]["studio"])
+    assert command(tmp_path, "greet", GAME_EVENTS_STUDIO_NAME="North").stdout == "hello from North\n"
+    (tmp_path / "work" / "game_events.yaml").write_text("studio: {name: South}\n")
+    assert command(tmp_path, "greet").stdout == "hello from South\n"
+    program = """
+from game_events.definitions import build_defs
+
+print(*[key.to_user_string() for key in build_defs().resolve_asset_graph().get_all_asset_keys()])
+"""
+    said = python(tmp_path, "-c", program)
+    assert said.returncode == 0, said.stderr
+    assert "studio_report" in said.stdout.split()
 
 
 def test_its_settings_are_read_from_the_settings_file_under_their_group(tmp_path):
