@@ -43,7 +43,7 @@ class Plugin:
     Attributes:
         name: name of the plug-in, and of its extra (`pip install 'game-events[export]'`).
         packages: importable packages that come with the extra.
-        settings: a class of settings (`config.groups.SettingsGroup`).
+        settings: a class of settings (`config.pipeline_settings.SettingsGroup`).
         commands: name -> command.
         sources: value of the setting `source` -> class, a `sources.source.Source`, which shows what it takes.
         definitions: function `(Graph) -> dagster.Definitions`.

@@ -50,7 +50,7 @@ Integers = npt.NDArray[np.int64]
 #: Columns of `RAW_COLUMNS` with their types.
 RAW_SCHEMA = pa.schema([pa.field(name, OWN_COLUMNS.field(STORED_AS[name]).type) for name in RAW_COLUMNS])
 
-#: Reason (`decoding.core.reasons`) and detail of rows that are no records to decode; else NULL.
+#: Reason (`decoding.frame.Reason`) and detail of rows that are no records to decode; else NULL.
 WHY = (pa.field("reason", pa.string()), pa.field("detail", pa.string()))
 
 #: Columns of every batch of records; those of files have more.

@@ -1,6 +1,6 @@
 """Staging: Spark's workers read and decode the records of a micro-batch (or stored rows) and write files; nothing is committed.
 
-Spark gets the numbers of the tasks only: the workers read the records themselves (`sources.core.reading`).
+Spark gets the numbers of the tasks only: the workers read the records themselves (`sources.source.Reading`).
 
 Search for the records that crash a worker, each by itself: they go to quarantine without being decoded.
 

@@ -1,6 +1,6 @@
 """Results of a run: one structure that Dagster, the command line, `--json` and the event log show.
 
-The metadata of each field names how two values are merged and where the value is shown (`counts.merged`).
+The metadata of each field names how two values are merged and where the value is shown (`workers.results.merged`).
 
 Results of single tables and of single rules.
 """

@@ -488,7 +488,7 @@ def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, outc
 
 def _rule_results(outcome: RuleOutcome) -> list[str]:
     """The columns of the rules' results, and bronze's own of rejected rows, as SQL."""
-    # Raw values, keys and headers only of rows that go to quarantine. As SQL texts, as those of `bronze.staging.for_workers`.
+    # Raw values, keys and headers only of rows that go to quarantine.
     rejected = f"{DISPOSITION} = {REJECT}"
     sent = {name: f"if({rejected}, {name}, NULL)" for name in BRONZE_ONLY}
     # Never NULL between Spark and workers: see `spark_files.travelling`.

@@ -1,6 +1,6 @@
 """docs/extending.md, done as it says: from an empty folder, every command and every block of code, nothing else.
 
-Commands are run by this process (docs/shell.py) on the servers of the tests.
+Commands are run by this process (support/docs/shell.py) on the servers of the tests.
 """
 
 from __future__ import annotations

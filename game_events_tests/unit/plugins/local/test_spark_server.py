@@ -62,7 +62,7 @@ def test_a_server_that_dies_has_a_successor_at_the_same_address_and_with_the_sam
     (token,) = {token for _, _, token in started}
     assert warm.environment == before
     assert warm.environment["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == token
-    # No port: whoever takes one is sent nothing (unit/stack/test_private_socket.py).
+    # No port: whoever takes one is sent nothing (unit/plugins/local/servers/test_private_socket.py).
     socket = Path(warm.environment["GAME_EVENTS_SPARK_REMOTE"].removeprefix("unix:"))
     assert socket.is_socket()
     assert stat.S_IMODE(socket.parent.stat().st_mode) == stat.S_IMODE((tmp_path / "state/spark").stat().st_mode) == 0o700
