@@ -25,8 +25,7 @@ from game_events.lakehouse.tables import REST_TABLES
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import refresh
-from game_events.plugins.export.result import Export
-from game_events.plugins.export.run import export_rows
+from game_events.plugins.export.run import Export, export_rows
 from game_events_tests.support.commands import GAME_EVENTS
 
 GAMES, ROWS = 10, 21_932
