@@ -85,7 +85,8 @@ _SIMPLE = {
 
 @cache
 def _codec(hint: Any) -> _Codec:  # noqa: ANN401 - any type
-    origin, args = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    args = get_args(hint)
     if hint in _SIMPLE:
         return _SIMPLE[hint]
     if NoneType in args:

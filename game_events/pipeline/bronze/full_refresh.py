@@ -278,7 +278,7 @@ class _FullRefresh:
         advance |= {Txn.RECORDS_QUARANTINED: undecodable + undecodable_kept, Txn.QUARANTINE_COMMITS: 0}
         advance |= {Txn.BATCH: batch, Txn.INCARNATION: batch, Txn.FULL_REFRESH: self.ticket}
         plan = commit_of(pipeline, bronze, found, txns(bronze, compared), advance, info, self.columns)
-        return replace(plan, replace=True, seen=bronze.version() if self.kept else None)
+        return replace(plan, replace=True, from_version=bronze.version() if self.kept else None)
 
     def commit_or_drop(self, plan: Commit) -> Landed:
         """Commit; the files are deleted if that is known to have failed."""

@@ -40,7 +40,7 @@ from game_events.lakehouse.data.reading import FilePart, FileSelection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.data.staging import StagedWriter, discard
 from game_events.lakehouse.data.worker_job import WorkerJob, task_numbers
-from game_events.lakehouse.handle import of_columns
+from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.tables import Layer, silver_name
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout.job import COUNT, FIRST, KEY, LAST, FanOut, FanOutResult, merged_partials, stage, written_alone

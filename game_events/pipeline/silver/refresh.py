@@ -178,7 +178,7 @@ def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult,
     _, refused = admit(settings, known, new)
     if refused:
         # A name with a table was admitted before, even if progress has lost it or the table cannot be read.
-        opened = for_games(new, guarded(lambda game: pipeline.handles.look(pipeline.lakehouse.silver(game))))
+        opened = for_games(new, guarded(lambda game: pipeline.tables.peek(pipeline.lakehouse.silver(game))))
         had = {game for game, found in opened.items() if found is not None}
         _, refused = admit(settings, known | had, {g: rows for g, rows in new.items() if g not in had})
     for game in refused:
@@ -202,7 +202,7 @@ def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, red
     needed = (bronze.erased_app, Txn.ERASURES, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)
 
     def start(game: str) -> Start:
-        handle = run.pipeline.handles.take(run.pipeline.lakehouse.silver(game))
+        handle = run.pipeline.tables.open(run.pipeline.lakehouse.silver(game))
         # The handle keeps what was read: during a long job the log may lose the entries that the commit needs.
         txns(handle, needed)
         taken, decided = bronze.taken(handle), decisions.batch(game)
@@ -323,8 +323,8 @@ def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
         decisions = Decisions.read(pipeline, run.source.bronze.key)
         if decisions.redecisions != redecided:
             # Games that quarantine has decided again, and whose tables a crash has kept from being replaced.
-            look, silver = pipeline.handles.look, pipeline.lakehouse.silver
-            due = guarded(lambda game: decisions.incarnation(game) > incarnation(look(silver(game))))
+            peek, silver = pipeline.tables.peek, pipeline.lakehouse.silver
+            due = guarded(lambda game: decisions.incarnation(game) > incarnation(peek(silver(game))))
             undone = {game for game, found in for_games(filter(decisions.incarnation, state.games), due).items() if found}
             _note_replaced(run, undone)
             result, redecided = replace(result, retry=result.retry | undone), decisions.redecisions

@@ -183,7 +183,7 @@ class _Source:
 def _source(pipeline: Pipeline, identity: BronzeIdentity, game: str) -> _Source | None:
     """The table that is exported; None: its rows are not of this bronze, or not of this silver, yet."""
     table = pipeline.lakehouse.silver(game)
-    silver = pipeline.handles.look(table)
+    silver = pipeline.tables.peek(table)
     upto = identity.taken(silver)
     if silver is None or upto is None:
         return None
@@ -191,7 +191,7 @@ def _source(pipeline: Pipeline, identity: BronzeIdentity, game: str) -> _Source 
     if ExportSettings.of(pipeline.settings).rest_source == "silver":
         return _Source(Txn.SILVER, table.name, content, upto, silver)
     table = pipeline.lakehouse.gold(game)
-    gold = pipeline.handles.look(table)
+    gold = pipeline.tables.peek(table)
     upto = txn(gold, silver_app(silver))
     if gold is None or upto is None:
         return None

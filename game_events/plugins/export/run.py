@@ -259,7 +259,7 @@ def _commit(
 
 
 def _erased_since(pipeline: Pipeline, steps: Sequence[Step]) -> bool:
-    now = ((step, pipeline.handles.look(pipeline.lakehouse.silver(step.game))) for step in steps)
+    now = ((step, pipeline.tables.peek(pipeline.lakehouse.silver(step.game))) for step in steps)
     return any(handle is None or erasures(handle) != erasures(step.silver) for step, handle in now)
 
 

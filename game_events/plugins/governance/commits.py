@@ -234,7 +234,7 @@ def _commit_bronze(state: ErasureState, hits: list[ScannedFile], bronze: DeltaTa
     for (_, batch), rows in by_game_and_batch(pa.concat_tables([f.records for f in hits])).items():
         batches[batch] += rows
     expected, info = txns(bronze, [Txn.INCARNATION]), {ERASED_BY_BATCH: json.dumps(batches)}
-    commit(without(state.pipeline.bronze, bronze, hits, state.pipeline.run_id, expected=expected, info=info))
+    commit(without(state.pipeline.bronze, bronze, hits, state.pipeline.run_id, expect_transactions=expected, info=info))
     state.erased(BRONZE, hits)
     after = state.pipeline.open_bronze()
     if after is None:
@@ -269,7 +269,7 @@ def _commit_silver(state: ErasureState, bronze: DeltaTable, games: set[str], hit
 def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[ScannedFile]) -> Commit | None:
     """One game's commit to the newest version; files that were added since the scan are scanned here."""
     table, identity = state.pipeline.lakehouse.silver(game), BronzeIdentity.of(bronze)
-    handle = state.pipeline.handles.take(table) if table.part is not None else table.open()
+    handle = state.pipeline.tables.open(table) if table.part is not None else table.open()
     if handle is None:
         return None
     known = state.clean[table.key] | {found.path for found in hits}
@@ -287,7 +287,7 @@ def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[
     if state.done_before is None or not identity.erased(handle) >= state.done_before > 0 or hits:
         advance |= _counters(state, handle, identity.taken(handle) or 0, game, sum(found.rows for found in hits))
     expected = txns(handle, (identity.app, Txn.INCARNATION, *counters))
-    return without(table, handle, hits, state.pipeline.run_id, expected=expected, advance=advance)
+    return without(table, handle, hits, state.pipeline.run_id, expect_transactions=expected, set_transactions=advance)
 
 
 def _counters(state: ErasureState, handle: DeltaTable, taken: int, game: str, erased: int) -> dict[str, int]:

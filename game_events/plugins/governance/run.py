@@ -169,7 +169,7 @@ def _fence(pipeline: Pipeline) -> None:
     # The unchanged batch too: Delta rejects one of two concurrent commits that name the same transaction.
     expected = txns(bronze, [Txn.BATCH])
     advance = {app: int(batch or 0) for app, batch in expected.items()}
-    commit(without(pipeline.bronze, bronze, [], pipeline.run_id, expected=expected, advance=advance))
+    commit(without(pipeline.bronze, bronze, [], pipeline.run_id, expect_transactions=expected, set_transactions=advance))
 
 
 def _refresh_gold(state: ErasureState) -> None:
@@ -205,7 +205,9 @@ def _erase_others(state: ErasureState) -> bool:
         try:
             if not state.result.dry_run:
                 table = pipeline.lakehouse.table(name)
-                commit(without(table, tables[name], found, pipeline.run_id, expected=expected, advance=advance))
+                commit(
+                    without(table, tables[name], found, pipeline.run_id, expect_transactions=expected, set_transactions=advance)
+                )
             state.erased(name, found)
         except ConflictError:
             continue  # with a refresh of the table, which is scanned again

@@ -403,8 +403,8 @@ def without(
     hits: Sequence[ScannedFile],
     run_id: str,
     *,
-    expected: Mapping[str, int | None] = _NO_MORE,
-    advance: Mapping[str, int] = _NO_MORE,
+    expect_transactions: Mapping[str, int | None] = _NO_MORE,
+    set_transactions: Mapping[str, int] = _NO_MORE,
     info: Mapping[str, str] = _NO_MORE,
 ) -> Commit:
     """The commit that replaces scanned files by their copies, and increments the table's `erasures`.
@@ -416,8 +416,8 @@ def without(
         table,
         pa.schema([]),  # no file has a column that the table lacks
         [file for found in hits for file in found.files],
-        expected={Txn.ERASURES: txn(handle, Txn.ERASURES), **expected},
-        advance={Txn.ERASURES: counter(handle, Txn.ERASURES) + 1, **advance},
+        expect_transactions={Txn.ERASURES: txn(handle, Txn.ERASURES), **expect_transactions},
+        set_transactions={Txn.ERASURES: counter(handle, Txn.ERASURES) + 1, **set_transactions},
         table_id=table_id(handle),
         rewritten=frozenset(found.path for found in hits),
         info={"erasure": "rows of erased data subjects", ERASED_ROWS: str(rows), "run_id": run_id, **info},
