@@ -156,10 +156,12 @@ def _authorities(file: Path | None) -> str | None:
 GRACE_S = 0.5
 
 #: Margin in seconds, and the share of the quickest answer that is relied on: on a busy machine even that one was delayed.
-SLACK_S, RELIED_ON = 0.02, 0.9
+SLACK_S = 0.02
+RELIED_ON = 0.9
 
 #: Answers from which on the quickest is known: the first ones may all have been delayed. The newest `REMEMBERED` count.
-KNOWN, REMEMBERED = 20, 5_000
+KNOWN = 20
+REMEMBERED = 5_000
 
 
 @dataclass
@@ -178,7 +180,9 @@ class RateWindow:
     grace_s: float = GRACE_S
     _open: dict[int, float] = field(default_factory=dict)  # call -> time of its grant
     _arrivals: list[float] = field(default_factory=list)  # latest possible ones, in order
-    _latencies: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    # (number, seconds) of answers that are quicker than each one after them: the first is the quickest.
+    _quickest: deque[tuple[int, float]] = field(default_factory=deque)
+    _answers: int = 0
     _calls: int = 0
     _not_before: float = 0.0
 
@@ -212,10 +216,20 @@ class RateWindow:
         began = self._open.pop(number, None)
         if began is None or began + self.grace_s <= now:
             return  # counts with its grace
-        self._latencies.append(now - began)
-        quickest = RELIED_ON * min(self._latencies) - SLACK_S if len(self._latencies) >= KNOWN else 0.0
+        quickest = self._quickest_with(now - began)
+        reliable = RELIED_ON * quickest - SLACK_S if self._answers >= KNOWN else 0.0
         del self._arrivals[bisect_left(self._arrivals, began + self.grace_s)]
-        insort(self._arrivals, min(max(began, now - quickest), began + self.grace_s))
+        insort(self._arrivals, min(max(began, now - reliable), began + self.grace_s))
+
+    def _quickest_with(self, latency: float) -> float:
+        """The quickest of the newest answers, with one more."""
+        while self._quickest and self._quickest[-1][1] >= latency:
+            self._quickest.pop()
+        self._answers += 1
+        self._quickest.append((self._answers, latency))
+        if self._quickest[0][0] <= self._answers - REMEMBERED:
+            self._quickest.popleft()
+        return self._quickest[0][1]
 
     def wait_s(self, now: float) -> float:
         """Seconds until the next call may be granted, as far as known; 0: now."""
@@ -237,10 +251,12 @@ LATER = frozenset({408, 425, 429})
 LOCKED_OUT = frozenset({401, 403, 407})
 
 #: Longest backoff, and longest `Retry-After` that is respected, in seconds.
-MAX_PAUSE_S, MAX_RETRY_AFTER_S = 60.0, 3_600.0
+MAX_PAUSE_S = 60.0
+MAX_RETRY_AFTER_S = 3_600.0
 
 #: Characters of an answer that are stored, and bytes that are read.
-EXCERPT_CHARS, MAX_ANSWER_BYTES = 500, 64 * 1024
+EXCERPT_CHARS = 500
+MAX_ANSWER_BYTES = 64 * 1024
 
 #: Latencies that a task keeps.
 LATENCIES = 2_000
