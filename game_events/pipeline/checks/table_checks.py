@@ -46,8 +46,8 @@ from game_events.pipeline.quarantine import is_noted
 from game_events.pipeline.reporting.counts import NEW, WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugin import parts
-from game_events.plugins.files.records import FILE_ROWS
-from game_events.sources.source import FILES, KAFKA, Gap, Split
+from game_events.sources.factory import kind_of
+from game_events.sources.source import Gap, Partition
 
 log = logging.getLogger(__name__)
 
@@ -254,9 +254,9 @@ def _rows_of(commits: Sequence[BronzeCommit]) -> dict[str, int]:
 def _offsets_read(commits: Sequence[BronzeCommit]) -> tuple[int, str]:
     """Number of offsets, or of source files, and the word for it."""
     ranges = [item for c in commits for item in (c.offsets or {}).items()]
-    files = any(split.kind == FILES for split, _ in ranges)
-    read = sum((end - start) // (FILE_ROWS if split.kind == FILES else 1) for split, (start, end) in ranges)
-    return read, "files" if files else "offsets"
+    units = {partition.kind: kind_of(partition.kind).unit for partition, _ in ranges}
+    read = sum((end - start) // units[partition.kind] for partition, (start, end) in ranges)
+    return read, "files" if max(units.values(), default=1) > 1 else "offsets"
 
 
 def _batch_faults(commits: Sequence[BronzeCommit], newest: int) -> list[str]:
@@ -272,7 +272,7 @@ def _range_faults(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[s
     faults = []
     # A gap that a commit records is no fault of the table: the check `offsets_lost` shows it.
     recorded = {(g.topic, g.topic_id, g.partition, g.start, g.end) for c in commits for g in c.gaps}
-    reached: dict[Split, int] = {}
+    reached: dict[Partition, int] = {}
     for commit in commits:
         faults += _too_many_records(commit)
         for partition, (start, end) in (commit.offsets or {}).items():
@@ -285,7 +285,7 @@ def _range_faults(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[s
     return faults + _end_faults(handle, reached)
 
 
-def _end_faults(handle: DeltaTable, reached: Mapping[Split, int]) -> list[str]:
+def _end_faults(handle: DeltaTable, reached: Mapping[Partition, int]) -> list[str]:
     """Faults in the table's next offsets: they must be the ends of the commits."""
     faults = []
     for partition, last in reached.items():
@@ -298,7 +298,7 @@ def _end_faults(handle: DeltaTable, reached: Mapping[Split, int]) -> list[str]:
 def _too_many_records(commit: BronzeCommit) -> list[str]:
     """A fault if a commit has more records than Kafka's offsets that it read."""
     ranges = commit.offsets
-    if ranges is None or any(partition.kind != KAFKA for partition in ranges):
+    if ranges is None or not all(partition.has_record_offsets for partition in ranges):
         return []
     offsets = sum(end - start for start, end in ranges.values())
     records = commit.rows - commit.kept + commit.quarantined + commit.suppressed

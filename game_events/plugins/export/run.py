@@ -40,6 +40,7 @@ from game_events.plugins.export.rows import OnReplaced, Step, file_rows, find_ch
 from game_events.plugins.export.settings import ExportSettings
 from game_events.plugins.export.tables import DELIVERED, DELIVERIES, ExportTables, failed_calls_schema, planned_schema
 from game_events.plugins.export.worker import DELIVERY_LOG, ChunkOrigin, CutChunks, SendChunks, TaskAccount
+from game_events.workers.job import task_numbers
 
 #: Attempts to commit beside concurrent writers.
 ATTEMPTS = 5
@@ -355,7 +356,7 @@ class _Exporter:
             pipeline.run_id,
             [began - moment for moment in self._counted],
         )
-        sent = job.collect(pipeline.spark.range(0, tasks, 1, tasks))
+        sent = job.collect(task_numbers(pipeline.spark, tasks))
         done = [account for task in sent for account in task.accounts]
         ended = time.monotonic()
         self._counted = [ended - age for account in done for age in account.counted]

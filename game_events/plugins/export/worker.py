@@ -31,7 +31,6 @@ from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import Txn, txns
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, staged
-from game_events.lakehouse.data.worker_job import StagedFiles, WorkerJob
 from game_events.lakehouse.tables import Table, table_id
 from game_events.plugins.export.delivery import LOCKED_OUT, Calls, ChunkOutcome, ExportTarget, RateWindow, client
 from game_events.plugins.export.tables import (
@@ -44,6 +43,7 @@ from game_events.plugins.export.tables import (
     failed_calls_schema,
     planned_schema,
 )
+from game_events.workers.job import StagedFiles, WorkerJob
 
 #: Bits of a chunk's number that count within a task; the task's number is above them.
 COUNT_BITS = 32
