@@ -81,6 +81,16 @@ def test_one_task_with_a_cap_has_the_calls_of_all_tasks_under_way():
     assert (capped.calls, capped.limits) == (15, ((7, 60.0),))
 
 
+def test_a_receiver_that_throttles_fails_hangs_and_closes_gets_every_chunk_also_with_a_cap(tmp_path: Path):
+    faults = {"throttle_share": 0.1, "error_share": 0.2, "hang_share": 0.1, "close_share": 0.2}
+    quick = {"rest_retry_delay_s": 0.02, "rest_timeout_s": 0.4, "rest_max_attempts": 30}
+    with receiving(tmp_path / "log", **faults, retry_after_s=1, seed=4) as receiver:
+        account, _ = job(tmp_path, receiver.url, 20, 1, rest_calls_per_s=1_000, **quick).run_task(0)
+        assert (account.delivered, account.stopped) == (20, None)
+        assert account.calls == len(receiver.calls)
+        assert account.answers.keys() == {"200", "429", "503", "timeout", "connection broken"}
+
+
 def test_a_task_that_spark_tries_again_lets_a_window_pass_as_it_does_not_know_the_calls_of_the_attempt_before(tmp_path: Path):
     with receiving(tmp_path / "log") as receiver:
         sending = job(tmp_path, receiver.url, 2, 1, rest_calls_per_s=2)
