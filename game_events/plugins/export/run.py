@@ -38,8 +38,15 @@ from game_events.pipeline.reporting.result import RunResult
 from game_events.plugins.export.delivery import ExportTarget, preflight
 from game_events.plugins.export.rows import OnReplaced, Step, file_rows, find_changes, folder_table, new_files, new_rows
 from game_events.plugins.export.settings import ExportSettings
-from game_events.plugins.export.tables import DELIVERED, DELIVERIES, ExportTables, failed_calls_schema, planned_schema
-from game_events.plugins.export.worker import DELIVERY_LOG, ChunkOrigin, CutChunks, SendChunks, TaskAccount
+from game_events.plugins.export.tables import (
+    DELIVERED,
+    DELIVERIES,
+    ChunkOrigin,
+    ExportTables,
+    failed_calls_schema,
+    planned_schema,
+)
+from game_events.plugins.export.worker import DELIVERY_LOG, CutChunks, SendChunks, TaskAccount
 from game_events.workers.job import task_numbers
 
 #: Attempts to commit beside concurrent writers.

@@ -62,6 +62,24 @@ def failed_calls_schema(person: str) -> pa.Schema:
 
 
 @dataclass(frozen=True)
+class ChunkOrigin:
+    """Origin of a group's rows.
+
+    Attributes:
+        source: the table, or the file.
+        game: the game, if the source is one game's.
+        era: incarnation of the source: Delta's table id, and counters of replacements of its rows.
+        batch_from, batch_to: the rows' bronze batches (from, to].
+    """
+
+    source: str
+    game: str | None
+    era: str
+    batch_from: int = 0
+    batch_to: int = 0
+
+
+@dataclass(frozen=True)
 class ExportTables:
     """The export's tables; picklable. `person`: column with a person's id."""
 

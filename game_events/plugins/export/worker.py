@@ -39,6 +39,7 @@ from game_events.plugins.export.tables import (
     DELIVERIES,
     FAILED,
     OUTCOME,
+    ChunkOrigin,
     ExportTables,
     failed_calls_schema,
     planned_schema,
@@ -52,24 +53,6 @@ KEY_CHARS = 32
 
 #: Rows of a row group: each task that sends opens every file and reads those with its share.
 GROUP_ROWS = 2_048
-
-
-@dataclass(frozen=True)
-class ChunkOrigin:
-    """Origin of a group's rows.
-
-    Attributes:
-        source: the table, or the file.
-        game: the game, if the source is one game's.
-        era: incarnation of the source: Delta's table id, and counters of replacements of its rows.
-        batch_from, batch_to: the rows' bronze batches (from, to].
-    """
-
-    source: str
-    game: str | None
-    era: str
-    batch_from: int = 0
-    batch_to: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.lakehouse.tables import REST_PLANNED, Table
-from game_events.plugins.export.worker import ChunkOrigin, CutChunks
+from game_events.plugins.export.tables import ChunkOrigin
+from game_events.plugins.export.worker import CutChunks
 
 SCHEMA = pa.schema(
     [
