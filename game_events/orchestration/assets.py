@@ -37,7 +37,7 @@ from game_events.lakehouse.tables import (
 )
 from game_events.orchestration.checks import changes, check_evaluation, last_known, rule_evaluations
 from game_events.orchestration.events import AssetEvent, fail_for, game_table, partition_events, partitions_of, table_metadata
-from game_events.orchestration.keys import BY_PATTERN, OWNERS, Keys, schema_key, source_key
+from game_events.orchestration.keys import OWNERS, Keys, key_of
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import CARRIES_ALL, REASON, lakehouse_of
 from game_events.pipeline.bronze.load import load_bronze
@@ -52,9 +52,7 @@ from game_events.pipeline.runs.refresh import refresh_downstream
 from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.pipeline.silver.admission import new_games
 from game_events.pipeline.silver.refresh import refresh_silver
-from game_events.plugins.files.schemas import SUBJECT
-from game_events.plugins.files.source import FileLog
-from game_events.sources.kafka.source import subject_of
+from game_events.sources.factory import class_of
 
 #: Dagster accepts no shorter window of freshness.
 SHORTEST_WINDOW_S = 60
@@ -408,55 +406,16 @@ def _how_to_read(table: str) -> str:
     return f'```sql\n{query}\n```\n\nWith `game-events sql "{query}"`, or any reader of Delta tables (docs/reading.md).'
 
 
-#: Kind that an asset of the schema registry has; which formats its schemas have only the registry knows.
-REGISTRY = "schema_registry"
-
-
 def source_assets(graph: Graph) -> list[dg.AssetSpec]:
-    """One asset for each topic and one for its subject; with a pattern one for all topics, and one for their subjects."""
-    settings = graph.settings
-    if settings.source == "files":
-        return _files(graph)
-    if settings.source_table is not None:
-        said = f"Bronze of another pipeline, `{settings.source_table}`. External: that pipeline writes it."
-        return [_source(graph, source_key(settings, settings.source_table), said, "deltalake")]
-    pattern = settings.kafka_topic_pattern
-    if pattern is not None:
-        said = f"The Kafka topics that match `{pattern}`, those made later too."
-        subjects = "The registry subjects of these topics' values. External."
-        return [
-            _source(graph, source_key(settings, BY_PATTERN), said, "kafka"),
-            _source(graph, schema_key(settings, BY_PATTERN), subjects, REGISTRY),
-        ]
-    specs = []
-    for topic in settings.kafka_topics:
-        said = "A Kafka topic that bronze is made from. External: producers write it."
-        specs += [_source(graph, source_key(settings, topic), said, "kafka"), _subject(graph, subject_of(topic))]
-    return specs
-
-
-def _files(graph: Graph) -> list[dg.AssetSpec]:
-    """The folder or prefix, and the registry's subject if its records are decoded by one."""
-    settings = graph.settings
-    said = f"Files `{settings.files_pattern}` below `{settings.files_path}`. External: others put them there."
-    # The kind of the files' format, where the settings name one.
-    kind = {"auto": None, "jsonl": "json"}.get(settings.files_format, settings.files_format)
-    folder = _source(graph, source_key(settings, settings.source_name), said, "file", *filter(None, [kind]))
-    schema = settings.files_schema or ""
-    return [folder, _subject(graph, schema.removeprefix(SUBJECT))] if schema.startswith(SUBJECT) else [folder]
-
-
-def _subject(graph: Graph, subject: str) -> dg.AssetSpec:
-    said = "The registry subject with every schema version of the values. External."
-    return _source(graph, schema_key(graph.settings, subject), said, REGISTRY)
-
-
-def _source(graph: Graph, key: dg.AssetKey, description: str, *kinds: str) -> dg.AssetSpec:
-    return asset_spec(graph, key, description, group_name="sources", kinds=set(kinds))
+    """What bronze is made from: topics and their subjects, or what another source has instead."""
+    return [
+        asset_spec(graph, key_of(one.key), one.description, group_name="sources", kinds=set(one.kinds))
+        for one in class_of(graph.settings).upstreams(graph.settings)
+    ]
 
 
 def operations(graph: Graph, sources: Sequence[dg.AssetKey]) -> list[dg.AssetSpec]:
-    """The event log, the schema archive and, with files as the source, the list of files; nothing without a lakehouse."""
+    """The event log, the schema archive, and what the source keeps; nothing without a lakehouse."""
     lakehouse = lakehouse_of(graph.settings)
     if lakehouse is None:
         return []
@@ -464,6 +423,5 @@ def operations(graph: Graph, sources: Sequence[dg.AssetKey]) -> list[dg.AssetSpe
         (event_log_table(lakehouse), [graph.keys.unified]),
         (SchemaArchive(lakehouse).declaration, sources),
     ]
-    if graph.settings.source == "files":
-        found.append((FileLog(lakehouse).declaration, sources))
+    found += [(table, sources) for table in class_of(graph.settings).tables(lakehouse)]
     return [own_table_spec(graph, made.table, made.schema, made.description, deps) for made, deps in found]

@@ -31,7 +31,7 @@ from game_events.orchestration.keys import DEFAULT, REPORT, AssetPartitionStatus
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.counts import Histogram
 from game_events.pipeline.reporting.result import RunResult, TableReport, present
-from game_events.sources.source import Split
+from game_events.sources.source import Partition
 
 #: Games that a message names.
 NAMED = 20
@@ -248,10 +248,10 @@ def read_metadata(report: RunResult) -> Mapping[str, Any]:
     }
 
 
-def partition_table(names: Sequence[str], numbers: Mapping[Split, Sequence[int]]) -> dg.TableMetadataValue:
+def partition_table(names: Sequence[str], numbers: Mapping[Partition, Sequence[int]]) -> dg.TableMetadataValue:
     """Numbers of partitions, a column for each name."""
     columns = ("topic", "partition", *names)
-    rows = [dg.TableRecord(dict(zip(columns, (p.topic, p.partition, *found), strict=True))) for p, found in numbers.items()]
+    rows = [dg.TableRecord(dict(zip(columns, (p.topic, p.number, *found), strict=True))) for p, found in numbers.items()]
     kinds = [dg.TableColumn(column, type="string" if column == "topic" else "int") for column in columns]
     return dg.MetadataValue.table(rows, schema=dg.TableSchema(kinds))
 

@@ -40,7 +40,7 @@ from game_events.pipeline.monitoring import Alert, PipelineLag, digest, read_lag
 from game_events.pipeline.schemas.history import CHANGE_COLUMNS, SchemaHistory, as_line, as_rows
 from game_events.schema_registry import SchemaLimits, SchemaRegistry, SubjectVersion
 from game_events.sources.factory import subjects
-from game_events.sources.source import Split
+from game_events.sources.source import Partition
 
 Result = TypeVar("Result")
 
@@ -227,14 +227,14 @@ def lag_event(settings: Settings, lag: PipelineLag, memory: Memory, now: float) 
     offsets = digest([sorted(lag.seen.latest.items()), sorted(lag.next.items())])
     if offsets == memory.reported or (lag.total_lag and now < memory.reported_at + EVENT_EVERY_S):
         return [], memory
-    assets: dict[dg.AssetKey, list[Split]] = defaultdict(list)
+    assets: dict[dg.AssetKey, list[Partition]] = defaultdict(list)
     for partition in sorted(lag.seen.latest):
         assets[source_key(settings, partition.topic)].append(partition)
     events = [_event(lag, key, partitions) for key, partitions in assets.items()]
     return events, memory.model_copy(update={"reported": offsets, "reported_at": now})
 
 
-def _event(lag: PipelineLag, key: dg.AssetKey, partitions: Sequence[Split]) -> dg.AssetObservation:
+def _event(lag: PipelineLag, key: dg.AssetKey, partitions: Sequence[Partition]) -> dg.AssetObservation:
     """With a pattern one event is about several topics."""
     most = sorted(partitions, key=lambda p: (-lag.lag[p], p))[:PARTITIONS_SHOWN]
     numbers = {p: (lag.next[p], lag.seen.latest[p], lag.lag[p]) for p in most}

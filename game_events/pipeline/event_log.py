@@ -159,7 +159,7 @@ def _read(report: RunResult) -> Iterator[dict[str, Any]]:
         read = {p: (a, b, report.lag.get(p, 0)) for p, (a, b) in sorted(report.offsets.items()) if p.topic == topic}
         rows = sum(end - start for start, end, _ in read.values())
         lag = sum(n for p, n in report.lag.items() if p.topic == topic)
-        detail = {"partitions": {str(p.partition): list(found) for p, found in read.items()}}
+        detail = {"partitions": {str(p.number): list(found) for p, found in read.items()}}
         yield _row("read", "bronze", name=topic, rows=rows, lag=lag, detail=detail)
 
 

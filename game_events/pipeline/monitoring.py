@@ -34,7 +34,7 @@ from game_events.pipeline.checks.audits import VOLUME
 from game_events.pipeline.checks.table_checks import FRESH, LOST
 from game_events.pipeline.offsets import next_offsets
 from game_events.sources.factory import make_source
-from game_events.sources.source import Offsets, SourceSnapshot, Split
+from game_events.sources.source import Offsets, Partition, SourceSnapshot
 
 log = logging.getLogger(__name__)
 
@@ -159,10 +159,10 @@ class PipelineLag:
     Attributes:
         name: name of the source, for display.
         seen: snapshot of the source.
-        next: split -> next offset to read; of a split that bronze never read, the earliest.
-        lag: split -> records that bronze has not read.
+        next: partition -> next offset to read; of a partition that bronze never read, the earliest.
+        lag: partition -> records that bronze has not read.
         made: bronze exists and has offsets of every topic.
-        ahead: splits that end before the next offset: the topic was truncated.
+        ahead: partitions that end before the next offset: the topic was truncated.
         batch: bronze's last batch; `floors`: layer -> batch up to which the layer is complete.
         failed: games that a layer has to retry; without those that the allow list lacks.
         let_in: the settings let in names that they left out before: their rows may be due.
@@ -173,7 +173,7 @@ class PipelineLag:
     next: Offsets
     lag: Offsets
     made: bool = True
-    ahead: tuple[Split, ...] = ()
+    ahead: tuple[Partition, ...] = ()
     batch: int = 0
     floors: dict[str, int] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
@@ -181,7 +181,7 @@ class PipelineLag:
 
     @property
     def total_lag(self) -> int:
-        """Records that bronze has not read, over all splits."""
+        """Records that bronze has not read, over all partitions."""
         return sum(self.lag.values())
 
     @property
@@ -215,7 +215,8 @@ def read_lag(settings: Settings, timeout_s: float) -> PipelineLag:
     Raises:
         GameEventsError: the broker does not answer, the topic does not exist, or a table cannot be read.
     """
-    seen, name = make_source(settings, timeout_s).snapshot(), settings.source_name
+    source, name = make_source(settings, timeout_s), settings.source_name
+    seen = source.snapshot()
     lakehouse = Lakehouse.of(settings)
     bronze = lakehouse.table(BRONZE).open_to_read()
     if bronze is None:
@@ -232,7 +233,7 @@ def read_lag(settings: Settings, timeout_s: float) -> PipelineLag:
         seen,
         reached,
         lag={p: max(0, end - reached[p]) // seen.unit for p, end in seen.latest.items()},
-        made=not changes(settings, bronze, seen, known).anything,
+        made=not changes(source, settings, bronze, seen, known).anything,
         ahead=tuple(p for p, at in sorted(reached.items()) if at > seen.latest[p]),
         batch=counter(bronze, Txn.BATCH),
         floors={layer: state.floor(layer) for layer in DOWNSTREAM},

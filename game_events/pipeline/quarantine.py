@@ -36,13 +36,13 @@ from game_events.lakehouse.data.columns import COORDINATES, HEADERS, QUARANTINE_
 from game_events.lakehouse.data.reading import files_with, may_hold
 from game_events.lakehouse.data.spark_files import read_files, read_table, spark_schema, travelling
 from game_events.lakehouse.data.staging import StagedFile, discard, file_system, writable_file_system
-from game_events.lakehouse.data.worker_job import FileStage
 from game_events.lakehouse.table_properties import REBUILD
 from game_events.lakehouse.tables import Layer, Table, add_actions, paths, table_id, version_of
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.offsets import not_read, since
 from game_events.pipeline.reporting.report import RunReport
-from game_events.sources.source import KAFKA, Split
+from game_events.sources.rows import not_read, since
+from game_events.sources.source import Partition
+from game_events.workers.job import FileStage
 
 ATTEMPTS = 20
 
@@ -55,15 +55,15 @@ class ResetList:
 
     Attributes:
         batch: batch of bronze's commit.
-        ends: split -> offset after its last decided record.
+        ends: partition -> offset after its last decided record.
         files: the new rows, not committed.
-        origins: splits of the records of files, an archive's too; None: the list is of a version that did not have them.
+        origins: partitions of the records of files, an archive's too; None: the list is of a version that did not have them.
     """
 
     batch: int
-    ends: Mapping[Split, int]
+    ends: Mapping[Partition, int]
     files: list[StagedFile]
-    origins: frozenset[Split] | None = frozenset()
+    origins: frozenset[Partition] | None = frozenset()
 
 
 def is_finished(bronze: DeltaTable, quarantine: DeltaTable | None) -> bool:
@@ -147,9 +147,9 @@ def _finish(
             held = actions.filter(may_hold(actions, "layer", Layer.BRONZE, Layer.BRONZE))
             rewritten = frozenset(map(str, held.column("path").to_pylist()))
         files = _stage(pipeline, listed, rewritten) if listed.files or rewritten else []
-        expected |= txns(quarantine, (split.app for split in listed.ends))
+        expected |= txns(quarantine, (partition.app for partition in listed.ends))
         # Rows after the end stay: a concurrent run may have decided on them already.
-        advance |= {split.app: max(end, counter(quarantine, split.app)) for split, end in listed.ends.items()}
+        advance |= {partition.app: max(end, counter(quarantine, partition.app)) for partition, end in listed.ends.items()}
     return commit(
         Commit(
             pipeline.quarantine,
@@ -187,8 +187,8 @@ def _app(bronze: DeltaTable) -> str:
 
 def _later(listed: ResetList) -> Column:
     """Condition on rows of quarantine that stay: after the end of the full refresh, or of what it has not read."""
-    if any(split.kind != KAFKA for split in listed.ends):
-        # Offsets of other kinds of splits are no records' offsets; bronze's batch decides as well.
+    if any(not partition.has_record_offsets for partition in listed.ends):
+        # Offsets of other kinds of partitions are no records' offsets; bronze's batch decides as well.
         others = F.lit(False) if listed.origins is None else not_read({*listed.ends, *listed.origins})
         return (F.col("_batch") > listed.batch) | others
     return since(listed.ends) | not_read(listed.ends)
@@ -209,7 +209,7 @@ def keep(table: Table, ticket: int, listed: ResetList) -> None:
     system, prefix = writable_file_system(table)
     body = {
         "batch": listed.batch,
-        "ends": [[*split, end] for split, end in sorted(listed.ends.items())],
+        "ends": [[*partition, end] for partition, end in sorted(listed.ends.items())],
         "files": [f.to_json() for f in listed.files],
         "origins": sorted(listed.origins or ()),
     }
@@ -241,8 +241,8 @@ def read_list(table: Table, ticket: int) -> ResetList | None:
     if "apps" in body:  # of a version with one topic only
         topics = {p: app.split(":")[1:3] for p, app in body["apps"].items()}
         body |= {"batch": 0, "ends": [[*topics[p], int(p), end] for p, end in body["ends"].items()]}
-    ends = {Split(*split): int(end) for *split, end in body["ends"]}
-    origins = frozenset(Split(*split) for split in body["origins"]) if "origins" in body else None
+    ends = {Partition(*partition): int(end) for *partition, end in body["ends"]}
+    origins = frozenset(Partition(*partition) for partition in body["origins"]) if "origins" in body else None
     return ResetList(int(body["batch"]), ends, [StagedFile.from_json(text) for text in body["files"]], origins)
 
 

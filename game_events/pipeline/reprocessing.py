@@ -50,7 +50,6 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.tables import Layer, add_actions, names_of
 from game_events.pipeline.bronze.load import archive_schemas, commit_of, report_batch
 from game_events.pipeline.bronze.staging import run_decode_job
-from game_events.pipeline.bronze.worker import StageResult, StoredTask
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.hooks import erase_rejected, record_filter
 from game_events.pipeline.offsets import ERASED_BY_BATCH, batch_info
@@ -59,6 +58,8 @@ from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import BronzeResult
 from game_events.spark.failures import WORKER_CRASHED, crashes_explained
+from game_events.workers.decode import StoredTask
+from game_events.workers.results import StagedRows
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ def _replay(pipeline: Pipeline, report: RunReport, selection: ReplaySelection) -
     return Replayed(rows, staged.reasons)
 
 
-def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: StageResult, batch: int) -> int:
+def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: StagedRows, batch: int) -> int:
     """Append the staged rows to bronze, and report them; returns their number."""
     archive_schemas(pipeline, report, staged)
     expected = txns(bronze, [Txn.REPLAY]) | {Txn.BATCH: batch - 1} | erasure_fence(bronze)
@@ -123,7 +124,7 @@ def _commit(pipeline: Pipeline, report: RunReport, bronze: DeltaTable, staged: S
 
 def _stage(
     pipeline: Pipeline, bronze: DeltaTable, quarantine: DeltaTable, selection: ReplaySelection, batch: int, report: RunReport
-) -> StageResult:
+) -> StagedRows:
     """Decode the selected rows that bronze lacks; commits nothing."""
     held = read_table(pipeline.spark, quarantine)
     waiting = held.where(_condition(selection, str(bronze.metadata().id)))
@@ -232,7 +233,7 @@ def redecode(pipeline: Pipeline, report: RunReport) -> Redecoded:
     return Redecoded(landed.rows, kept, new_columns, pipeline.catalog.other_types(staged.undecoded))
 
 
-def _stage_redecoded(pipeline: Pipeline, handle: DeltaTable) -> StageResult:
+def _stage_redecoded(pipeline: Pipeline, handle: DeltaTable) -> StagedRows:
     """Write all rows with new decoded columns to files; DataError if rows are missing in them."""
     total = row_count(handle)
     rows = read_table(pipeline.spark, handle)
@@ -250,7 +251,7 @@ def _stage_redecoded(pipeline: Pipeline, handle: DeltaTable) -> StageResult:
 
 
 def _commit_redecoded(
-    pipeline: Pipeline, handle: DeltaTable, staged: StageResult, info: dict[str, str]
+    pipeline: Pipeline, handle: DeltaTable, staged: StagedRows, info: dict[str, str]
 ) -> tuple[Landed, pa.Schema]:
     """Replace bronze's files by the staged ones."""
     batch, count = counter(handle, Txn.BATCH), handle.transaction_version(Txn.REDECODE)
@@ -266,7 +267,7 @@ def _commit_redecoded(
         ) from None
 
 
-def _erase(pipeline: Pipeline, report: RunReport, staged: StageResult) -> str:
+def _erase(pipeline: Pipeline, report: RunReport, staged: StagedRows) -> str:
     """Erase rows of data subjects that were not recognized before from quarantine, too; returns their rows by batch, as JSON.
 
     Before bronze's commit: the rows that rules have rejected are found by bronze's rows. A full refresh of silver removes the

@@ -37,14 +37,14 @@ from game_events.pipeline.checks.reconcile import last_batches
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.gold.plan import expressions, is_current, player_agg, player_agg_columns, silver_columns
 from game_events.pipeline.gold.unified import gold_app
-from game_events.pipeline.quality.judging import RuleColumns
-from game_events.pipeline.quality.validation import require_valid
+from game_events.pipeline.quality.rules import breaks, require_valid, violated
 from game_events.pipeline.reporting.counts import CheckResult
 from game_events.pipeline.reporting.result import RuleReport
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.rules import Rule
 from game_events.spark.config import null_on_error, reads_delta, small_snapshots
 from game_events.spark.schemas import merged_columns, quoted
+from game_events.workers.rules import RuleColumns
 
 RECOMPUTED = "gold_equals_recompute"
 
@@ -417,8 +417,8 @@ def _count(
         (r.layer, g, r.name): RuleReport(r.layer, g, r.name, r.action, r.sql) for g in tables for r in rules if r.applies_to(g)
     }
     with null_on_error(pipeline.spark):
-        counts = [F.count(F.when(judged.breaks(n), 1)).alias(f"_rule_{n}") for n in range(len(rules))]
-        masks = rows.select(F.col(game).alias("_of"), *judged.violated())
+        counts = [F.count(F.when(breaks(judged, n), 1)).alias(f"_rule_{n}") for n in range(len(rules))]
+        masks = rows.select(F.col(game).alias("_of"), *violated(judged))
         for row in masks.groupBy("_of").agg(F.count(F.lit(1)).alias("_rows"), *counts).collect():
             for number, rule in enumerate(rules):
                 entry = found.get((rule.layer, row["_of"], rule.name))

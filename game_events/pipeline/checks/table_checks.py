@@ -46,8 +46,8 @@ from game_events.pipeline.quarantine import is_noted
 from game_events.pipeline.reporting.counts import NEW, WHOLE, CheckResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugin import parts
-from game_events.plugins.files.records import FILE_ROWS
-from game_events.sources.source import FILES, KAFKA, Gap, Split
+from game_events.sources.factory import kind_of
+from game_events.sources.source import Gap, Partition
 
 log = logging.getLogger(__name__)
 
@@ -244,9 +244,9 @@ def offsets_continuous(pipeline: Pipeline, recent: int | None = None) -> CheckRe
 def _offsets_read(commits: Sequence[BronzeCommit]) -> tuple[int, str]:
     """Number of offsets, or of source files, and the word for it."""
     ranges = [item for c in commits for item in (c.offsets or {}).items()]
-    files = any(split.kind == FILES for split, _ in ranges)
-    read = sum((end - start) // (FILE_ROWS if split.kind == FILES else 1) for split, (start, end) in ranges)
-    return read, "files" if files else "offsets"
+    units = {partition.kind: kind_of(partition.kind).unit for partition, _ in ranges}
+    read = sum((end - start) // units[partition.kind] for partition, (start, end) in ranges)
+    return read, "files" if max(units.values(), default=1) > 1 else "offsets"
 
 
 def _batch_faults(commits: Sequence[BronzeCommit], newest: int) -> list[str]:
@@ -258,26 +258,28 @@ def _batch_faults(commits: Sequence[BronzeCommit], newest: int) -> list[str]:
 
 
 def _range_faults(handle: DeltaTable, commits: Sequence[BronzeCommit]) -> list[str]:
-    """Faults in the offset ranges: each split's must meet, end at the table's next offset, and hold all records."""
+    """Faults in the offset ranges: each partition's must meet, end at the table's next offset, and hold all records."""
     faults = []
     # A gap that a commit records is no fault of the table: the check `offsets_lost` shows it.
     recorded = {(g.topic, g.topic_id, g.partition, g.start, g.end) for c in commits for g in c.gaps}
-    reached: dict[Split, int] = {}
+    reached: dict[Partition, int] = {}
     for commit in commits:
         ranges = commit.offsets or {}
         offsets = sum(end - start for start, end in ranges.values())
         records = commit.rows - commit.kept + commit.quarantined + commit.suppressed
-        if commit.offsets is not None and records > offsets and all(split.kind == KAFKA for split in ranges):
+        if commit.offsets is not None and records > offsets and all(partition.has_record_offsets for partition in ranges):
             faults.append(f"batch {commit.batch} has {records} records of {offsets} offsets")
-        for split, (start, end) in ranges.items():
-            last = reached.get(split, start)
-            if start != last and (*split[:3], last, start) not in recorded:
+        for partition, (start, end) in ranges.items():
+            last = reached.get(partition, start)
+            if start != last and (*partition[:3], last, start) not in recorded:
                 what = "were left out" if start > last else "were read twice"
-                faults.append(f"{split}: offsets {min(start, last)} to {max(start, last)} {what} before batch {commit.batch}")
-            reached[split] = end
-    for split, last in reached.items():
-        if (held := handle.transaction_version(split.app)) != last:
-            faults.append(f"{split}: the commits end at {last}, the table's transaction says {held}")
+                faults.append(
+                    f"{partition}: offsets {min(start, last)} to {max(start, last)} {what} before batch {commit.batch}"
+                )
+            reached[partition] = end
+    for partition, last in reached.items():
+        if (held := handle.transaction_version(partition.app)) != last:
+            faults.append(f"{partition}: the commits end at {last}, the table's transaction says {held}")
     return faults
 
 

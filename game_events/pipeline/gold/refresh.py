@@ -19,7 +19,7 @@ from game_events.lakehouse.data.staging import discard
 from game_events.lakehouse.system_tables import Mark, Progress
 from game_events.lakehouse.tables import Layer
 from game_events.pipeline.context import Pipeline, note
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.gold.execute import Staged, execute, merge_partials, taken_partials
 from game_events.pipeline.gold.plan import (
     GamePlan,
@@ -32,7 +32,7 @@ from game_events.pipeline.gold.plan import (
     player_agg,
     scope,
 )
-from game_events.pipeline.quality.judging import failed_rules
+from game_events.pipeline.quality.rules import failed_rules
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import GoldResult
 from game_events.spark.failures import run_with_bisection
@@ -147,24 +147,33 @@ def _refresh(
 ) -> dict[str, str]:
     """Passes over the games until none lost a commit conflict, or attempts run out; returns failed game -> reason."""
     aggregate = run.aggregate
-    if games is None:
-        changed = {g for g, batch in state.games.items() if run.full or batch > state.floor(aggregate.layer)}
-        games = changed | state.failed_in(aggregate.layer)
-    retry = {game for game in games if aggregate.applies_to(game) and game not in without}
+    retry = {
+        game
+        for game in (_changed(run, state) if games is None else games)
+        if aggregate.applies_to(game) and game not in without
+    }
     # Games that failed have a job of their own: their rows may be why.
     apart = state.failed_in(aggregate.layer)
     failed: dict[str, str] = {}
     for _ in range(GAME_ATTEMPTS):
-        parts, retry = [part for part in (retry - apart, retry & apart) if part], set()
+        parts = [part for part in (retry - apart, retry & apart) if part]
+        retry = set()
         for part in parts:
             results, crashed = run_with_bisection(
                 part, partial(_pass, run, report, one_pass), aggregate.asset, run.pipeline.on_progress
             )
-            retry |= set[str]().union(*(result.again for result in results))
             for result in results:
+                retry |= result.again
                 failed |= result.failed
             failed |= crashed
     return failed | dict.fromkeys(retry, "commit conflict: every attempt lost to concurrent runs; run again")
+
+
+def _changed(run: GoldRun, state: Progress) -> set[str]:
+    """Games with news since the last refresh, or that failed in it."""
+    layer = run.aggregate.layer
+    changed = {game for game, batch in state.games.items() if run.full or batch > state.floor(layer)}
+    return changed | state.failed_in(layer)
 
 
 def _pass(run: GoldRun, report: RunReport, one_pass: OnePass | None, games: Collection[str]) -> Committed:

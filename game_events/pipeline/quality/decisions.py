@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import pyarrow.compute as pc
 from deltalake import DeltaTable
@@ -86,9 +87,8 @@ class Decisions:
         for file in add_actions(self.handle).to_pylist():
             if file.get("max.layer", Layer.SILVER) == Layer.BRONZE or file.get("null_count.replayed_batch") == 0:
                 continue
-            game = file.get("min.game")
-            whole = file.get("null_count.game") == 0 and file.get("null_count.replayed_batch") == file["num_records"]
-            if whole and game is not None and game == file.get("max.game"):
+            game = _only_game(file)
+            if game is not None:
                 found[game] += int(file["num_records"])
             else:
                 mixed.append(file["path"])
@@ -112,6 +112,13 @@ class Decisions:
         return txn(self.handle, app.of(self.bronze_id, *game))
 
 
+def _only_game(file: Mapping[str, Any]) -> str | None:
+    """The game of all rows of a file, none of which was replayed, by its statistics; None: they do not say so."""
+    game: str | None = file.get("min.game")
+    whole = file.get("null_count.game") == 0 and file.get("null_count.replayed_batch") == file["num_records"]
+    return game if whole and game == file.get("max.game") else None
+
+
 @dataclass(frozen=True)
 class RejectionDecision:
     """A decision on one game's rows.
@@ -123,6 +130,10 @@ class RejectionDecision:
     batch: int
     files: Sequence[StagedFile] = ()
     incarnation: int | None = None
+
+    def says_more_than(self, batch: int | None) -> bool:
+        """Whether it has to be committed after a decision up to a batch."""
+        return bool(self.files) or self.incarnation is not None or self.batch > (batch or 0)
 
 
 @dataclass(frozen=True)
@@ -147,21 +158,14 @@ def decide(
         TransientError: the outcome is not known: silver must not be committed; the next run reads the outcome.
     """
     now = Decisions.read(pipeline, before.bronze_id)
-    moved = set(planned)
-    if table_id(now.handle) == table_id(before.handle):
-        both = for_games(planned, lambda g: [(found.batch(g), found.incarnation(g)) for found in (before, now)])
-        moved = {game for game, (old, new) in both.items() if old != new}
+    moved = _decided_meanwhile(before, now, planned)
     if moved and rewritten.paths:  # these files have rows of all games
         moved = set(planned)
         discard(pipeline.quarantine, list(rewritten.files))
     for game in moved:
         discard(pipeline.quarantine, list(planned[game].files))
-    due = {
-        game: decision
-        for game, decision in planned.items()
-        if game not in moved
-        and (decision.files or decision.incarnation is not None or decision.batch > (before.batch(game) or 0))
-    }
+    left = {game: decision for game, decision in planned.items() if game not in moved}
+    due = {game: decision for game, decision in left.items() if decision.says_more_than(before.batch(game))}
     if not due:
         return None, moved
     try:
@@ -172,6 +176,15 @@ def decide(
     pipeline.handles.share(pipeline.quarantine, landed.handle)
     failpoints.reach("rejections_decided")
     return landed, moved
+
+
+def _decided_meanwhile(before: Decisions, now: Decisions, games: Iterable[str]) -> set[str]:
+    """Games that a concurrent run has decided on between two versions of quarantine; all if it is another table."""
+    games = list(games)
+    if table_id(now.handle) != table_id(before.handle):
+        return set(games)
+    same = for_games(games, lambda g: before.batch(g) == now.batch(g) and before.incarnation(g) == now.incarnation(g))
+    return {game for game, is_same in same.items() if not is_same}
 
 
 def _commit_plan(
@@ -188,12 +201,14 @@ def _commit_plan(
         advance[app] = max(decision.batch, expected[app] or 0)
         if decision.incarnation is not None:
             app = Txn.DECIDED_INCARNATION.of(bronze_id, game)
-            expected[app], advance[app] = before.incarnation(game) or None, decision.incarnation
+            expected[app] = before.incarnation(game) or None
+            advance[app] = decision.incarnation
     if not now.in_force:
         advance[Txn.DECIDED_BATCH.of(bronze_id)] = 1
     if any(decision.incarnation is not None for decision in due.values()):
         app = Txn.DECIDED_INCARNATION.of(bronze_id)
-        expected[app], advance[app] = now.redecisions or None, now.redecisions + 1
+        expected[app] = now.redecisions or None
+        advance[app] = now.redecisions + 1
     files = [file for decision in due.values() for file in decision.files]
     return Commit(
         pipeline.quarantine,

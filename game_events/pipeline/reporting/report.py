@@ -24,10 +24,11 @@ from game_events.decoding.frame import Reason
 from game_events.errors import GameEventsError, without_quotes
 from game_events.lakehouse.commits.commit import Landed
 from game_events.lakehouse.tables import DOWNSTREAM, Table
-from game_events.pipeline.reporting.counts import Arrivals, CheckResult, Histogram, TableMaintenance, merge_all, merged_fields
-from game_events.pipeline.reporting.result import BronzeResult, LayerResult, RuleCounts, RuleReport, RunResult, TableReport
+from game_events.pipeline.reporting.counts import CheckResult, Histogram, TableMaintenance
+from game_events.pipeline.reporting.result import BronzeResult, LayerResult, RuleReport, RunResult, TableReport
 from game_events.rules import Rule
 from game_events.sources.source import Offsets
+from game_events.workers.results import Arrivals, RuleCounts, merge_all, merged_fields
 
 
 class RunReport(RunResult):

@@ -23,13 +23,15 @@ from game_events.errors import GameEventsError
 from game_events.lakehouse.data.columns import comments_of
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, REPORTED, Layer, Table, add_actions, is_gold
 from game_events.pipeline.reporting.counts import (
-    Arrivals,
     CheckResult,
-    Event,
     Histogram,
     PluginResult,
-    Summed,
     TableMaintenance,
+)
+from game_events.sources.source import Gap, Offsets, Partition
+from game_events.workers.results import (
+    Arrivals,
+    Event,
     add_counts,
     by_key,
     distinct,
@@ -39,7 +41,6 @@ from game_events.pipeline.reporting.counts import (
     merged,
     newest,
 )
-from game_events.sources.source import Gap, Offsets, Split
 
 log = logging.getLogger(__name__)
 Part = TypeVar("Part", bound=PluginResult)
@@ -177,32 +178,6 @@ def rules_dict(rules: Mapping[tuple[str, str, str], RuleReport]) -> list[dict[st
     ]
 
 
-@dataclass
-class RuleCounts(Summed):
-    """Evaluation of a layer's rules on one game's rows, as the workers count it.
-
-    Attributes:
-        rows: rows evaluated.
-        violated: rule -> rows that violate it.
-        reasons: rule -> rows that are added to quarantine.
-        dropped, held, readmitted: rows left out; in quarantine already; accepted although quarantine has them.
-        examples: rule with the action fail -> coordinates of a row that violates it.
-    """
-
-    rows: int = merged(add, int)
-    violated: Counter[str] = merged(add_counts, Counter)
-    reasons: Counter[str] = merged(add_counts, Counter)
-    dropped: int = merged(add, int)
-    held: int = merged(add, int)
-    readmitted: int = merged(add, int)
-    examples: dict[str, str] = merged(lambda first, second: second | first, dict)
-
-    @property
-    def quarantined(self) -> int:
-        """Rows that are in quarantine instead of in the table."""
-        return self.held + sum(self.reasons.values())
-
-
 #: Notices that a result keeps, the newest: a continuous run may have any number.
 NOTICES_KEPT = 100
 
@@ -260,8 +235,8 @@ class BronzeResult(LayerResult):
     """What bronze reports.
 
     Attributes:
-        offsets: split -> [from, to) read.
-        lag: split -> records left to read.
+        offsets: partition -> [from, to) read.
+        lag: partition -> records left to read.
         batches: bronze batches committed.
         schema_ids: ids that occurred.
         new_schemas: id archived for the first time -> (subject, version), where known.
@@ -274,7 +249,7 @@ class BronzeResult(LayerResult):
         files: of files as the source: how many were read, have changed since, wait until they are finished.
     """
 
-    offsets: Mapping[Split, tuple[int, int]] = merged(
+    offsets: Mapping[Partition, tuple[int, int]] = merged(
         by_key(lambda first, second: (first[0], second[1])),
         dict,
         json=lambda offsets: {str(p): list(read) for p, read in sorted(offsets.items())},
@@ -399,7 +374,7 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
     @property
     def topics(self) -> list[str]:
         """Topics that were read."""
-        return sorted({split.topic for split in self.offsets})
+        return sorted({partition.topic for partition in self.offsets})
 
     def to_dict(self) -> dict[str, object]:
         """For `--json`: plain types only."""

@@ -29,14 +29,15 @@ from game_events.config.settings import Settings
 from game_events.errors import ReadOnlyError, TransientError, first_line
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import SUCCEEDED
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.maintenance import IncrementalMaintenance
 from game_events.pipeline.reporting.counts import Histogram
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.lost_tables import find_lost_tables
 from game_events.pipeline.runs.preflight import newest_run
 from game_events.pipeline.runs.refresh import TriggeredRun, cycle
-from game_events.sources.source import FILES, Offsets, SourceSnapshot
+from game_events.sources.factory import class_of
+from game_events.sources.source import Offsets, SourceSnapshot
 from game_events.spark.connect import close_session, is_session_lost
 from game_events.spark.failures import WorkerCrashError, storage_named
 
@@ -353,7 +354,7 @@ def idle_report(
     A run after one that did not succeed is made in any case, as its success shows that the fault is over.
     With files as the source, or a catalog, there is always something: files are taken in, tables are registered.
     """
-    if settings.source == FILES or settings.catalog is not None:
+    if class_of(settings).run_looks or settings.catalog is not None:
         return None
     met: list[str] = []
 

@@ -24,8 +24,8 @@ from game_events.lakehouse.storage import is_remote
 from game_events.lakehouse.system_tables import Progress, Search
 from game_events.lakehouse.tables import Layer, Table, gold_name, silver_name
 from game_events.pipeline.context import Pipeline, note
-from game_events.pipeline.fanout.job import Routing
 from game_events.pipeline.reporting.report import RunReport
+from game_events.workers.fanout import Routing
 
 log = logging.getLogger(__name__)
 #: Tables that a notice names.

@@ -28,7 +28,7 @@ from game_events.config.network import begin_call, unencrypted
 from game_events.config.pipeline_settings import ENV_PREFIX
 from game_events.config.settings import Settings, misspelt
 from game_events.decoding.frame import Reason, SchemaId, ordered
-from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, some_columns
+from game_events.errors import ConfigurationError, DataError, GameEventsError, first_few, many, some_columns
 from game_events.jvm.jars import spark_jars
 from game_events.jvm.java import find_java
 from game_events.lakehouse.commits.transactions import BronzeIdentity
@@ -44,17 +44,15 @@ from game_events.pipeline.context import Pipeline
 from game_events.pipeline.event_log import SUCCEEDED
 from game_events.pipeline.gold.plan import of_another_kind, player_agg_columns
 from game_events.pipeline.maintenance import outdated_tables
-from game_events.pipeline.quality.validation import problems, refuse
+from game_events.pipeline.quality.rules import problems, refuse
 from game_events.pipeline.runs.refresh import Parts, Selection, backlog, left_out_until_now
 from game_events.pipeline.schemas.catalog import SchemaCatalog
 from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.pipeline.silver.admission import Due, due, most_games
 from game_events.pipeline.silver.stage import SilverInput
 from game_events.plugin import parts
-from game_events.plugins.files.source import FileSource
 from game_events.schema_registry import SchemaRegistry
-from game_events.sources.factory import make_source, subjects
-from game_events.sources.source import FILES
+from game_events.sources.factory import class_of, make_source, subjects
 
 #: Seconds within which broker and registry answer a check; a run waits longer.
 WAIT_S = 5.0
@@ -89,11 +87,6 @@ class Hint(str):
     """A finding that needs attention, although a run can begin."""
 
     __slots__ = ()
-
-
-def many(count: int, noun: str) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 #: Returns its finding; raises if something is wrong.
@@ -136,9 +129,10 @@ def _made(name: str, check: Check, settings: Settings) -> PreflightResult:
 
 def environment_checks(settings: Settings) -> dict[str, Check]:
     """Checks of the environment."""
-    sources: dict[str, Check] = {"kafka": lambda: _kafka(settings), "schema registry": lambda: _registry(settings)}
-    if settings.source == FILES:
-        sources = {"files": lambda: _files(settings)}
+    source = class_of(settings)
+    sources: dict[str, Check] = {source.check_name: lambda: make_source(settings, WAIT_S).check()}
+    if _may_have_subjects(settings):
+        sources["schema registry"] = lambda: _registry(settings)
     return {
         "settings": _settings,
         "java": lambda: str(find_java()),
@@ -178,7 +172,11 @@ def _described(parts: Parts) -> str:
 
 def subjects_need_broker(settings: Settings) -> bool:
     """Whether the registry's subjects are known only from the broker, whose topics match a pattern, or from another table."""
-    return settings.source != FILES and not settings.kafka_topics
+    return class_of(settings).named_subjects(settings) is None
+
+
+def _may_have_subjects(settings: Settings) -> bool:
+    return class_of(settings).named_subjects(settings) != ()
 
 
 def _settings() -> str:
@@ -188,28 +186,6 @@ def _settings() -> str:
 
 def _java_parts() -> str:
     return f"{len(spark_jars())} jars for Spark, as they are pinned"
-
-
-def _kafka(settings: Settings) -> str:
-    found = make_source(settings, WAIT_S).snapshot()
-    if settings.source_table is not None:
-        return f"not used: {settings.source_table} is read, {max(found.latest.values()) - 1} batches"
-    parts = []
-    for topic in sorted({split.topic for split in found.latest}):
-        splits = [split for split in found.latest if split.topic == topic]
-        records = sum(found.latest[p] - found.earliest[p] for p in splits)
-        parts.append(f"topic {topic}, {many(len(splits), 'partition')}, {many(records, 'record')}")
-    return f"{settings.kafka_bootstrap_servers}: {'; '.join(parts)}"
-
-
-def _files(settings: Settings) -> str:
-    source = FileSource(settings, Lakehouse.of(settings), read_only=True)
-    found = source.snapshot()
-    named = ", ".join(s.format for s in source.schemas()) or "no schema of the settings"
-    return (
-        f"{source.place.root}: {sum(found.latest.values()) // found.unit:,} files to read or read before, "
-        f"{source.counts['waiting']:,} not finished yet; {named}"
-    )
 
 
 def _registry(settings: Settings) -> str:
@@ -232,7 +208,7 @@ def _message_types(settings: Settings) -> str:
     lakehouse = Lakehouse.of(settings)
     catalog = SchemaCatalog(SchemaRegistry(settings), lakehouse)
     ids = set(SchemaArchive(lakehouse).digests())
-    if settings.source != FILES:
+    if _may_have_subjects(settings):
         ids |= {i for subject in subjects(settings) for i in catalog.ids_of(subject)}
     known = {name for i in ids for name in catalog.names(i)}
     # Nested messages are not listed.
@@ -315,7 +291,7 @@ def state_checks(pipeline: Pipeline) -> dict[str, Check]:
         "names": lambda: names(pipeline),
         "statistics": lambda: statistics(pipeline),
     }
-    return checks if pipeline.settings.source == FILES else {"schemas": lambda: schemas(pipeline), **checks}
+    return {"schemas": lambda: schemas(pipeline), **checks} if _may_have_subjects(pipeline.settings) else checks
 
 
 def newest_run(lakehouse: Lakehouse) -> Mapping[str, Any] | None:

@@ -35,7 +35,7 @@ from game_events.pipeline.bronze.full_refresh import refuse_unless_allowed, repl
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.bronze.offsets import OffsetPlan, starting_point
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.one_pass import OnePass
+from game_events.pipeline.fanout import OnePass
 from game_events.pipeline.gold.refresh import refresh_gold, refresh_own_gold
 from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.quality.decisions import Decisions

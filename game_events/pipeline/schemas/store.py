@@ -31,8 +31,7 @@ from game_events.lakehouse.commits.commit import retry_on_conflict
 from game_events.lakehouse.data.reading import may_hold
 from game_events.lakehouse.system_tables import SystemTable, schema_of
 from game_events.lakehouse.tables import SCHEMAS, Lakehouse, add_actions
-from game_events.plugins.files.schemas import FileSchemas
-from game_events.schema_registry import SchemaRegistry
+from game_events.schema_registry import SchemaLookup
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +96,7 @@ class SchemaStore:
     #: Whether messages of protobuf that are decimals become decimals.
     decimals = False
 
-    def __init__(self, registry: SchemaRegistry | FileSchemas, lakehouse: Lakehouse, unknown_s: float = UNKNOWN_S) -> None:
+    def __init__(self, registry: SchemaLookup, lakehouse: Lakehouse, unknown_s: float = UNKNOWN_S) -> None:
         """Read the archive's ids; the registry is asked later, id by id."""
         self._unknown_s = unknown_s
         self._registry, self._archive = registry, SchemaArchive(lakehouse)
@@ -287,9 +286,8 @@ class SchemaStore:
         return declared_names(self._text(schema_id, known))
 
     def offer(self, schemas: Iterable[RegistrySchema]) -> None:
-        """Add schemas that came with the records of files."""
-        if isinstance(self._registry, FileSchemas):
-            self._registry.offer(schemas)
+        """Add schemas that came with the records."""
+        self._registry.offer(schemas)
 
     def archive(self, schema_ids: Iterable[SchemaId]) -> list[SchemaId]:
         """Add the texts of these ids to the archive, before the first row that needs them is committed; return the new ids."""

@@ -14,7 +14,7 @@ and by which settings, so nothing is read while no setting lets in more names th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -33,8 +33,8 @@ from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.system_tables import Admission, LeftOut, Progress
 from game_events.lakehouse.tables import Layer, is_game
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import INVALID, NO_NAME, OVER_LIMIT, Routing
 from game_events.pipeline.silver.stage import SilverInput, Staging
+from game_events.workers.fanout import INVALID, NO_NAME, OVER_LIMIT, Routing
 
 
 def most_games(settings: Settings) -> int:
@@ -201,13 +201,18 @@ def readmitted_rows(pipeline: Pipeline, bronze: DeltaTable, state: Progress) -> 
         others = part.batches.filter(pc.and_(lacking, pc.invert(let_in)))
         stays = min(stays, pc.min(others).as_py() if len(others) else NEVER)
         if len(found) > MOST_NAMES:
-            kept = {name: rows for name, rows in found.items() if name in state.games}
-            found = Counter(dict(found.most_common(MOST_NAMES // 2)) | kept)
+            found = _fewer(found, state.games)
     known = {*state.games, *listed}
     _, refused = admit(settings, known, {name: rows for name, rows in found.items() if name not in known})
     readmitted = Counter({name: rows for name, rows in found.items() if name not in refused})
     first = left.first if refused else stays
     return readmitted, LeftOut(first, left.last, _by(left, now)) if first < NEVER else LeftOut()
+
+
+def _fewer(names: Counter[str], games: Collection[str]) -> Counter[str]:
+    """The names with most rows, and all that are games."""
+    kept = {name: rows for name, rows in names.items() if name in games}
+    return Counter(dict(names.most_common(MOST_NAMES // 2)) | kept)
 
 
 def _by(left: LeftOut, now: Admission) -> Admission:

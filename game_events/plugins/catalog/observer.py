@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from game_events.config.masking import without_secrets
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.hooks import RunObserver
-from game_events.pipeline.reporting.counts import PluginResult, merge, merged
+from game_events.pipeline.reporting.counts import PluginResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
 from game_events.plugins.catalog.registration import register_tables
 from game_events.plugins.catalog.settings import LineageSettings
+from game_events.workers.results import merge, merged
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent

@@ -27,7 +27,7 @@ import requests
 from openlineage.client import facet_v2 as ol
 from openlineage.client.client import OpenLineageClient
 from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
-from openlineage.client.naming.dataset import Kafka, LocalFileSystem
+from openlineage.client.naming.dataset import LocalFileSystem
 from openlineage.client.transport import http
 
 from game_events.config.masking import without_secrets
@@ -41,7 +41,7 @@ from game_events.pipeline.gold.plan import expressions
 from game_events.pipeline.reporting.report import safe_error_text
 from game_events.pipeline.reporting.result import RunResult, TableReport
 from game_events.plugins.catalog.settings import LineageSettings
-from game_events.sources.source import FILES
+from game_events.sources.factory import class_of
 
 log = logging.getLogger(__name__)
 
@@ -130,8 +130,6 @@ class LineageRun:
 #: Most inputs in the column lineage of the unified table: with thousands of games an event would have megabytes.
 COLUMN_INPUTS = 50
 
-_PORT = "9092"
-
 
 def _place(uri: str) -> tuple[str, str]:
     """Namespace and name of a table's files: `file` and the path, or the store's bucket and the path in it."""
@@ -144,13 +142,8 @@ def _place(uri: str) -> tuple[str, str]:
 
 def _source_input(settings: Settings, topic: str, report: RunResult) -> InputDataset:
     """Input that was read: a topic, a folder of files, or another pipeline's table."""
-    if settings.source == FILES or settings.source_table is not None:
-        namespace, name = _place(topic)
-    else:
-        host, _, port = settings.kafka_bootstrap_servers.split(",")[0].strip().rpartition("://")[2].rpartition(":")
-        named = Kafka(host or port, port if host else _PORT, topic)
-        namespace, name = named.get_namespace(), named.get_name()
-    rows = sum(end - start for split, (start, end) in report.offsets.items() if split.topic == topic)
+    namespace, name = _place(class_of(settings).address(settings, topic))
+    rows = sum(end - start for partition, (start, end) in report.offsets.items() if partition.topic == topic)
     statistics = ol.input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=rows)
     source = ol.datasource_dataset.DatasourceDatasetFacet(namespace, namespace)
     return InputDataset(namespace, name, facets={"dataSource": source}, inputFacets={"inputStatistics": statistics})

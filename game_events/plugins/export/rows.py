@@ -37,8 +37,9 @@ from game_events.lakehouse.data.spark_files import game_of_file, read_files, spa
 from game_events.lakehouse.data.staging import file_system
 from game_events.lakehouse.tables import Lakehouse, Table, add_actions, is_game, is_person, paths
 from game_events.pipeline.context import Pipeline
-from game_events.plugins.export.chunks import ROWS, ChunkOrigin, ExportTables
+from game_events.plugins.export.chunks import ROWS, ExportTables
 from game_events.plugins.export.settings import ExportSettings
+from game_events.plugins.export.worker import ChunkOrigin
 from game_events.spark.schemas import quoted
 
 #: Rows of a slice, about: what is planned and sent before the next slice is planned.

@@ -36,22 +36,13 @@ from game_events.lakehouse.tables import paths, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
-from game_events.plugins.export.chunks import (
-    DELIVERED,
-    DELIVERIES,
-    FAILED,
-    ChunkOrigin,
-    CutChunks,
-    ExportTables,
-    failed_chunks_schema,
-    outbox_schema,
-)
+from game_events.plugins.export.chunks import DELIVERED, DELIVERIES, FAILED, ExportTables, failed_chunks_schema, outbox_schema
 from game_events.plugins.export.delivery import RestTarget, preflight
 from game_events.plugins.export.rate_limiter import LimiterAddress, RateLimiterServer, RateWindow, limiter_host
 from game_events.plugins.export.result import Export
 from game_events.plugins.export.rows import OnReplaced, Step, file_rows, find_changes, folder_table, new_files, new_rows
 from game_events.plugins.export.settings import ExportSettings
-from game_events.plugins.export.worker import DELIVERY_LOG, SendChunks
+from game_events.plugins.export.worker import DELIVERY_LOG, ChunkOrigin, CutChunks, SendChunks
 
 #: Attempts to commit to the outbox or the delivery log beside concurrent writers.
 ATTEMPTS = 5

@@ -22,18 +22,19 @@ from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, coun
 from game_events.lakehouse.data.columns import COORDINATES, SCHEMA_COLUMNS, STORED_AS
 from game_events.lakehouse.data.reading import files_with, row_count, selection
 from game_events.lakehouse.data.spark_files import no_headers, read_files, read_table, schema_ids, spark_schema
-from game_events.lakehouse.data.worker_job import FileStage
 from game_events.lakehouse.tables import Layer, Table, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import next_offsets
-from game_events.pipeline.offsets import since as at_or_behind
 from game_events.pipeline.quarantine import intact_tables
 from game_events.pipeline.reporting.counts import PluginResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
 from game_events.pipeline.schemas.store import SchemaArchive
 from game_events.plugins.files.location import RECORDS, UNKNOWN, SourceLocation, marked_records
-from game_events.sources.source import FILES, KAFKA, TASK_RECORDS, Offsets, Split
+from game_events.plugins.files.records import FILES
+from game_events.sources.rows import since as at_or_behind
+from game_events.sources.source import KAFKA, TASK_RECORDS, Offsets, Partition
+from game_events.workers.job import FileStage
 
 
 @dataclass(frozen=True)
@@ -159,19 +160,19 @@ def _records(
 
 
 def _ahead(bronze: DeltaTable, held: DataFrame) -> Offsets:
-    """Split -> bronze's next offset, of splits with later rows in quarantine: their micro-batch is not in bronze yet.
+    """Partition -> bronze's next offset, of partitions with later rows in quarantine: their micro-batch is not in bronze yet.
 
     The archive takes such rows together with bronze's: with them alone it would be taken for complete.
     """
     found: Offsets = {}
     batch = counter(bronze, Txn.BATCH)
     lasts = held.groupBy("_kafka_topic", *COORDINATES[:2]).agg(F.max(COORDINATES[2]), F.max("_batch")).collect()
-    for topic, topic_id, partition, offset, its_batch in lasts:
-        split = Split(topic, topic_id, partition, FILES if topic == FILES else KAFKA)
-        at = next_offsets(bronze, [split]).get(split)
+    for topic, topic_id, number, offset, its_batch in lasts:
+        partition = Partition(topic, topic_id, number, FILES if topic == FILES else KAFKA)
+        at = next_offsets(bronze, [partition]).get(partition)
         # Bronze has no offset of a new topic before its first micro-batch, and none of a topic behind a table source.
         if offset >= at if at is not None else its_batch > batch:
-            found[split] = at or 0
+            found[partition] = at or 0
     return found
 
 

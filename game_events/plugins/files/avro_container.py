@@ -28,8 +28,7 @@ from game_events.decoding.avro.encoding import (
 from game_events.decoding.avro.schema import AvroSchema, AvroType
 from game_events.decoding.frame import DAMAGE, KEPT_BYTES, DamageError, Reason, RegistrySchema, as_damage, schema_guid
 from game_events.errors import DataError
-from game_events.plugins.files.records import BATCH_ROWS, FILE_ROWS, FileLimits, FilePart, records, unreadable
-from game_events.plugins.files.schemas import identity_bytes
+from game_events.plugins.files.records import BATCH_ROWS, FILE_ROWS, FileLimits, FilePart, identity_bytes, records, unreadable
 
 MAGIC, SYNC_BYTES = b"Obj\x01", 16
 #: Bytes of a header, and of a block, compressed or not.

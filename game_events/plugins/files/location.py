@@ -226,12 +226,13 @@ def _files_below(root: str, skipped: dict[str, str]) -> Iterator[tuple[str, int,
             with os.scandir(folder) as entries:
                 for entry in entries:
                     try:
-                        if not _hidden(entry.name) and _wanted(entry, depth, skipped):
-                            if entry.is_dir(follow_symlinks=False):
-                                folders.append((entry.path, depth + 1))
-                            elif entry.is_file(follow_symlinks=False):
-                                about = entry.stat(follow_symlinks=False)
-                                found.append((entry.path.removeprefix(f"{root}/"), about.st_size, about.st_mtime_ns))
+                        if _hidden(entry.name) or not _wanted(entry, depth, skipped):
+                            continue
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append((entry.path, depth + 1))
+                        elif entry.is_file(follow_symlinks=False):
+                            about = entry.stat(follow_symlinks=False)
+                            found.append((entry.path.removeprefix(f"{root}/"), about.st_size, about.st_mtime_ns))
                     except OSError as error:
                         _skip(entry.path, error, skipped)
         except OSError as error:

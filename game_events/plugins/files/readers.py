@@ -28,8 +28,12 @@ import pyarrow.parquet as pq
 
 from game_events.decoding.frame import KEPT_BYTES, Reason, RegistrySchema, schema_guid
 from game_events.decoding.projection import FORMAT, schema_text, stored
-from game_events.errors import GameEventsError
+from game_events.errors import ConfigurationError, GameEventsError
+from game_events.lakehouse.data.columns import STORED_AS
+from game_events.lakehouse.data.reading import FilePart as TablePart
+from game_events.lakehouse.data.reading import read_parts
 from game_events.lakehouse.storage import explain, store_errors_named
+from game_events.lakehouse.tables import Table
 from game_events.plugins.files.avro_container import read_container
 from game_events.plugins.files.location import RECORDS, NotAFileError, SourceLocation, is_archive, schemas_of
 from game_events.plugins.files.records import (
@@ -38,6 +42,7 @@ from game_events.plugins.files.records import (
     FileLimits,
     FilePart,
     LimitExceededError,
+    NamedSchema,
     RowNumbers,
     archived,
     coalesced,
@@ -48,8 +53,7 @@ from game_events.plugins.files.records import (
     split_by_size,
     unreadable,
 )
-from game_events.plugins.files.schemas import NamedSchema
-from game_events.sources.source import Reading, ReadNotes
+from game_events.sources.source import BATCH_RECORDS, RAW_SCHEMA, Reading, ReadNotes, columns_of
 
 _BLANK = (9, 13, 32)
 
@@ -454,3 +458,45 @@ def format_of(path: str, wanted: str) -> tuple[str | None, str | None]:
     if codec is not None:
         name = name.with_suffix("")
     return (ENDINGS.get(name.suffix.lower()) if wanted == "auto" else wanted), codec
+
+
+_NO_RAW = (
+    "has rows without their raw value (that pipeline runs with GAME_EVENTS_KEEP_RAW=failures): they cannot be decoded. Set "
+    "it to `all` there and refresh its bronze fully"
+)
+
+
+@dataclass(frozen=True)
+class TableReading(Reading):
+    """Rows of the table's batches [start, end).
+
+    Attributes:
+        columns: those of `_COLUMNS` with their types.
+        parts: task -> files, or parts of files.
+    """
+
+    table: Table
+    columns: pa.Schema
+    parts: Sequence[Sequence[TablePart]]
+    start: int
+    end: int
+
+    @property
+    def tasks(self) -> int:
+        """Number of the tasks."""
+        return len(self.parts)
+
+    def batches(self, task: int, notes: ReadNotes) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        """See `Reading.batches`; ConfigurationError for a row without its raw value."""
+        for part in self.parts[task]:
+            for rows in read_parts(self.table, self.columns, [part.path], BATCH_RECORDS, slice(part.number, None, part.of)):
+                batches = rows.column("_batch")
+                wanted = rows.filter(pc.and_(pc.greater_equal(batches, self.start), pc.less(batches, self.end)))
+                if wanted.column("_raw_value").null_count:
+                    raise ConfigurationError(f"GAME_EVENTS_SOURCE_TABLE: {self.table.uri} {_NO_RAW}")
+                yield from self._records(wanted)
+
+    def _records(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        for batch in rows.combine_chunks().to_batches():
+            found = {f.name: batch.column(STORED_AS[f.name]).cast(f.type) for f in RAW_SCHEMA}
+            yield columns_of(found, len(batch))

@@ -12,6 +12,7 @@ as for a topic.
 """
 
 import resource
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.decoding.frame import ID_HEADER, KEPT_BYTES, Reason, too_large
-from game_events.sources.source import FILES, Gap
+from game_events.decoding.decoder import TypeKey
+from game_events.decoding.frame import ID_HEADER, KEPT_BYTES, IndexPath, Reason, RegistrySchema, SchemaId, too_large
+from game_events.decoding.protobuf.fields import varint
+from game_events.sources.source import Gap
 
 #: Bytes of a batch: large files are divided.
 BATCH_BYTES = 32 * 1024 * 1024
@@ -309,6 +312,9 @@ def _arranged(columns: dict[str, pa.Array], schema: pa.Schema, count: int) -> pa
     )
 
 
+#: Kind of the source, and the name that its one partition has instead of a topic's.
+FILES = "files"
+
 PARTITION = 0
 
 #: Offsets of one file.
@@ -331,6 +337,8 @@ class FileGap(Gap):
 
     path: str = ""
 
+    is_planned = True
+
     @property
     def offsets(self) -> int | None:
         """None: the number of records is unknown."""
@@ -338,3 +346,26 @@ class FileGap(Gap):
 
     def __str__(self) -> str:
         return f"file {self.path}" if self.path else f"file number {number_of(self.start)} of source_files"
+
+
+def identity_bytes(schema_id: SchemaId, path: IndexPath, *, indexed: bool) -> bytes:
+    """Value of a record's header `__value_schema_id`: magic byte, id or GUID, and for protobuf the message indexes."""
+    head = b"\0" + schema_id.to_bytes(4, "big") if isinstance(schema_id, int) else b"\1" + uuid.UUID(schema_id).bytes
+    if not indexed:
+        return head
+    if path == (0,):
+        return head + b"\0"
+    # Zigzag encoding of numbers that are not negative.
+    return head + b"".join(varint(n << 1) for n in (len(path), *path))
+
+
+@dataclass(frozen=True)
+class NamedSchema:
+    """The schema of the settings, with an id of the registry or a derived GUID, for records of files without one.
+
+    `key`: type of the records; `identity`: value of their schema header.
+    """
+
+    schema: RegistrySchema
+    key: TypeKey
+    identity: bytes

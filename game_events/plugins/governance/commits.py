@@ -32,26 +32,91 @@ from game_events.errors import ConflictError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import Commit, commit, retry_on_conflict
 from game_events.lakehouse.commits.group import commit_games, opened
-from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, erasures, txns
+from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, txn, txns
 from game_events.lakehouse.data.columns import COORDINATES, RECORD
 from game_events.lakehouse.data.staging import discard, file_system
 from game_events.lakehouse.maintenance import delete_files
 from game_events.lakehouse.storage import write_out
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, Layer, Table, has_persons, is_person, is_silver, paths, silver_name
-from game_events.pipeline.context import Pipeline, note
-from game_events.pipeline.offsets import ERASED_BY_BATCH
-from game_events.pipeline.reporting.report import RunReport
-from game_events.plugins.governance.record_filter import Record, add_records
-from game_events.plugins.governance.result import Erasure
-from game_events.plugins.governance.scan import (
-    RECORDS,
-    DataSubjects,
-    EraseTask,
-    ScannedFile,
-    by_game_and_batch,
-    scan_files,
-    without,
+from game_events.lakehouse.tables import (
+    BRONZE,
+    QUARANTINE,
+    Layer,
+    Table,
+    has_persons,
+    is_person,
+    is_silver,
+    paths,
+    silver_name,
+    table_id,
 )
+from game_events.pipeline.context import Pipeline, note
+from game_events.pipeline.offsets import ERASED_BY_BATCH, ERASED_ROWS
+from game_events.pipeline.reporting.report import RunReport
+from game_events.plugins.governance.erased_people import add_records
+from game_events.plugins.governance.result import Erasure
+from game_events.plugins.governance.worker import RECORDS, DataSubjects, EraseTask, Record, ScannedFile
+from game_events.workers.job import Result, WorkerJob
+
+
+def by_game_and_batch(records: pa.Table) -> Counter[tuple[str, int]]:
+    """(game, batch) -> number of distinct records."""
+    each = records.group_by(RECORDS.names).aggregate([])
+    return Counter(zip(each.column("game").to_pylist(), each.column("_batch").to_pylist(), strict=True))
+
+
+#: Files up to which the driver scans them itself: a Spark job costs more.
+FILES_IN_DRIVER = 4
+
+
+#: Tasks of the job.
+TASKS = 64
+
+
+_NO_MORE: Mapping[str, Any] = {}
+
+
+def scan_files(
+    pipeline: Pipeline, subjects: DataSubjects, files: Sequence[tuple[str, str]], *, rewrite: bool = False, old: bool = False
+) -> list[ScannedFile]:
+    """Scan files, given as (table, path); `rewrite`, `old`: as in `EraseTask`."""
+    tables = {name: pipeline.lakehouse.table(name) for name, _ in files}
+    task = EraseTask(tables, subjects, rewrite, old)
+    return [file for found in run_task(pipeline, task, files) for file in found.files]
+
+
+def run_task(pipeline: Pipeline, task: WorkerJob[Result], files: Sequence[tuple[str, str]]) -> list[Result]:
+    """Results of a job over files, given as (table, path): by Spark, or without it if the files are few."""
+    rows = pa.table({"table": [t for t, _ in files], "path": [p for _, p in files]})
+    if len(files) <= FILES_IN_DRIVER:
+        return [task.stage(rows.to_batches())]
+    return task.collect(pipeline.spark.createDataFrame(rows).repartition(min(len(files), TASKS)))
+
+
+def without(
+    table: Table,
+    handle: DeltaTable,
+    hits: Sequence[ScannedFile],
+    run_id: str,
+    *,
+    expected: Mapping[str, int | None] = _NO_MORE,
+    advance: Mapping[str, int] = _NO_MORE,
+    info: Mapping[str, str] = _NO_MORE,
+) -> Commit:
+    """The commit that replaces scanned files by their copies, and increments the table's `erasures`.
+
+    `hits`: files with rows to erase. `expected`, `advance`, `info`: further ones than those of each erasure.
+    """
+    rows = sum(found.rows for found in hits)
+    return Commit(
+        table,
+        pa.schema([]),  # no file has a column that the table lacks
+        [file for found in hits for file in found.files],
+        expected={Txn.ERASURES: txn(handle, Txn.ERASURES), **expected},
+        advance={Txn.ERASURES: counter(handle, Txn.ERASURES) + 1, **advance},
+        table_id=table_id(handle),
+        rewritten=frozenset(found.path for found in hits),
+        info={"erasure": "rows of erased data subjects", ERASED_ROWS: str(rows), "run_id": run_id, **info},
+    )
 
 
 @dataclass

@@ -1,19 +1,31 @@
-"""Suppression of erased data subjects, in the driver: the key and the list of hashes.
+"""Suppression of erased people, in the driver: the key, and the table `suppressed_entities` of keyed hashes.
 
-Guarantee: on a lakehouse with erased data subjects, nothing is decoded into bronze without the key of their hashes.
+Without the key, no id can be derived.
+
+Guarantee: a committed entry stays, also with concurrent writers; entries are added before anything is erased. On a lakehouse
+with erased people, nothing is decoded into bronze without the key of their hashes.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
 
+import hashlib
+import hmac
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, DataError
+from game_events.lakehouse.commits.commit import retry_on_conflict
 from game_events.lakehouse.commits.transactions import erasures
+from game_events.lakehouse.system_tables import SystemTable, schema_of
 from game_events.lakehouse.tables import BRONZE, SUPPRESSED, Lakehouse
 from game_events.pipeline.context import Pipeline
-from game_events.plugins.governance.record_filter import Listed, Suppression, entity_hash, read_suppressed
 from game_events.plugins.governance.settings import MIN_ERASURE_KEY_CHARS, ErasureSettings
+from game_events.plugins.governance.worker import Record, Suppression, entity_hash
 
 KEY = "GAME_EVENTS_ERASURE_KEY"
 
@@ -101,3 +113,144 @@ def _kept_out(settings: Settings) -> str:
     if listed.unfinished:
         text += f"; of {len(listed.unfinished):,} the erasure is not finished: repeat `game-events erase`, or use --resume"
     return text
+
+
+ATTEMPTS = 20
+
+
+#: Characters of a hash in logs and messages.
+HASH_CHARS = 12
+
+
+#: Hashes that a message names.
+HASHES_SHOWN = 5
+
+
+TIME = pa.timestamp("us", tz="UTC")
+
+
+_RECORD = [pa.field("topic_id", pa.string()), pa.field("partition", pa.int32()), pa.field("offset", pa.int64())]
+
+
+SCHEMA = schema_of(
+    hash=(pa.string(), "Keyed hash of an id: rows with that id are kept out"),
+    key_check=(pa.string(), "Identifies the key of the hash"),
+    listed_at=(TIME, "When it was listed (UTC)"),
+    finished_at=(TIME, "When every table was free of its rows (UTC)"),
+    run_id=(pa.string(), "Run that listed it"),
+    records=(pa.list_(pa.struct(_RECORD)), "Records of those who were listed together that do not decode"),
+)
+
+
+def key_check(key: bytes) -> str:
+    """Fingerprint of a key, from which the key cannot be derived."""
+    return hmac.digest(key, b"key check\0", hashlib.sha256).hex()[:16]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One version of the table.
+
+    `entries`: hash (hexadecimal) -> its row.
+    """
+
+    entries: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+    @property
+    def unfinished(self) -> frozenset[str]:
+        """Hashes of subjects with an erasure that is not finished."""
+        return frozenset(h for h, row in self.entries.items() if row["finished_at"] is None)
+
+    @property
+    def records(self) -> frozenset[Record]:
+        """Records that do not decode: found by their bytes, as the table has no ids to search for."""
+        held = (row.get("records") or () for row in self.entries.values())
+        return frozenset((r["topic_id"], r["partition"], r["offset"]) for rows in held for r in rows)  # type: ignore[attr-defined]
+
+    def require_key(self, key: bytes) -> None:
+        """Raise ConfigurationError for another key than that of the entries: a run with it would let suppressed subjects in."""
+        checks = {row["key_check"] for row in self.entries.values()}
+        if checks - {key_check(key)}:
+            raise ConfigurationError(
+                f"GAME_EVENTS_ERASURE_KEY is another key than the one that {SUPPRESSED} was made with: its "
+                f"{len(self.entries):,} hashes say nothing under this one. Give the key back; it cannot be changed"
+            )
+
+
+def read_suppressed(lakehouse: Lakehouse) -> Listed:
+    """The newest version; an empty one if there is no such table."""
+    table = _table(lakehouse)
+    return _listed(table.read(table.table.open_to_read()))
+
+
+def add_suppressed(lakehouse: Lakehouse, key: bytes, hashes: Collection[str], run_id: str) -> Listed:
+    """Add hashes; returns the version before.
+
+    Raises:
+        ConfigurationError: the entries were made with another key.
+        ConflictError: concurrent writers won every attempt.
+        DataError: an erasure of other subjects is not finished: the tables that it has completed would be unknown.
+    """
+    now = datetime.now(UTC)
+
+    def added(listed: Listed) -> dict[str, Mapping[str, object]]:
+        listed.require_key(key)
+        if listed.unfinished and listed.unfinished != set(hashes):
+            shown = ", ".join(sorted(h[:HASH_CHARS] for h in listed.unfinished)[:HASHES_SHOWN])
+            raise DataError(
+                f"an erasure of {len(listed.unfinished):,} gamers (hashes: {shown}) is not finished, so no other was "
+                "begun: wait if it still runs, else repeat `game-events erase` for exactly these first, or, without "
+                "their ids, `game-events erase --resume`"
+            )
+        new = {"key_check": key_check(key), "listed_at": now, "finished_at": None, "run_id": run_id}
+        # A finished one, too: its rows are searched once more.
+        return dict(listed.entries) | {
+            h: {**listed.entries.get(h, {"hash": h, **new}), "finished_at": None, "run_id": run_id} for h in hashes
+        }
+
+    return _change(lakehouse, added)
+
+
+def add_records(lakehouse: Lakehouse, hashes: Collection[str], records: Collection[Record]) -> None:
+    """Add records of these subjects that do not decode, to the first hash: their subject is not needed.
+
+    Raises:
+        ConflictError: concurrent writers won every attempt.
+    """
+    if not records:
+        return
+    bearer = min(hashes)
+
+    def added(listed: Listed) -> dict[str, Mapping[str, object]]:
+        row = dict(listed.entries[bearer])
+        known = Listed({bearer: row}).records
+        row["records"] = [dict(zip(("topic_id", "partition", "offset"), r, strict=True)) for r in sorted({*known, *records})]
+        return dict(listed.entries) | {bearer: row}
+
+    _change(lakehouse, added)
+
+
+def finish_suppressed(lakehouse: Lakehouse, hashes: Collection[str]) -> None:
+    """Mark these as erased from every table."""
+    now = datetime.now(UTC)
+    _change(
+        lakehouse, lambda listed: {h: {**row, "finished_at": now} if h in hashes else row for h, row in listed.entries.items()}
+    )
+
+
+@retry_on_conflict(ATTEMPTS)
+def _change(lakehouse: Lakehouse, change: Callable[[Listed], Mapping[str, Mapping[str, object]]]) -> Listed:
+    table = _table(lakehouse)
+    handle = table.table.open()
+    before = _listed(table.read(handle))
+    table.commit(handle, pa.Table.from_pylist(list(change(before).values()), schema=SCHEMA), replace=True)
+    return before
+
+
+def _table(lakehouse: Lakehouse) -> SystemTable:
+    description = "Keyed hashes of erased data subjects: later records of them are suppressed"
+    return SystemTable(lakehouse.table(SUPPRESSED), SCHEMA, description)
+
+
+def _listed(rows: pa.Table) -> Listed:
+    return Listed({row["hash"]: row for row in rows.to_pylist()})

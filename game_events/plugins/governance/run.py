@@ -11,14 +11,9 @@ undecodable records may remain.
 """
 
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import replace
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from game_events.config.names import PROGRESS
@@ -26,9 +21,7 @@ from game_events.errors import ConfigurationError, ConflictError, DataError
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.commits.commit import commit, retry_on_conflict
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, oldest_batch, txns
-from game_events.lakehouse.data.columns import HEADERS, has_decoded_columns
-from game_events.lakehouse.data.staging import file_system
-from game_events.lakehouse.data.worker_job import WorkerJob
+from game_events.lakehouse.data.columns import has_decoded_columns
 from game_events.lakehouse.storage import write_out
 from game_events.lakehouse.tables import (
     BRONZE,
@@ -37,9 +30,7 @@ from game_events.lakehouse.tables import (
     SCHEMAS,
     SUPPRESSED,
     Layer,
-    Table,
     has_persons,
-    is_person,
     is_silver,
     paths,
 )
@@ -49,19 +40,24 @@ from game_events.pipeline.gold.unified import refresh_unified
 from game_events.pipeline.quarantine import finish_reset, intact_tables, note_replay
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import RunResult
-from game_events.plugins.governance.commits import ErasureState, erase_events, find_erased_rows, replaced_files
-from game_events.plugins.governance.erased_people import hashes_of, required_key
-from game_events.plugins.governance.record_filter import (
+from game_events.plugins.governance.commits import (
+    ErasureState,
+    erase_events,
+    find_erased_rows,
+    replaced_files,
+    run_task,
+    without,
+)
+from game_events.plugins.governance.erased_people import (
     HASH_CHARS,
-    Suppression,
-    Suppressor,
     add_suppressed,
-    as_texts,
     finish_suppressed,
+    hashes_of,
     read_suppressed,
+    required_key,
 )
 from game_events.plugins.governance.result import Erasure
-from game_events.plugins.governance.scan import DataSubjects, named, run_task, without
+from game_events.plugins.governance.worker import DataSubjects, RecoverTask, Suppression
 
 #: Scans of the tables, for files that concurrent writers added or rewrote.
 PASSES = 30
@@ -249,63 +245,3 @@ def _ids_of(pipeline: Pipeline, suppression: Suppression) -> frozenset[str]:
         if handle is not None and (name in (BRONZE, QUARANTINE) or has_persons(handle, suppression.column)):
             files += [(name, path) for path in (*paths(handle), *replaced_files(table, handle))]
     return frozenset().union(*(found.ids for found in run_task(pipeline, RecoverTask(tables, suppression), files)))
-
-
-@dataclass(frozen=True)
-class FoundIds:
-    """Result of one task."""
-
-    ids: set[str]
-
-
-@dataclass(frozen=True)
-class RecoverTask(WorkerJob[FoundIds]):
-    """Finds ids in files, given as rows (table, path); picklable. The key is part of the job, so that no plan or log shows it.
-
-    `suppression`: the column with ids, the key, and the hashes to find.
-    """
-
-    result: ClassVar[type] = FoundIds
-    tables: dict[str, Table]
-    suppression: Suppression
-
-    def stage(self, batches: Iterable[pa.RecordBatch]) -> FoundIds:
-        """Search the files."""
-        return FoundIds({text for table, path in named(batches) for text in self.find(table, path)})
-
-    def find(self, name: str, path: str) -> set[str]:
-        """Ids in one file; empty if maintenance has deleted it."""
-        found: set[str] = set()
-        system, prefix = file_system(self.tables[name])
-        with suppress(FileNotFoundError), system.open_input_file(prefix + path) as source:
-            file = pq.ParquetFile(source)
-            column = self.suppression.column
-            by_key = name in (BRONZE, QUARANTINE)  # for records that are not decoded
-            names = [n for n in file.schema_arrow.names if is_person(n, column) or (by_key and n in ("_kafka_key", HEADERS))]
-            suppressor = Suppressor(self.suppression)
-            for group in range(file.num_row_groups):
-                rows = file.read_row_group(group, names)
-                for one in names:
-                    find = _texts if is_person(one, column) else _written_texts
-                    found |= find(rows.column(one), suppressor)
-        return found
-
-
-def _texts(values: pa.ChunkedArray, suppressor: Suppressor) -> set[str]:
-    texts = as_texts(values)
-    if texts is None:
-        return set()
-    return _as_ids(pc.unique(texts.filter(pa.array(suppressor.values(texts)))).to_pylist())
-
-
-def _written_texts(values: pa.ChunkedArray, suppressor: Suppressor) -> set[str]:
-    """Ids in Kafka keys, or in headers."""
-    if is_header := pa.types.is_list(values.type):
-        values = pc.struct_field(pc.list_flatten(values), "value")
-    written = pc.unique(values).to_pylist()
-    return _as_ids(text for raw in written for text in suppressor.erased_texts(raw, is_header=is_header))
-
-
-def _as_ids(ids: Iterable[str | bytes]) -> set[str]:
-    # Bytes that are not UTF-8 cannot be an id on a command line.
-    return {t if isinstance(t, str) else t.decode("utf-8", "replace") for t in ids}

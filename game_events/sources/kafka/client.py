@@ -216,6 +216,10 @@ def refuse_unusable(options: Mapping[str, str]) -> None:
                 f"{_WHERE}: {name} may only be {' or '.join(verifying)}: certificates are always verified. For"
                 " an authority of your own, set ssl.ca.location; a broker's certificate needs the name that it is reached by"
             )
+    _refuse_mechanism(options)
+
+
+def _refuse_mechanism(options: Mapping[str, str]) -> None:
     mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms")
     if mechanism is None and not options.get("security.protocol", "").upper().startswith("SASL"):
         return

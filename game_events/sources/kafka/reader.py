@@ -29,10 +29,10 @@ from game_events.sources.source import (
     RAW_SCHEMA,
     Integers,
     Offsets,
+    Partition,
     Reading,
     ReadNotes,
     RecordBytes,
-    Split,
     columns_of,
 )
 
@@ -97,7 +97,7 @@ class Messages(NamedTuple):
 class Range(NamedTuple):
     """Offsets [start, end) of a partition."""
 
-    split: Split
+    partition: Partition
     start: int
     end: int
 
@@ -113,7 +113,7 @@ class Damage(NamedTuple):
 class Unreadable(NamedTuple):
     """Offsets [start, end) of a partition that have no readable record; `detail` says why."""
 
-    split: Split
+    partition: Partition
     start: int
     end: int
     detail: str
@@ -222,9 +222,9 @@ class _Assignment:
 
     def __init__(self, opened: OpenConsumer, ranges: Sequence[Range], silence_s: float) -> None:
         self._opened, self._ranges, self._silence_s = opened, ranges, silence_s
-        self._numbers = {(r.split.topic, r.split.partition): number for number, r in enumerate(ranges)}
-        self._topics = {r.split.topic for r in ranges}
-        self._of_partition = {r.split.partition: number for number, r in enumerate(ranges)}
+        self._numbers = {(r.partition.topic, r.partition.number): number for number, r in enumerate(ranges)}
+        self._topics = {r.partition.topic for r in ranges}
+        self._of_partition = {r.partition.number: number for number, r in enumerate(ranges)}
         self._ends = np.array([r.end for r in ranges], np.int64)
         #: Range -> next offset.
         self._reached = np.array([r.start for r in ranges], np.int64)
@@ -249,9 +249,11 @@ class _Assignment:
 
     def _assign(self, places: Mapping[int, int]) -> None:
         """Fetch these ranges from these offsets on, and nothing else."""
-        splits = [(self._ranges[number].split, offset) for number, offset in places.items()]
+        partitions = [(self._ranges[number].partition, offset) for number, offset in places.items()]
         self._astray = False
-        self._opened.consumer.assign([TopicPartition(split.topic, split.partition, offset) for split, offset in splits])
+        self._opened.consumer.assign(
+            [TopicPartition(partition.topic, partition.number, offset) for partition, offset in partitions]
+        )
 
     def _until_damage(self) -> Iterator[Messages]:
         """Messages up to the ends of all ranges, or to a batch that cannot be unpacked; records of others may come later."""
@@ -316,11 +318,11 @@ class _Assignment:
 
     def _passed(self, damage: Damage) -> Unreadable:
         """The range's offsets of a damaged batch, which are passed: up to the first offset that is none of it."""
-        number, split = damage.number, self._ranges[damage.number].split
+        number, partition = damage.number, self._ranges[damage.number].partition
         begin = max(int(self._reached[number]), damage.offset)
         end = first_outside(lambda offset: self._is_in(damage, offset), begin, int(self._ends[number]))
         self._reached[number] = end
-        return Unreadable(split, begin, end, unreadable_batch(begin, end, damage.text))
+        return Unreadable(partition, begin, end, unreadable_batch(begin, end, damage.text))
 
     def _is_in(self, damage: Damage, offset: int) -> bool:
         """Whether what a partition has at an offset, or next behind it, is this batch."""
@@ -366,11 +368,13 @@ class _Assignment:
         done = [number for number in self._waiting if self._reached[number] >= self._ends[number]]
         if done:
             self._waiting.difference_update(done)
-            splits = [self._ranges[number].split for number in done]
-            self._opened.consumer.incremental_unassign([TopicPartition(split.topic, split.partition) for split in splits])
+            partitions = [self._ranges[number].partition for number in done]
+            self._opened.consumer.incremental_unassign(
+                [TopicPartition(partition.topic, partition.number) for partition in partitions]
+            )
 
     def _missing(self) -> str:
-        some = [f"{self._ranges[n].split} from {self._reached[n]} to {self._ends[n] - 1}" for n in sorted(self._waiting)]
+        some = [f"{self._ranges[n].partition} from {self._reached[n]} to {self._ends[n] - 1}" for n in sorted(self._waiting)]
         return first_few(some, EXAMPLES, ", ")
 
 
@@ -406,7 +410,7 @@ class MessageColumns:
 
     def batches(self, ranges: Sequence[Range], found: Iterable[Messages | Unreadable]) -> Iterator[pa.RecordBatch]:
         """Batches of `RECORD_SCHEMA`."""
-        splits = [r.split for r in ranges]
+        partitions = [r.partition for r in ranges]
         for some in found:
             if isinstance(some, Unreadable):
                 yield _unreadable(some)
@@ -414,18 +418,18 @@ class MessageColumns:
                 sizes = np.fromiter(map(len, some.found), np.int64, len(some.found))
                 for start, end in _parts(sizes):
                     part = Messages(some.found[start:end], some.of[start:end], some.offsets[start:end])
-                    yield self._batch(splits, part, sizes[start:end])
+                    yield self._batch(partitions, part, sizes[start:end])
 
-    def _batch(self, splits: Sequence[Split], messages: Messages, sizes: Integers) -> pa.RecordBatch:
+    def _batch(self, partitions: Sequence[Partition], messages: Messages, sizes: Integers) -> pa.RecordBatch:
         found, of = messages.found, messages.of
         columns = {
-            "topic": _of_each(pa.array([split.topic for split in splits]), of),
-            "topic_id": _of_each(pa.array([split.topic_id for split in splits]), of),
-            "partition": _of_each(pa.array([split.partition for split in splits], pa.int32()), of),
+            "topic": _of_each(pa.array([partition.topic for partition in partitions]), of),
+            "topic_id": _of_each(pa.array([partition.topic_id for partition in partitions]), of),
+            "partition": _of_each(pa.array([partition.number for partition in partitions], pa.int32()), of),
             "offset": pa.array(messages.offsets),
-            "timestamp": self._timestamps(splits, messages),
+            "timestamp": self._timestamps(partitions, messages),
             "key": pa.array(list(map(Message.key, found)), pa.binary()),
-            "headers": self._headers(splits, messages),
+            "headers": self._headers(partitions, messages),
         }
         values: list[bytes | None] = list(map(Message.value, found))
         lost = np.zeros(len(found), np.int64)
@@ -437,7 +441,7 @@ class MessageColumns:
         columns["value"] = pa.array(values, pa.binary())
         return columns_of(self._cut(columns, lost), len(found))
 
-    def _timestamps(self, splits: Sequence[Split], messages: Messages) -> pa.Array:
+    def _timestamps(self, partitions: Sequence[Partition], messages: Messages) -> pa.Array:
         """Microseconds; NULL where a producer's number is more than a column can hold."""
         found = map(itemgetter(1), map(Message.timestamp, messages.found))
         times = np.fromiter(found, np.int64, len(messages.found))
@@ -446,16 +450,16 @@ class MessageColumns:
         if not beyond.any():
             return pa.array(times * 1000, pa.int64()).cast(kind)
         for row in np.flatnonzero(beyond).tolist():
-            self._note(splits[messages.of[row]], messages.found[row], f"timestamp of {times[row]} milliseconds")
+            self._note(partitions[messages.of[row]], messages.found[row], f"timestamp of {times[row]} milliseconds")
         return pa.array(np.where(beyond, 0, times) * 1000, pa.int64(), mask=beyond).cast(kind)
 
-    def _headers(self, splits: Sequence[Split], messages: Messages) -> pa.Array:
+    def _headers(self, partitions: Sequence[Partition], messages: Messages) -> pa.Array:
         """Names and values; none for a record with a name that is no text."""
         try:
             found: Sequence[Any] = list(map(Message.headers, messages.found))
         except UnicodeDecodeError:
             rows = zip(messages.of.tolist(), messages.found, strict=True)
-            found = [self._readable_headers(splits[number], message) for number, message in rows]
+            found = [self._readable_headers(partitions[number], message) for number, message in rows]
         lengths = np.zeros(len(found) + 1, np.int32)
         names: list[str] = []
         values: list[bytes | None] = []
@@ -469,17 +473,17 @@ class MessageColumns:
         items = pa.StructArray.from_arrays(texts, fields=list(HEADERS.value_type))
         return pa.ListArray.from_arrays(pa.array(np.cumsum(lengths, dtype=np.int32)), items).cast(HEADERS)
 
-    def _readable_headers(self, split: Split, message: Message) -> Any:  # noqa: ANN401 - as the library's
+    def _readable_headers(self, partition: Partition, message: Message) -> Any:  # noqa: ANN401 - as the library's
         try:
             return Message.headers(message)
         except UnicodeDecodeError:
-            self._note(split, message, "headers, whose names are no UTF-8")
+            self._note(partition, message, "headers, whose names are no UTF-8")
             return None
 
-    def _note(self, split: Split, message: Message, what: str) -> None:
+    def _note(self, partition: Partition, message: Message, what: str) -> None:
         self._notes.incomplete += 1
         if len(self._notes.examples) < EXAMPLES:
-            self._notes.examples.append(f"{split}@{message.offset()} ({what})")
+            self._notes.examples.append(f"{partition}@{message.offset()} ({what})")
 
     def _cut(self, columns: dict[str, pa.Array], lost: Integers) -> dict[str, pa.Array]:
         """The columns, of records that are too large the first bytes only, with reason and detail.
@@ -517,10 +521,10 @@ def _parts(sizes: Integers) -> list[tuple[int, int]]:
 
 def _unreadable(found: Unreadable) -> pa.RecordBatch:
     """A row for each offset."""
-    split, count = found.split, found.end - found.start
-    same = {"topic": split.topic, "topic_id": split.topic_id, "reason": str(Reason.UNREADABLE), "detail": found.detail}
+    partition, count = found.partition, found.end - found.start
+    same = {"topic": partition.topic, "topic_id": partition.topic_id, "reason": str(Reason.UNREADABLE), "detail": found.detail}
     columns = {name: pa.repeat(pa.scalar(value, pa.string()), count) for name, value in same.items()}
-    columns["partition"] = pa.repeat(pa.scalar(split.partition, pa.int32()), count)
+    columns["partition"] = pa.repeat(pa.scalar(partition.number, pa.int32()), count)
     columns["offset"] = pa.array(np.arange(found.start, found.end, dtype=np.int64))
     return columns_of(columns, count)
 
@@ -556,18 +560,18 @@ def _uncollected(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def planned_ranges(start: Offsets, end: Offsets, task_records: int) -> list[list[Range]]:
-    """The ranges of a micro-batch in tasks of about so many offsets; a large partition is split over several."""
-    total = sum(end[split] - start[split] for split in end)
+    """The ranges of a micro-batch in tasks of about so many offsets; a large partition is divided between several."""
+    total = sum(end[partition] - start[partition] for partition in end)
     tasks: list[list[Range]] = [[]]
     room = most = -(-total // max(1, -(-total // task_records)))
-    for split in sorted(end):
-        at = start[split]
-        while at < end[split]:
+    for partition in sorted(end):
+        at = start[partition]
+        while at < end[partition]:
             if not room:
                 tasks.append([])
                 room = most
-            until = min(end[split], at + room)
-            tasks[-1].append(Range(split, at, until))
+            until = min(end[partition], at + room)
+            tasks[-1].append(Range(partition, at, until))
             room -= until - at
             at = until
     return tasks

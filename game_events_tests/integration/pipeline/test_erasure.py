@@ -16,8 +16,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode
 from game_events.pipeline.runs.refresh import refresh, selection_of
 from game_events.plugins.governance.commits import remove_old_files
-from game_events.plugins.governance.erased_people import hashes_of
-from game_events.plugins.governance.record_filter import add_suppressed, finish_suppressed
+from game_events.plugins.governance.erased_people import add_suppressed, finish_suppressed, hashes_of
 from game_events.plugins.governance.run import erase
 from game_events_tests.support.reconciliation import count, rows
 from game_events_tests.support.servers.registry_proxy import registry_proxy

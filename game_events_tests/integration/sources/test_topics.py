@@ -103,7 +103,7 @@ def test_topics_with_subjects_and_messages_of_their_own_share_one_bronze_and_joi
     put(other, EVENT * 6)
     report = load(make_pipeline(both))
     assert (len(report.batches), report.notices) == (3, [])
-    assert {(p.topic, p.partition): at for p, at in report.offsets.items()} == {
+    assert {(p.topic, p.number): at for p, at in report.offsets.items()} == {
         (one.kafka_topic, 0): (3, 9),
         (other.kafka_topic, 0): (4, 10),
     }

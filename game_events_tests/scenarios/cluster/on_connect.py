@@ -92,7 +92,7 @@ def test_workers_of_a_server_elsewhere_run_the_clients_code(spark):  # noqa: ARG
     def look(batches):
         import pyarrow as pa  # noqa: PLC0415
 
-        from game_events.pipeline.fanout import job as fan_out  # noqa: PLC0415
+        from game_events.workers import fanout as fan_out  # noqa: PLC0415
 
         yield from (pa.RecordBatch.from_pydict({"file": [fan_out.__file__]}) for _ in batches)
 

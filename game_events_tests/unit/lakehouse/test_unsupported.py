@@ -25,7 +25,7 @@ from game_events.pipeline.silver import refresh
 from game_events.plugins.catalog.query import TablesSql
 from game_events.plugins.governance.commits import ErasureState, erase_events
 from game_events.plugins.governance.result import Erasure
-from game_events.plugins.governance.scan import DataSubjects
+from game_events.plugins.governance.worker import DataSubjects
 from game_events_tests.support.altered_tables import altered, not_null, with_metadata
 from game_events_tests.support.faults import at_commit
 from game_events_tests.support.model.world import World

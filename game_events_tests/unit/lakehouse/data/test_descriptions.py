@@ -24,7 +24,7 @@ from game_events.pipeline.gold.plan import commented, player_agg
 from game_events.pipeline.schemas import store
 from game_events.plugins.export.chunks import DELIVERIES, failed_chunks_schema, outbox_schema
 from game_events.plugins.files import source as log
-from game_events.plugins.governance import record_filter as worker
+from game_events.plugins.governance import erased_people as worker
 from game_events_tests.support.tables import put
 
 SCHEMA = pa.schema(

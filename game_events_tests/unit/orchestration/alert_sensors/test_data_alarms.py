@@ -23,13 +23,13 @@ from game_events.orchestration.runs import OWN_ALERTS
 from game_events.pipeline.checks.table_checks import fresh
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.offsets import batch_info
-from game_events.sources.source import Gap, Split
+from game_events.sources.source import Gap, Partition
 from game_events_tests.support.faults import opened_tables
 from game_events_tests.support.keys import BRONZE_KEY, GOLD_KEY, SILVER_KEY
 from game_events_tests.support.servers.webhook import Receiver
 
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
-SPLIT = Split("events", TOPIC_ID, 0)
+SPLIT = Partition("events", TOPIC_ID, 0)
 DAY_S = 86_400
 
 

@@ -14,9 +14,9 @@ from game_events.lakehouse.tables import UNIFIED, paths
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.catalog.query import TablesSql
-from game_events.plugins.governance.commits import remove_old_files
+from game_events.plugins.governance.commits import remove_old_files, without
 from game_events.plugins.governance.result import Erasure
-from game_events.plugins.governance.scan import DataSubjects, EraseTask, without
+from game_events.plugins.governance.worker import DataSubjects, EraseTask
 from game_events_tests.support.pipelines import at_progress
 from game_events_tests.support.tables import put
 from game_events_tests.support.worlds.unified import OWN_COMMIT

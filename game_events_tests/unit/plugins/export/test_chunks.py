@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_events.lakehouse.tables import Table
-from game_events.plugins.export.chunks import ChunkOrigin, CutChunks
+from game_events.plugins.export.worker import ChunkOrigin, CutChunks
 
 SCHEMA = pa.schema(
     [

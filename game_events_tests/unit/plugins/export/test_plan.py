@@ -13,9 +13,10 @@ from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.export import run
-from game_events.plugins.export.chunks import CutChunks, ExportTables, outbox_schema
+from game_events.plugins.export.chunks import ExportTables, outbox_schema
 from game_events.plugins.export.result import Export
 from game_events.plugins.export.rows import OnReplaced
+from game_events.plugins.export.worker import CutChunks
 from game_events_tests.support.worlds.export import World
 from game_events_tests.unit.plugins.export.test_chunks import ORIGINS, rows
 

@@ -17,7 +17,7 @@ from game_events.config.settings import load_settings
 from game_events.errors import ConflictError, TransientError
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse, paths
-from game_events.plugins.export.chunks import CutChunks, ExportTables, outbox_schema
+from game_events.plugins.export.chunks import ExportTables, outbox_schema
 from game_events.plugins.export.delivery import RestTarget, retry_after_s
 from game_events.plugins.export.rate_limiter import (
     LOOPBACK,
@@ -29,7 +29,7 @@ from game_events.plugins.export.rate_limiter import (
 )
 from game_events.plugins.export.result import Export
 from game_events.plugins.export.run import _take_over, commit_slice, next_slice
-from game_events.plugins.export.worker import SendChunks
+from game_events.plugins.export.worker import CutChunks, SendChunks
 from game_events_tests.support.servers.rest_receiver import receiving
 from game_events_tests.support.waiting import until
 from game_events_tests.unit.plugins.export.test_chunks import ORIGINS, rows

@@ -19,15 +19,14 @@ from game_events.lakehouse.data.staging import staged
 from game_events.lakehouse.tables import SUPPRESSED
 from game_events.pipeline.bronze import load as bronze_module
 from game_events.pipeline.bronze.offsets import OffsetPlan
-from game_events.pipeline.bronze.worker import StageResult
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.preflight import environment_checks
 from game_events.plugins.governance import run as erasure
 from game_events.plugins.governance.commits import remove_old_files
-from game_events.plugins.governance.erased_people import hashes_of, record_filter
-from game_events.plugins.governance.record_filter import add_suppressed, read_suppressed
+from game_events.plugins.governance.erased_people import add_suppressed, hashes_of, read_suppressed, record_filter
 from game_events.plugins.governance.run import resume
 from game_events.sources.source import MicroBatch
+from game_events.workers.results import StagedRows
 from game_events_tests.support.altered_tables import altered, not_null
 from game_events_tests.support.offsets import seen, splits
 from game_events_tests.support.pipelines import stage_by_hand, without_spark
@@ -58,7 +57,7 @@ def test_a_slice_that_was_staged_before_an_erasure_commits_nothing_to_quarantine
     def stage(*_):
         advance(pipeline.bronze, **{Txn.ERASURES: 1})
         files = staged_file(pipeline.bronze, OWN_COLUMNS), staged_file(pipeline.quarantine, QUARANTINE_COLUMNS)
-        return StageResult(*files, set(), set(), Counter())
+        return StagedRows(*files, set(), set(), Counter())
 
     stage_by_hand(monkeypatch, stage)
     now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(splits(TOPIC, ID, {0: 0}), splits(TOPIC, ID, {0: 2}))
@@ -81,7 +80,7 @@ def test_a_slice_without_undecodable_records_that_was_staged_before_bronze_chang
 
     def stage(*_):
         advance(pipeline.bronze, **meanwhile)
-        return StageResult(staged_file(pipeline.bronze, OWN_COLUMNS), [], set(), set(), Counter())
+        return StagedRows(staged_file(pipeline.bronze, OWN_COLUMNS), [], set(), set(), Counter())
 
     stage_by_hand(monkeypatch, stage)
     now, part = seen(TOPIC, ID, {0: 0}, {0: 2}), MicroBatch(splits(TOPIC, ID, {0: 0}), splits(TOPIC, ID, {0: 2}))

@@ -21,20 +21,24 @@ from game_events.lakehouse.tables import REST_FAILED_CHUNKS, Lakehouse, paths
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.governance import commits as erasure_files
-from game_events.plugins.governance.commits import ErasureState, find_erased_rows, remove_old_files
-from game_events.plugins.governance.erased_people import erasure_key
-from game_events.plugins.governance.record_filter import (
-    Suppression,
-    Suppressor,
+from game_events.plugins.governance.commits import ErasureState, find_erased_rows, remove_old_files, without
+from game_events.plugins.governance.erased_people import (
     add_records,
     add_suppressed,
-    entity_hash,
+    erasure_key,
     finish_suppressed,
     read_suppressed,
 )
 from game_events.plugins.governance.result import Erasure
-from game_events.plugins.governance.run import RecoverTask
-from game_events.plugins.governance.scan import RECORDS, DataSubjects, EraseTask, without
+from game_events.plugins.governance.worker import (
+    RECORDS,
+    DataSubjects,
+    EraseTask,
+    RecoverTask,
+    Suppression,
+    Suppressor,
+    entity_hash,
+)
 from game_events_tests.support.faults import at_failpoints
 from game_events_tests.support.pipelines import without_spark
 from game_events_tests.support.tables import put

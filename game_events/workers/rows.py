@@ -19,13 +19,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from game_events.lakehouse.commits.group import ahead
 from game_events.lakehouse.data.reading import FilePart, numbered_parts, read_parts
 from game_events.lakehouse.data.staging import buffer_bytes
-from game_events.lakehouse.data.worker_job import task_numbers
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.quality.judging import Violations
+from game_events.workers.job import task_numbers
+from game_events.workers.rules import Violations
 
 
 def in_share(games: pa.ChunkedArray, share: int, shares: int) -> pa.Array:
@@ -46,7 +47,7 @@ class FileRows:
         few: each file has few rows: in an object store several are read at the same time.
         shares: tasks that read the same files, each the rows of its share of the games.
         game_column: with `shares`: names the game.
-        violations: those of silver's rules: rows have the columns of its `RuleSplit`, too. None: there are no rules.
+        violations: those of silver's rules: rows have the columns of its `RuleOutcome`, too. None: there are no rules.
     """
 
     lakehouse: Lakehouse
@@ -61,6 +62,10 @@ class FileRows:
     def numbers(self, spark: SparkSession) -> DataFrame:
         """The numbers of the tasks, each in a task of Spark's."""
         return task_numbers(spark, len(self.tasks) * self.shares)
+
+    def rows(self, spark: SparkSession, columns: StructType) -> DataFrame:
+        """The rows, which workers send to Spark; `columns`: `schema` as Spark has it."""
+        return self.numbers(spark).mapInArrow(self, columns)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: numbers of tasks -> their rows."""
@@ -115,6 +120,10 @@ class OldRows:
     def without_small(self) -> OldRows:
         """Those of the other games, some of whose rows `with_old` leaves out."""
         return replace(self, files={game: files for game, files in self.files.items() if game not in self.small})
+
+    def added_to(self, rows: DataFrame) -> DataFrame:
+        """New rows, and old ones, which workers send to Spark (`with_old`)."""
+        return rows.mapInArrow(self.with_old, rows.schema)
 
     def with_old(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: the new rows, and the old rows with the same keys, or all old rows of a game with new ones.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from game_events.pipeline.fanout import rows
-from game_events.pipeline.fanout.rows import in_batches
+from game_events.workers import rows
+from game_events.workers.rows import in_batches
 
 MOST = 10_000
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])

@@ -1,6 +1,6 @@
-"""Rules applied to rows: Spark's plan decides whether a row is kept, dropped or rejected, and workers do that.
+"""Rules applied to rows by workers: Spark's plan has decided which rules a row violates, workers keep, drop or reject it.
 
-Rows of bronze's files that violate rules, as workers get them that read the files (`validation.find_violations` finds them).
+Rows of bronze's files that violate rules, as workers get them that read the files (`find_violations` finds them).
 """
 
 from __future__ import annotations
@@ -8,19 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from game_events.lakehouse.data.columns import (
     BRONZE_ONLY,
-    COORDINATES,
     HEADERS,
     OWN_COLUMNS,
     QUARANTINE_COLUMNS,
@@ -29,8 +25,8 @@ from game_events.lakehouse.data.columns import (
 )
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Layer, Table
-from game_events.pipeline.reporting.result import RuleCounts
 from game_events.rules import Action, Rule, RuleLayer
+from game_events.workers.results import RuleCounts
 
 #: Rules of one bigint of bits; the sign stays unused.
 BITS = 62
@@ -38,24 +34,12 @@ BITS = 62
 DISPOSITION = "_disposition"
 
 #: Whether a row only has the results of rules, and is not written.
-APART = "_apart"
+RULE_RESULT = "_apart"
 
-#: Whether quarantine holds the row as rejected (NULL: it does not), and the batch up to which quarantine has decided.
-HELD, DECIDED = "_held", "_decided"
 
 #: Dispositions of a row: in the table; left out and counted; left out and written to quarantine; left out and in quarantine
 #: already; in the table although quarantine has it as rejected.
 KEEP, DROP, REJECT, HELD_BACK, READMIT = 0, 1, 2, 3, 4
-
-
-def holds(sql: str) -> Column:
-    """Whether a condition is TRUE; FALSE for NULL and for every error in its evaluation.
-
-    Spark shows its `TryEval` (any exception is NULL) only behind functions of its own: adding the condition as a number of
-    days to a date is the cheapest of them.
-    """
-    computed = F.try_add(F.expr("DATE'1970-01-01'"), F.expr(sql).cast("int"))
-    return F.coalesce(computed == F.expr("DATE'1970-01-02'"), F.lit(False))
 
 
 @dataclass(frozen=True)
@@ -76,88 +60,40 @@ class RuleColumns:
     @property
     def names(self) -> list[str]:
         """Columns with the bits of violated rules."""
-        return [f"_violated_{n}" for n in range(-(-len(self.rules) // BITS))]
-
-    def violated(self) -> list[Column]:
-        """A bigint for each `BITS` rules: the bits of those that the row violates."""
-        parts = [self.rules[n : n + BITS] for n in range(0, len(self.rules), BITS)]
-        return [
-            reduce(Column.bitwiseOR, (self._bit(rule, bit) for bit, rule in enumerate(part))).alias(name)
-            for name, part in zip(self.names, parts, strict=True)
-        ]
-
-    def out_of_stack(self, error: Exception) -> list[str]:
-        """The rules, if one of them may have ended a job by an overflow of Java's stack, which `holds` cannot catch."""
-        return [f"rule {r.name}" for r in self.rules] if "java.lang.StackOverflowError" in str(error) else []
+        return [f"_violated_{n}" for n in range(len(self.parts()))]
 
     def has(self, action: Action) -> bool:
         """Whether a rule has this action."""
         return any(r.action == action for r in self.rules)
 
-    def any_of(self, action: Action) -> Column:
-        """Whether the row violates a rule with this action; needs the columns of `violated`."""
-        masks = zip(self.names, self._masks(action), strict=True)
-        asked = [(F.col(name), F.lit(mask).cast("bigint")) for name, mask in masks if mask]
-        found = [column.bitwiseAND(mask) != 0 for column, mask in asked]
-        return reduce(Column.__or__, found, F.lit(False))
+    def parts(self) -> list[tuple[Rule, ...]]:
+        """The rules of each column."""
+        return [self.rules[n : n + BITS] for n in range(0, len(self.rules), BITS)]
 
-    def breaks(self, number: int) -> Column:
-        """Whether the row violates one rule; needs the columns of `violated`."""
-        return F.col(self.names[number // BITS]).bitwiseAND(F.lit(1 << number % BITS).cast("bigint")) != 0
-
-    def judged(self, rows: DataFrame, held: DataFrame | None) -> DataFrame:
-        """Rows of silver with `DECIDED`, the columns of `violated` and the disposition; `held`: quarantine's rejected rows.
-
-        Up to the batch `DECIDED` a row is rejected if quarantine has it, whatever the rules are now. Later rows are decided by
-        the rules; a row that quarantine has already (it is decided again) stays there while the rules keep it out of silver.
-        """
-        if held is None:
-            rows = rows.withColumn(HELD, F.lit(None).cast("boolean"))
-        else:
-            # By the game, too: since a row was rejected, a redecode may have given it another one.
-            held = held.withColumnRenamed("game", self.game_column).withColumn(HELD, F.lit(True))
-            rows = rows.join(held, [*COORDINATES, self.game_column], "left")
-        is_held, rejected, dropped = F.col(HELD).isNotNull(), self.any_of("quarantine"), self.any_of("drop")
-        decided = F.col("_batch") <= F.col(DECIDED)
-        disposition = (
-            F.when(is_held & (decided | rejected | dropped), F.lit(HELD_BACK))
-            .when(rejected & ~decided, F.lit(REJECT))
-            .when(dropped, F.lit(DROP))
-            .when(is_held, F.lit(READMIT))
-            .otherwise(F.lit(KEEP))
-        )
-        return rows.select("*", *self.violated()).select("*", disposition.cast("int").alias(DISPOSITION))
+    def masks(self, action: Action) -> list[int]:
+        """For each column the bits of the rules with this action."""
+        return [sum(1 << bit for bit, rule in enumerate(part) if rule.action == action) for part in self.parts()]
 
     def dispositions(self, violated: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int32]:
-        """Those of `judged`, for rows that quarantine neither has nor has decided on, by the columns of `violated`."""
+        """Of rows that quarantine neither has nor has decided on, by the columns of bits (the others: `judge`)."""
         found = np.full(len(violated[0]), KEEP, np.int32)
-        for action, disposition in (("drop", DROP), ("quarantine", REJECT)):
-            for bits, mask in zip(violated, self._masks(action), strict=True):
+        actions: tuple[tuple[Action, int], ...] = (("drop", DROP), ("quarantine", REJECT))
+        for action, disposition in actions:
+            for bits, mask in zip(violated, self.masks(action), strict=True):
                 found[(bits & mask) != 0] = disposition
         return found
 
-    def _masks(self, action: str) -> list[int]:
-        """For each column of `violated` the bits of the rules with this action."""
-        parts = [self.rules[n : n + BITS] for n in range(0, len(self.rules), BITS)]
-        return [sum(1 << bit for bit, rule in enumerate(part) if rule.action == action) for part in parts]
-
-    def _bit(self, rule: Rule, bit: int) -> Column:
-        broken = ~holds(rule.sql)
-        if rule.games:
-            broken = F.col(self.game_column).isin(*rule.games) & broken
-        return F.when(broken, F.expr(f"{1 << bit}L")).otherwise(F.expr("0L"))
-
 
 @dataclass(frozen=True)
-class RuleSplit:
-    """Configuration of a `Splitter`; picklable.
+class RuleOutcome:
+    """Configuration of an `OutcomeWriter`; picklable.
 
     Attributes:
         rules: those that were evaluated on the rows.
         has_disposition: rows have a disposition (silver); else all are kept.
         quarantine: the table of rejected rows, with bronze's own columns; None: no rule rejects.
         run_id: the run that rejects them.
-        apart: rows with `APART` have the results of rules, the others are written.
+        apart: rows with `RULE_RESULT` have the results of rules, the others are written.
     """
 
     rules: RuleColumns
@@ -170,22 +106,27 @@ class RuleSplit:
     def columns(self) -> list[str]:
         """Columns of the rows besides those of the table."""
         heavy = BRONZE_ONLY if self.quarantine is not None else ()
-        return [*self.rules.names, *([DISPOSITION] if self.has_disposition else []), *heavy, *([APART] if self.apart else [])]
+        return [
+            *self.rules.names,
+            *([DISPOSITION] if self.has_disposition else []),
+            *heavy,
+            *([RULE_RESULT] if self.apart else []),
+        ]
 
 
-class Splitter:
+class OutcomeWriter:
     """One worker's pass."""
 
-    def __init__(self, task: RuleSplit) -> None:
+    def __init__(self, task: RuleOutcome) -> None:
         self._task = task
         self.counts: dict[str, RuleCounts] = {}
         self.writers: dict[str, StagedWriter] = {}
         self._now = datetime.now(UTC)
 
     def keep(self, game: str, rows: pa.Table, more: pa.Table) -> pa.Table:
-        """Count one game's rows, write rejected ones to quarantine, return those of the table; `more`: `RuleSplit.columns`."""
+        """Count a game's rows, write rejected ones to quarantine, return those of the table (`more`: `RuleOutcome.columns`)."""
         if self._task.apart:
-            judged = more.column(APART)
+            judged = more.column(RULE_RESULT)
             self._judge(game, rows.filter(judged), more.filter(judged))
             return rows.filter(pc.invert(judged))
         return self._judge(game, rows, more)
@@ -216,8 +157,8 @@ class Splitter:
         kept = (disposition == KEEP) | (disposition == READMIT)
         return rows if kept.all() else rows.filter(pa.array(kept))
 
-    def _reject(self, game: str, rows: pa.Table, more: pa.Table, violated: npt.NDArray[np.bool_]) -> None:
-        count = rows.num_rows
+    def _explained(self, game: str, violated: npt.NDArray[np.bool_]) -> tuple[list[str], list[str], pa.Array]:
+        """Reasons and details of rejected rows by the rules that they violate, and which of them each row has."""
         combinations, which = np.unique(violated, axis=0, return_inverse=True)
         which = which.reshape(-1)
         reasons, details = [], []
@@ -229,13 +170,18 @@ class Splitter:
             names = ", ".join(rule.name for rule in broken)
             details.append(f"game {game}: not true: {first.sql}; violated rules: {names}")
             self.counts[game].reasons[first.name] += size
+        return reasons, details, pa.array(which)
+
+    def _reject(self, game: str, rows: pa.Table, more: pa.Table, violated: npt.NDArray[np.bool_]) -> None:
+        count = rows.num_rows
+        reasons, details, which = self._explained(game, violated)
         own = {name: rows.column(name) for name in OWN_COLUMNS.names if name in rows.column_names}
         own |= {name: more.column(name) for name in BRONZE_ONLY}
         own[HEADERS] = none_if_empty(own[HEADERS])
         own |= {
             "layer": pa.repeat(pa.scalar(Layer.SILVER), count),
-            "reason": pa.array(reasons, pa.string()).take(pa.array(which)),
-            "detail": pa.array(details, pa.string()).take(pa.array(which)),
+            "reason": pa.array(reasons, pa.string()).take(which),
+            "detail": pa.array(details, pa.string()).take(which),
             "quarantined_at": pa.repeat(pa.scalar(self._now, TIME), count),
             "run_id": pa.repeat(pa.scalar(self._task.run_id), count),
             "game": pa.repeat(pa.scalar(game), count),
@@ -254,19 +200,6 @@ def _coordinates(rows: pa.Table, row: int) -> str:
     return f"{topic}[{partition}]@{offset}"
 
 
-def failed_rules(rules: tuple[Rule, ...], counts: RuleCounts | None) -> str | None:
-    """The violated rules with the action fail, which prevent a game's commit; None if there are none."""
-    if counts is None or not counts.examples:
-        return None
-    broken = [
-        f"rule {rule.name} ({rule.sql}) is violated by {counts.violated[rule.name]} of {counts.rows} rows"
-        + (f", for example {counts.examples[rule.name]}" if counts.examples[rule.name] else "")
-        for rule in rules
-        if rule.name in counts.examples
-    ]
-    return f"{'; '.join(broken)}. Nothing is committed before the rule or its action changes, or the rows do"
-
-
 #: A row's place in its file.
 ROW = "_row"
 
@@ -276,39 +209,39 @@ class Violations:
     """The rows that violate rules; picklable.
 
     Attributes:
-        split: what is done with them.
+        outcome: what is done with them.
         files: path of a file below the table's folder -> its violating rows, ascending, as an Arrow stream: `ROW`, and the
             bits of the rules. A file without any is left out.
     """
 
-    split: RuleSplit
+    outcome: RuleOutcome
     files: Mapping[str, bytes]
 
     def of_file(self, path: str) -> pa.Table:
         """A file's violating rows."""
         data = self.files.get(path)
-        return _read(data) if data is not None else bits_schema(self.split.rules).empty_table()
+        return _read(data) if data is not None else bits_schema(self.outcome.rules).empty_table()
 
     def schema(self, columns: pa.Schema, of_file: pa.Table) -> pa.Schema:
         """Columns to read of a file: those of the table, and bronze's own if rows are rejected."""
-        rejects = self.split.quarantine is not None and bool((self._dispositions(of_file) == REJECT).any())
+        rejects = self.outcome.quarantine is not None and bool((self._dispositions(of_file) == REJECT).any())
         return pa.schema([*columns, *(OWN_COLUMNS.field(name) for name in BRONZE_ONLY)]) if rejects else columns
 
     def added(self, rows: pa.Table, first: int, of_file: pa.Table) -> pa.Table:
-        """The rows, the first of which has the place `first`, with `RuleSplit.columns`: bronze's own of rejected rows only."""
+        """The rows, the first of which has the place `first`, with `RuleOutcome.columns`: bronze's own of rejected ones."""
         begin, end = np.searchsorted(of_file.column(ROW).to_numpy(), [first, first + rows.num_rows])
         mine = of_file.slice(begin, end - begin)
         places, dispositions = mine.column(ROW).to_numpy() - first, self._dispositions(mine)
-        more = {name: _at(places, mine.column(name).to_numpy(), rows.num_rows) for name in self.split.rules.names}
-        if self.split.has_disposition:
+        more = {name: _at(places, mine.column(name).to_numpy(), rows.num_rows) for name in self.outcome.rules.names}
+        if self.outcome.has_disposition:
             more[DISPOSITION] = _at(places, dispositions, rows.num_rows)
-        if self.split.quarantine is not None:
+        if self.outcome.quarantine is not None:
             more |= _only(rows, places[dispositions == REJECT])
         table = {name: rows.column(name) for name in rows.column_names if name not in BRONZE_ONLY}
-        return pa.table(table | {name: more[name] for name in self.split.columns})
+        return pa.table(table | {name: more[name] for name in self.outcome.columns})
 
     def _dispositions(self, violating: pa.Table) -> npt.NDArray[np.int32]:
-        rules = self.split.rules
+        rules = self.outcome.rules
         return rules.dispositions([violating.column(name).to_numpy() for name in rules.names])
 
 

@@ -1,50 +1,275 @@
-"""Scans files for rows of data subjects, and stages copies without these rows; nothing is committed here.
+"""What runs on Spark's workers: which records and rows belong to erased people, and copies of files without these rows.
 
-One Spark job scans files of any number of tables, one per row; only the columns with ids are read. The ids are part of the
-pickled function, so that no plan or log shows them.
-
-The data subjects of an erasure, and the masks that select their rows in each table.
+Texts that a record's Kafka key or a value of its headers may be, as the usual serializers write them: by these a record that
+is not decoded is attributed to a person, both when rows are erased and when records come later. The ids, or their keyed hashes,
+are part of the pickled function, so that no plan or log shows them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
-from game_events.lakehouse.commits.commit import Commit
-from game_events.lakehouse.commits.transactions import Txn, counter, txn
+from game_events.decoding.frame import PREFIXES, Rows
 from game_events.lakehouse.data.columns import COORDINATES, HEADERS
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, partition_of
-from game_events.lakehouse.data.worker_job import Result, WorkerJob
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_FAILED_CHUNKS, Layer, Table, is_person, is_silver, table_id
-from game_events.pipeline.context import Pipeline
-from game_events.pipeline.offsets import ERASED_ROWS
-from game_events.plugins.governance.record_filter import MIN_SEARCHED_BYTES, as_texts, header_values, texts_of
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_FAILED_CHUNKS, Layer, Table, is_person, is_silver
+from game_events.workers.job import WorkerJob
+from game_events.workers.record_filter import Mask, OpenRecordFilter, RecordFilter
+
+#: Shorter ids are not searched among several texts: they would match other subjects' records by chance.
+MIN_SEARCHED_BYTES = 4
+
+
+#: Longer keys and headers are compared as a whole only, and so many texts of one.
+MOST_BYTES, MOST_TEXTS = 4_096, 64
+
+
+def texts_of(raw: bytes, *, is_header: bool = False) -> set[bytes]:
+    """The bytes themselves, and what they are as a JSON text, an Avro text, or values of a record; with and without a frame.
+
+    Of an object of JSON, a record of Avro that has only texts, and a message of protobuf the values of the top level. A frame
+    is a magic byte with a schema's id or GUID; protobuf's message indexes may follow.
+
+    `is_header`: the value of a header; a record has several, most of which are no ids (`retries: 1`).
+    """
+    found = {raw}
+    if len(raw) <= MOST_BYTES:
+        bodies = [raw]
+        if raw and (prefix := PREFIXES.get(raw[0])) is not None and len(raw) > prefix:
+            bodies.append(raw[prefix:])
+        for body in bodies:
+            found |= {body, *_json_texts(body), *_avro_texts(body), *_protobuf_texts(body)}
+    return set(_long(found)) if is_header else found
+
+
+def header_values(headers: pa.Array | pa.ChunkedArray) -> Iterator[list[bytes]]:
+    """The values of each row's headers."""
+    for row in headers.to_pylist():
+        yield [item["value"] for item in row or () if item["value"] is not None]
+
+
+def has_headers(headers: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether any row has one."""
+    return bool(pc.any(pc.greater(pc.list_value_length(headers), 0)).as_py())
+
+
+def _json_texts(body: bytes) -> list[bytes]:
+    """A text, or the texts and numbers of an object."""
+    if body.lstrip()[:1] not in (b'"', b"{"):
+        return []
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return []
+    values = list(value.values()) if isinstance(value, dict) else [value]
+    texts = (text for text in values if isinstance(text, str | int) and not isinstance(text, bool))
+    found = [str(text).encode(errors="surrogatepass") for text in islice(texts, MOST_TEXTS)]
+    return found if len(values) == 1 else _long(found)
+
+
+def _avro_texts(body: bytes) -> list[bytes]:
+    """The texts that the bytes are made of, if they are made of texts."""
+    found, at = list[bytes](), 0
+    while at < len(body) and len(found) < MOST_TEXTS:
+        length, at = _varint(body, at)
+        if length % 2 or at + length // 2 > len(body):
+            return []
+        found.append(body[at : at + length // 2])
+        at += length // 2
+    return found if len(found) == 1 else _long(found)
+
+
+def _protobuf_texts(body: bytes) -> list[bytes]:
+    """Texts of a message; after its indexes, if there are some. A short one, if the message has nothing else."""
+    count, at = _varint(body, 0)
+    for _ in range(min(count // 2, 32)):
+        _, at = _varint(body, at)
+    found = list[bytes]()
+    for begin in (0, at):
+        texts = _fields(body, begin)
+        is_all = len(texts) == 1 and begin + 2 + len(texts[0]) == len(body)  # one byte each: tag, length
+        found += texts if is_all else _long(texts)
+    return found
+
+
+def _fields(body: bytes, at: int) -> list[bytes]:
+    found = list[bytes]()
+    while at < len(body) and len(found) < MOST_TEXTS:
+        tag, at = _varint(body, at)
+        kind = tag & 7
+        length, at = _varint(body, at) if kind in (0, 2) else ({1: 8, 5: 4}.get(kind, len(body)), at)
+        if kind == 2:
+            found.append(body[at : at + length])
+        at += 0 if kind == 0 else length
+    return found
+
+
+def _long(texts: Iterable[bytes]) -> list[bytes]:
+    return [text for text in texts if len(text) >= MIN_SEARCHED_BYTES]
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """A number and the place after it."""
+    number = shift = 0
+    while at < len(body) and shift < 64:
+        byte = body[at]
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            break
+    return number, at
+
+
+#: Which record of Kafka: topic id, partition, offset.
+Record = tuple[str, int, int]
+
+
+def entity_hash(key: bytes, entity: bytes) -> bytes:
+    """HMAC-SHA256 of an id: its text in UTF-8, or its bytes."""
+    return hmac.digest(key, b"entity\0" + entity, hashlib.sha256)
+
+
+#: Size of the cache of hashed ids: most ids occur many times.
+REMEMBERED = 200_000
+
+
+@dataclass(frozen=True)
+class Suppression(RecordFilter):
+    """Data subjects to suppress; picklable. Sent to workers inside a function, so that no plan or log shows it.
+
+    Attributes:
+        column: the column with the id of a row's data subject.
+        key: the key of the hashes.
+        hashes: of the erased ids.
+        records: erased undecodable records with other Kafka keys and headers: topic id, partition, offset of each.
+    """
+
+    column: str
+    key: bytes = field(repr=False)
+    hashes: frozenset[bytes] = field(repr=False)
+    records: frozenset[Record] = frozenset()
+
+    def open(self) -> Suppressor:
+        """The filter of one worker."""
+        return Suppressor(self)
+
+
+class Suppressor(OpenRecordFilter):
+    """One worker's pass."""
+
+    def __init__(self, suppression: Suppression) -> None:
+        self._suppression = suppression
+        self._known: dict[str | bytes, bool] = {}
+
+    def decoded(self, rows: pa.Table) -> Mask:
+        """Which decoded rows belong to erased data subjects."""
+        found = np.zeros(rows.num_rows, dtype=bool)
+        for name in rows.column_names:
+            if is_person(name, self._suppression.column):
+                found |= self.values(rows.column(name))
+        return found
+
+    def values(self, values: pa.Array | pa.ChunkedArray) -> Mask:
+        """Which of these ids are erased; each distinct value is hashed once."""
+        texts = as_texts(values)
+        if texts is None:
+            return np.zeros(len(values), dtype=bool)
+        encoded = pc.dictionary_encode(texts)
+        erased = [self._is_erased(value) for value in encoded.dictionary.to_pylist()]
+        if not any(erased):
+            return np.zeros(len(values), dtype=bool)
+        which = pc.fill_null(encoded.indices, len(erased)).to_numpy(zero_copy_only=False)
+        return np.asarray(np.array([*erased, False])[which], dtype=bool)
+
+    def undecodable(self, batch: pa.RecordBatch, topic_ids: pa.Array, rows: Rows) -> Mask:
+        """Which of some rows of raw records belong to erased data subjects, as a mask of the batch.
+
+        By their Kafka key and headers (`texts_of`), or by `Suppression.records`.
+        """
+        found = np.zeros(len(batch), dtype=bool)
+        taken, topic_ids = batch.take(pa.array(rows)), topic_ids.take(pa.array(rows))
+        erased = self.written(taken.column("key"), taken.column("headers"))
+        noted = self._suppression.records
+        if noted:
+            partitions, offsets = taken.column("partition").to_numpy(), taken.column("offset").to_numpy()
+            for topic_id, partition in {(topic_id, partition) for topic_id, partition, _ in noted}:
+                there = pc.equal(topic_ids, topic_id).to_numpy(zero_copy_only=False) & (partitions == partition)
+                theirs = [offset for topic, of, offset in noted if (topic, of) == (topic_id, partition)]
+                erased |= there & np.isin(offsets, np.array(theirs, dtype=np.int64))
+        found[rows] = erased
+        return found
+
+    def written(self, keys: pa.Array, headers: pa.Array) -> Mask:
+        """Which records have the id of an erased data subject in their key or headers."""
+        found = np.array([self.erased_texts(key) != set() for key in keys.to_pylist()], dtype=bool)
+        if has_headers(headers):
+            found |= [any(self.erased_texts(value, is_header=True) for value in row) for row in header_values(headers)]
+        return found
+
+    def erased_texts(self, raw: bytes | None, *, is_header: bool = False) -> set[bytes]:
+        """The ids of erased data subjects that a key or header may be."""
+        texts = set[bytes]() if raw is None else texts_of(raw, is_header=is_header)
+        return {text for text in texts if self._is_erased(text)}
+
+    def _is_erased(self, value: str | bytes) -> bool:
+        found = self._known.get(value)
+        if found is None:
+            if len(self._known) > REMEMBERED:
+                self._known.clear()
+            raw = value.encode() if isinstance(value, str) else value
+            found = entity_hash(self._suppression.key, raw) in self._suppression.hashes
+            self._known[value] = found
+        return found
+
+
+def as_texts(values: pa.Array | pa.ChunkedArray) -> pa.Array | None:
+    """Ids as texts (numbers in decimal) or bytes, in one array; None: a type that is no id."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    kind = values.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return values
+    number = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0)
+    if number or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return values.cast(pa.string())
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return values.cast(pa.binary())
+    return None
+
 
 #: Undecoded columns that may hold an id.
 BYTES = ("_kafka_key", HEADERS, "_raw_value")
 
+
 #: Records that are Python objects at the same time.
 _ROWS_AT_ONCE = 10_000
+
 
 #: Column of failed chunks: the receiver's answer.
 ANSWER = "answer"
 
+
 #: JSON's escapes (RFC 8259, section 7); characters beyond U+FFFF are two of them.
 _ESCAPE = re.compile(rb"(?:\\u[0-9a-fA-F]{4})+|\\.", re.DOTALL)
 
+
 _SHORT_ESCAPES = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+
 
 #: Coordinates of a record; NULL matches nothing.
 RECORDS = pa.schema(
@@ -58,9 +283,11 @@ RECORDS = pa.schema(
     ]
 )
 
+
 #: A replayed record has another batch in quarantine than in bronze. Silver has the topic's name, but not its id, which is
 #: unique for a name within a batch.
 _IN_QUARANTINE = list(COORDINATES)
+
 
 _IN_SILVER = ["_kafka_topic", "_kafka_partition", "_kafka_offset", "_batch"]
 
@@ -91,7 +318,7 @@ class DataSubjects:
     @cached_property
     def traces(self) -> re.Pattern[bytes] | None:
         """Pattern of an id as a whole text within bytes: after its length (protobuf, Avro), or in quotes (JSON)."""
-        found = [head + raw for raw in self._searched for head in (_varint(len(raw)), _varint(2 * len(raw)))]
+        found = [head + raw for raw in self._searched for head in (_length_prefix(len(raw)), _length_prefix(2 * len(raw)))]
         return _any_of(found + [b'"' + raw + b'"' for raw in self._searched])
 
     @cached_property
@@ -198,7 +425,7 @@ def _any_of(texts: Sequence[bytes]) -> re.Pattern[bytes] | None:
     return re.compile(b"|".join(map(re.escape, texts))) if texts else None
 
 
-def _varint(number: int) -> bytes:
+def _length_prefix(number: int) -> bytes:
     found = bytearray()
     while number > 0x7F:
         found.append(number & 0x7F | 0x80)
@@ -221,21 +448,7 @@ def _resolved(escape: re.Match[bytes]) -> bytes:
     return _SHORT_ESCAPES.get(text[1:], text[1:])
 
 
-def by_game_and_batch(records: pa.Table) -> Counter[tuple[str, int]]:
-    """(game, batch) -> number of distinct records."""
-    each = records.group_by(RECORDS.names).aggregate([])
-    return Counter(zip(each.column("game").to_pylist(), each.column("_batch").to_pylist(), strict=True))
-
-
-#: Files up to which the driver scans them itself: a Spark job costs more.
-FILES_IN_DRIVER = 4
-
-#: Tasks of the job.
-TASKS = 64
-
 _Mask = npt.NDArray[np.bool_]
-
-_NO_MORE: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -380,45 +593,61 @@ def _without(
     return writer.close()
 
 
-def scan_files(
-    pipeline: Pipeline, subjects: DataSubjects, files: Sequence[tuple[str, str]], *, rewrite: bool = False, old: bool = False
-) -> list[ScannedFile]:
-    """Scan files, given as (table, path); `rewrite`, `old`: as in `EraseTask`."""
-    tables = {name: pipeline.lakehouse.table(name) for name, _ in files}
-    task = EraseTask(tables, subjects, rewrite, old)
-    return [file for found in run_task(pipeline, task, files) for file in found.files]
+@dataclass(frozen=True)
+class FoundIds:
+    """Result of one task."""
+
+    ids: set[str]
 
 
-def run_task(pipeline: Pipeline, task: WorkerJob[Result], files: Sequence[tuple[str, str]]) -> list[Result]:
-    """Results of a job over files, given as (table, path): by Spark, or without it if the files are few."""
-    rows = pa.table({"table": [t for t, _ in files], "path": [p for _, p in files]})
-    if len(files) <= FILES_IN_DRIVER:
-        return [task.stage(rows.to_batches())]
-    return task.collect(pipeline.spark.createDataFrame(rows).repartition(min(len(files), TASKS)))
+@dataclass(frozen=True)
+class RecoverTask(WorkerJob[FoundIds]):
+    """Finds ids in files, given as rows (table, path); picklable. The key is part of the job, so that no plan or log shows it.
 
-
-def without(
-    table: Table,
-    handle: DeltaTable,
-    hits: Sequence[ScannedFile],
-    run_id: str,
-    *,
-    expected: Mapping[str, int | None] = _NO_MORE,
-    advance: Mapping[str, int] = _NO_MORE,
-    info: Mapping[str, str] = _NO_MORE,
-) -> Commit:
-    """The commit that replaces scanned files by their copies, and increments the table's `erasures`.
-
-    `hits`: files with rows to erase. `expected`, `advance`, `info`: further ones than those of each erasure.
+    `suppression`: the column with ids, the key, and the hashes to find.
     """
-    rows = sum(found.rows for found in hits)
-    return Commit(
-        table,
-        pa.schema([]),  # no file has a column that the table lacks
-        [file for found in hits for file in found.files],
-        expected={Txn.ERASURES: txn(handle, Txn.ERASURES), **expected},
-        advance={Txn.ERASURES: counter(handle, Txn.ERASURES) + 1, **advance},
-        table_id=table_id(handle),
-        rewritten=frozenset(found.path for found in hits),
-        info={"erasure": "rows of erased data subjects", ERASED_ROWS: str(rows), "run_id": run_id, **info},
-    )
+
+    result: ClassVar[type] = FoundIds
+    tables: dict[str, Table]
+    suppression: Suppression
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> FoundIds:
+        """Search the files."""
+        return FoundIds({text for table, path in named(batches) for text in self.find(table, path)})
+
+    def find(self, name: str, path: str) -> set[str]:
+        """Ids in one file; empty if maintenance has deleted it."""
+        found: set[str] = set()
+        system, prefix = file_system(self.tables[name])
+        with suppress(FileNotFoundError), system.open_input_file(prefix + path) as source:
+            file = pq.ParquetFile(source)
+            column = self.suppression.column
+            by_key = name in (BRONZE, QUARANTINE)  # for records that are not decoded
+            names = [n for n in file.schema_arrow.names if is_person(n, column) or (by_key and n in ("_kafka_key", HEADERS))]
+            suppressor = Suppressor(self.suppression)
+            for group in range(file.num_row_groups):
+                rows = file.read_row_group(group, names)
+                for one in names:
+                    find = _texts if is_person(one, column) else _written_texts
+                    found |= find(rows.column(one), suppressor)
+        return found
+
+
+def _texts(values: pa.ChunkedArray, suppressor: Suppressor) -> set[str]:
+    texts = as_texts(values)
+    if texts is None:
+        return set()
+    return _as_ids(pc.unique(texts.filter(pa.array(suppressor.values(texts)))).to_pylist())
+
+
+def _written_texts(values: pa.ChunkedArray, suppressor: Suppressor) -> set[str]:
+    """Ids in Kafka keys, or in headers."""
+    if is_header := pa.types.is_list(values.type):
+        values = pc.struct_field(pc.list_flatten(values), "value")
+    written = pc.unique(values).to_pylist()
+    return _as_ids(text for raw in written for text in suppressor.erased_texts(raw, is_header=is_header))
+
+
+def _as_ids(ids: Iterable[str | bytes]) -> set[str]:
+    # Bytes that are not UTF-8 cannot be an id on a command line.
+    return {t if isinstance(t, str) else t.decode("utf-8", "replace") for t in ids}

@@ -12,12 +12,13 @@ import pytest
 from game_events.decoding.decoder import DecodePlan
 from game_events.lakehouse.data.columns import BRONZE_ONLY
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
-from game_events.pipeline.bronze.worker import BronzeTask, StageResult
-from game_events.pipeline.fanout.job import COUNT, GAME, INVALID, PartialAggregate, Routing
-from game_events.pipeline.fanout.one_pass import OnePassTask
-from game_events.plugins.governance.record_filter import Suppression, entity_hash
+from game_events.plugins.governance.worker import Suppression, entity_hash
+from game_events.workers.decode import BronzeTask
+from game_events.workers.fanout import INVALID, OnePassTask, Routing
+from game_events.workers.gold import COUNT, GAME, PartialAggregate
+from game_events.workers.results import StagedRows
 from game_events_tests.support.worker_jobs import ReadByHand, run, task_numbers
-from game_events_tests.unit.pipeline.bronze.test_worker import OLD, PLAN, good, records
+from game_events_tests.unit.workers.test_decode import OLD, PLAN, good, records
 
 OF = PartialAggregate("game", "game", "n")
 KEY = b"k" * 32
@@ -29,7 +30,7 @@ def staged(
     plan: DecodePlan = PLAN,
     columns: PartialAggregate = OF,
     suppression: Suppression | None = None,
-) -> tuple[Lakehouse, StageResult]:
+) -> tuple[Lakehouse, StagedRows]:
     lakehouse = Lakehouse(str(folder))
     one_pass = OnePassTask(lakehouse, Routing(), columns, True, None)
     tables = lakehouse.table(BRONZE), lakehouse.table(QUARANTINE)

@@ -18,8 +18,8 @@ from game_events.config.settings import Settings
 from game_events.errors import LostFileError
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.fanout.job import FanOut
-from game_events.pipeline.fanout.rows import OldRows, has_key
+from game_events.workers.fanout import FanOut
+from game_events.workers.rows import OldRows, has_key
 from game_events_tests.support.worker_jobs import run
 
 SCHEMA = pa.schema([("player", pa.string()), ("level", pa.int64()), ("n", pa.int64())])

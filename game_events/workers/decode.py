@@ -3,20 +3,20 @@
 Spark's workers for stored raw values: decoded again into bronze's columns.
 """
 
-from collections import Counter
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from operator import add, or_
 from typing import ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected, TypeKey
-from game_events.decoding.frame import Reason, RegistrySchema, Rows, SchemaId, SchemaRef
+from game_events.decoding.decoder import BatchDecoder, DecodedBatch, DecodePlan, Rejected
+from game_events.decoding.frame import Reason, Rows, SchemaId, SchemaRef
 from game_events.lakehouse.data.columns import (
     FILE_COLUMNS,
     HEADERS,
@@ -28,66 +28,26 @@ from game_events.lakehouse.data.columns import (
     identity_columns,
     none_if_empty,
 )
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter, discard
-from game_events.lakehouse.data.worker_job import WorkerJob
+from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Layer, Table
-from game_events.pipeline.fanout.job import FanOut, FanOutResult
-from game_events.pipeline.fanout.one_pass import OnePassTask, SecondStage
-from game_events.pipeline.reporting.counts import Arrivals, Summed, add_counts, by_key, count_arrivals, extend, merge, merged
-from game_events.sources.source import Offsets, Reading, ReadNotes, Split
+from game_events.sources.source import Partition, Reading, ReadNotes
+from game_events.workers.fanout import FanOut, OnePassTask, SecondStage
+from game_events.workers.job import WorkerJob
 from game_events.workers.record_filter import Mask, OpenRecordFilter, RecordFilter
-
-
-@dataclass
-class StageResult(Summed):
-    """What workers return of a micro-batch, or of stored rows.
-
-    Attributes:
-        bronze, quarantine: files.
-        types, unknown: pairs of schema id and index path that were decoded; that the plan does not know.
-        reasons: why rows are in quarantine.
-        arrivals: when the records were produced (only of records from Kafka).
-        suppressed: rows of erased data subjects, which are in no file.
-        suppressed_records: of stored rows: (topic id, partition, offset, batch) of these.
-        schemas: that files brought and the plan does not know.
-        origins: of records from files, an archive's too: split -> offset after the last one.
-        undecoded: rows of message types that are not selected; they are in bronze's files.
-        nulled: column -> bad values that became NULL.
-        incomplete: number of records that were read without what no column can hold; `examples` names some of them.
-        silver: silver's files of the same rows, where the job writes them (`OnePassTask`).
-    """
-
-    bronze: list[StagedFile] = merged(extend, list)
-    quarantine: list[StagedFile] = merged(extend, list)
-    types: set[TypeKey] = merged(or_, set)
-    unknown: set[TypeKey] = merged(or_, set)
-    reasons: Counter[str] = merged(add_counts, Counter)
-    arrivals: Arrivals = merged(add_counts, Counter)
-    suppressed: int = merged(add, int)
-    suppressed_records: list[tuple[str, int, int, int]] = merged(extend, list)
-    schemas: list[RegistrySchema] = merged(extend, list)
-    origins: Offsets = merged(by_key(max), dict)
-    undecoded: Counter[TypeKey] = merged(add_counts, Counter)
-    nulled: Counter[str] = merged(add_counts, Counter)
-    incomplete: int = merged(add, int)
-    examples: list[str] = merged(extend, list)
-    silver: FanOutResult = merged(merge, FanOutResult)
-
-    def discard(self, bronze: Table, quarantine: Table | None) -> None:
-        """Delete the files; none of them is in a commit."""
-        discard(bronze, self.bronze)
-        if quarantine is not None:
-            discard(quarantine, self.quarantine)
+from game_events.workers.results import (
+    StagedRows,
+    count_arrivals,
+)
 
 
 @dataclass(frozen=True)
-class DecodeJob(WorkerJob[StageResult]):
+class DecodeJob(WorkerJob[StagedRows]):
     """A worker job that decodes rows and writes them to files.
 
     `bronze`, `quarantine`: tables of the files; None: undecodable rows are not written to quarantine.
     """
 
-    result: ClassVar[type] = StageResult
+    result: ClassVar[type] = StagedRows
     bronze: Table
     quarantine: Table | None
     plan: DecodePlan
@@ -96,7 +56,7 @@ class DecodeJob(WorkerJob[StageResult]):
         """The job with another plan."""
         return replace(self, plan=plan)
 
-    def discard(self, staged: StageResult) -> None:
+    def discard(self, staged: StagedRows) -> None:
         """Delete the files that this job wrote; none of them is in a commit."""
         staged.discard(self.bronze, self.quarantine)
 
@@ -132,36 +92,22 @@ class BronzeTask(DecodeJob):
         fan_out = self.one_pass.fan_out(plan.columns) if self.one_pass is not None else None
         return replace(self, plan=plan, fan_out=fan_out)
 
-    def discard(self, staged: StageResult) -> None:
+    def discard(self, staged: StagedRows) -> None:
         """As every decode job's, silver's files too."""
         super().discard(staged)
         if self.one_pass is not None:
             staged.silver.discard(self.one_pass.lakehouse.silver)
 
-    def stage(self, batches: Iterable[pa.RecordBatch]) -> StageResult:
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
         """Read the records of the tasks of these numbers, decode them and write them to files."""
-        decoder, output, notes = BatchDecoder(self.plan), _Output(self), ReadNotes()
+        decoder = BatchDecoder(self.plan)
+        output = _Output(self)
+        notes = ReadNotes()
+        for numbers in batches:
+            for task in numbers.column(0).to_pylist():
+                for batch in self.reading.batches(task, notes):
+                    self._decode(batch, decoder, output)
         result = output.result
-        tasks = (number for numbers in batches for number in numbers.column(0).to_pylist())
-        for batch in (batch for task in tasks for batch in self.reading.batches(task, notes)):
-            if "file_path" in batch.schema.names:
-                _note_origins(batch, result)
-            rows = self._undecided(batch) if self.decided else batch
-            rows = _marked(rows, self.deadly) if self.deadly else rows
-            if rows.column("reason").null_count < len(rows):
-                rows = output.readable(rows)
-            for part in decoder.parts(rows, "value"):
-                if "columns" in part.schema.names and len(part):
-                    decoded = decoder.decode_columns(part.column("schema_guid")[0].as_py(), part.column("columns"))
-                else:
-                    decoded = decoder.decode(part.column("value"), part.column("headers"))
-                result.types |= decoded.types
-                result.unknown |= decoded.unknown
-                result.nulled.update(decoded.nulled)
-                # With an unknown type the driver plans again: continue only to find all of them.
-                if not result.unknown:
-                    output.write(part, decoded)
-                    result.arrivals.update(count_arrivals(part.column("timestamp")))
         if result.unknown:
             output.abort()
         output.close()
@@ -170,6 +116,28 @@ class BronzeTask(DecodeJob):
         result.incomplete = notes.incomplete
         result.examples = notes.examples
         return result
+
+    def _decode(self, batch: pa.RecordBatch, decoder: BatchDecoder, output: _Output) -> None:
+        """Decode records and write them; of a type that the plan does not know, the driver plans again."""
+        result = output.result
+        if "file_path" in batch.schema.names:
+            _note_origins(batch, result)
+        rows = self._undecided(batch) if self.decided else batch
+        rows = _marked(rows, self.deadly) if self.deadly else rows
+        if rows.column("reason").null_count < len(rows):
+            rows = output.readable(rows)
+        for part in decoder.parts(rows, "value"):
+            if "columns" in part.schema.names and len(part):
+                decoded = decoder.decode_columns(part.column("schema_guid")[0].as_py(), part.column("columns"))
+            else:
+                decoded = decoder.decode(part.column("value"), part.column("headers"))
+            result.types |= decoded.types
+            result.unknown |= decoded.unknown
+            result.nulled.update(decoded.nulled)
+            # Else the decoder continues only to find all unknown types.
+            if not result.unknown:
+                output.write(part, decoded)
+                result.arrivals.update(count_arrivals(part.column("timestamp")))
 
     def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows without those that quarantine holds since an earlier attempt."""
@@ -193,22 +161,22 @@ def _marked(batch: pa.RecordBatch, deadly: Mapping[tuple[str, int], Mapping[int,
     return marked.set_column(batch.schema.get_field_index("detail"), "detail", detail)
 
 
-def _note_origins(batch: pa.RecordBatch, result: StageResult) -> None:
-    """Note the last offset of each split of records from files, also of those that quarantine holds already.
+def _note_origins(batch: pa.RecordBatch, result: StagedRows) -> None:
+    """Note the last offset of each partition of records from files, also of those that quarantine holds already.
 
-    Records of an archive have splits of topics, or of other files; those of plain files have the split of this lakehouse.
+    Records of an archive have partitions of topics, or of other files; those of plain files the one of this lakehouse.
     """
     rows = pa.Table.from_batches([batch.select(["topic", "topic_id", "partition", "offset"])])
     for row in rows.group_by(["topic", "topic_id", "partition"]).aggregate([("offset", "max")]).to_pylist():
-        split = Split(row["topic"], row["topic_id"], row["partition"])
-        result.origins[split] = max(row["offset_max"] + 1, result.origins.get(split, 0))
+        partition = Partition(row["topic"], row["topic_id"], row["partition"])
+        result.origins[partition] = max(row["offset_max"] + 1, result.origins.get(partition, 0))
 
 
 class _Output:
     """The files that a task writes, and its result."""
 
     def __init__(self, task: BronzeTask) -> None:
-        self.result = StageResult()
+        self.result = StagedRows()
         self._task = task
         self.good = StagedWriter(task.bronze, bronze_schema(task.plan.columns))
         self.bad = StagedWriter(task.quarantine, QUARANTINE_COLUMNS)
@@ -318,11 +286,11 @@ class StoredTask(DecodeJob):
     keep_undecodable: bool
     record_filter: RecordFilter | None = None
 
-    def stage(self, batches: Iterable[pa.RecordBatch]) -> StageResult:
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
         """Decode rows with bronze's own columns and write them to files."""
         decoder = BatchDecoder(self.plan)
         writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
-        result = StageResult()
+        result = StagedRows()
         open_filter = self.record_filter.open() if self.record_filter is not None else None
         for batch in (part for rows in batches for part in decoder.parts(rows, "_raw_value")):
             rows = pa.Table.from_batches([batch])
@@ -337,21 +305,26 @@ class StoredTask(DecodeJob):
             if open_filter is not None:
                 undecodable = partial(_undecodable, batch, open_filter)
                 decoded = open_filter.stored(decoded, undecodable, partial(_note_records, result, rows), with_rejected=False)
-            for at, schema_id, columns in decoded.good:
-                own = self._own(rows, at, schema_id, keep_raw=self.keep_raw)
-                writer.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(at))
-            for at, key in decoded.undecoded:
-                result.undecoded[key] += len(at)
-                writer.write_columns(self._own(rows, at, key[0], keep_raw=True), len(at))
-            for rejected in decoded.rejected:
-                result.reasons[rejected.reason] += len(rejected.rows)
-                if self.keep_undecodable:
-                    kept = rows.take(pa.array(rejected.rows))
-                    writer.write_columns({n: kept.column(n) for n in kept.column_names}, kept.num_rows)
+            self._write(rows, decoded, writer, result)
         if result.unknown:
             writer.abort()
-        result.bronze, result.suppressed = writer.close(), len(result.suppressed_records)
+        result.bronze = writer.close()
+        result.suppressed = len(result.suppressed_records)
         return result
+
+    def _write(self, rows: pa.Table, decoded: DecodedBatch, writer: StagedWriter, result: StagedRows) -> None:
+        """Write the rows, decoded and undecoded."""
+        for at, schema_id, columns in decoded.good:
+            own = self._own(rows, at, schema_id, keep_raw=self.keep_raw)
+            writer.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(at))
+        for at, key in decoded.undecoded:
+            result.undecoded[key] += len(at)
+            writer.write_columns(self._own(rows, at, key[0], keep_raw=True), len(at))
+        for rejected in decoded.rejected:
+            result.reasons[rejected.reason] += len(rejected.rows)
+            if self.keep_undecodable:
+                kept = rows.take(pa.array(rejected.rows))
+                writer.write_columns({name: kept.column(name) for name in kept.column_names}, kept.num_rows)
 
     def _own(self, rows: pa.Table, at: Rows, schema_id: SchemaId, *, keep_raw: bool) -> dict[str, pa.ChunkedArray | pa.Array]:
         taken = rows.take(pa.array(at))
@@ -364,7 +337,7 @@ class StoredTask(DecodeJob):
         return own
 
 
-def _note_records(result: StageResult, rows: pa.Table, at: Rows) -> None:
+def _note_records(result: StagedRows, rows: pa.Table, at: Rows) -> None:
     """Note which records these rows are (`RECORD`)."""
     taken = rows.take(pa.array(at))
     result.suppressed_records += zip(*(taken.column(name).to_pylist() for name in RECORD), strict=True)

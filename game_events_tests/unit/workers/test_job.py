@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from game_events.lakehouse.data.worker_job import WorkerJob
+from game_events.workers.job import WorkerJob
 from game_events_tests.support.worker_jobs import run
 
 

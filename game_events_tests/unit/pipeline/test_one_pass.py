@@ -14,9 +14,11 @@ from game_events.lakehouse.data.columns import TIME, bronze_schema
 from game_events.lakehouse.data.reading import FileSelection
 from game_events.lakehouse.data.staging import StagedFile, staged
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.fanout import one_pass as module
-from game_events.pipeline.fanout.job import COUNT, KEY, FanOut, FanOutResult, PartialAggregate, Routing
-from game_events.pipeline.fanout.one_pass import OnePass, OnePassTask, SecondStage
+from game_events.pipeline import fanout as module
+from game_events.pipeline.fanout import OnePass
+from game_events.workers.fanout import FanOut, OnePassTask, Routing, SecondStage
+from game_events.workers.gold import COUNT, KEY, PartialAggregate
+from game_events.workers.results import FanOutResult
 
 COLUMNS = ColumnMap({"game_name": pa.string(), "gamer_id": pa.string(), "at": TIME})
 OF = PartialAggregate("game_name", "gamer_id", "at")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Lakehouse, is_game
-from game_events.pipeline.fanout.job import INVALID, NOT_ALLOWED, FanOut, FanOutResult, Routing
+from game_events.workers.fanout import INVALID, NOT_ALLOWED, FanOut, Routing
+from game_events.workers.results import FanOutResult
 from game_events_tests.support.jvm_arrow import NESTED, as_the_jvm_sends_it
 from game_events_tests.support.worker_jobs import run
 

@@ -13,12 +13,12 @@ from game_events.lakehouse.data.reading import FilePart
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.fanout import rows as module
-from game_events.pipeline.fanout.job import FanOut, Routing
-from game_events.pipeline.fanout.rows import FileRows
-from game_events.pipeline.quality.judging import BITS, DISPOSITION, DROP, KEEP, REJECT, ROW, RuleColumns, RuleSplit, Violations
 from game_events.rules import Rule
 from game_events.sources.source import dealt
+from game_events.workers import rows as module
+from game_events.workers.fanout import FanOut, Routing
+from game_events.workers.rows import FileRows
+from game_events.workers.rules import BITS, DISPOSITION, DROP, KEEP, REJECT, ROW, RuleColumns, RuleOutcome, Violations
 from game_events_tests.support.worker_jobs import run
 
 SCHEMA = pa.schema([("game_name", pa.string()), ("level", pa.int64()), ("_batch", pa.int64())])
@@ -139,7 +139,7 @@ def test_rows_that_violate_rules_get_their_bits_and_rejected_ones_what_only_bron
     writer.write(pa.Table.from_pylist([row | {"_raw_value": b"%d" % row["level"]} for row in numbered("uno", range(9))], raw))
     (file,) = writer.close()
     rules = tuple(Rule(name=f"r{n}", sql="true", action=("warn", "drop", "quarantine")[n % 3]) for n in range(BITS + 2))
-    split = RuleSplit(RuleColumns(rules, "game_name"), has_disposition=True, quarantine=lakehouse.table("quarantine_events"))
+    split = RuleOutcome(RuleColumns(rules, "game_name"), has_disposition=True, quarantine=lakehouse.table("quarantine_events"))
     # Rows 0 and 5 are rejected, by different columns of bits; 3 is dropped, 4 is kept.
     found = of(split, file.path, {0: (4, 0), 3: (2, 0), 4: (1, 0), 5: (2, 1), 8: (0, 1)})
     parts = [[FilePart("bronze_events", file.path, n, 2)] for n in (0, 1)]
@@ -163,7 +163,7 @@ def test_of_a_file_without_rejected_rows_nothing_is_read_that_only_bronze_has(la
         module, "numbered_parts", lambda table, schema, *more: asked.append(schema) or parts(table, schema, *more)
     )
     rules = (Rule(name="small", sql="true", action="drop"), Rule(name="sound", sql="true", action="quarantine"))
-    split = RuleSplit(RuleColumns(rules, "game_name"), has_disposition=True, quarantine=lakehouse.table("quarantine_events"))
+    split = RuleOutcome(RuleColumns(rules, "game_name"), has_disposition=True, quarantine=lakehouse.table("quarantine_events"))
     for bits in (1, 2, 3):
         read = FileRows(lakehouse, SCHEMA, [[FilePart("bronze_events", path)]], violations=of(split, path, {1: (bits,)}))
         nulls = [table.column("_raw_value").null_count for table in read.of_tasks(numbers(0))]

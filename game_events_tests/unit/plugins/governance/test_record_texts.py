@@ -19,8 +19,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from hypothesis import given
 from hypothesis import strategies as st
 
-from game_events.plugins.governance.record_filter import MOST_BYTES, Suppression, Suppressor, entity_hash, texts_of
-from game_events.plugins.governance.scan import DataSubjects
+from game_events.plugins.governance.worker import MOST_BYTES, DataSubjects, Suppression, Suppressor, entity_hash, texts_of
 from game_events_tests.support.decoding.helpers import compiled, python_class
 from game_events_tests.support.worlds.undecodable_rows import WHOM, quarantined
 

@@ -1,5 +1,8 @@
-"""One pass where it is plain: bronze's workers also write silver's files and gold's partial rows, which this process holds.
+"""Rows of many games -> Parquet files of each game, in one Spark job (`workers.fanout`), or in bronze's, where that is plain.
 
+Work is O(rows): no filter per game, no job per game.
+
+One pass where it is plain: bronze's workers also write silver's files and gold's partial rows, which this process holds.
 What is held is the result of the job that silver would run: of the same files of bronze, routed in the same way, with the same
 columns. Files never change, so it stays that job's result; it is taken only if silver would read exactly these files now, in
 exactly this way. In every other case, after a crash too, it is deleted (or, after a crash, left to maintenance), and silver
@@ -9,111 +12,114 @@ reads bronze. The same holds for partial rows: they are those of a set of silver
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from game_events.config.settings import Settings
-from game_events.decoding.columns import ColumnMap
 from game_events.lakehouse.commits.transactions import BronzeIdentity
-from game_events.lakehouse.data.columns import BRONZE_ONLY, bronze_schema
 from game_events.lakehouse.data.reading import FileSelection, selection
-from game_events.lakehouse.data.staging import StagedFile
-from game_events.lakehouse.system_tables import Admission
-from game_events.lakehouse.tables import Lakehouse, Layer
+from game_events.lakehouse.data.staging import StagedFile, discard
+from game_events.lakehouse.system_tables import Admission, Progress
+from game_events.lakehouse.tables import Layer
 from game_events.pipeline.context import Pipeline
-from game_events.pipeline.fanout.job import (
-    BUFFER_BYTES,
-    COUNT,
-    FILE_ROWS,
-    FIRST,
-    GAME,
-    KEY,
-    LAST,
-    ColumnChoice,
-    FanOut,
-    FanOutResult,
-    PartialAggregate,
-    Routing,
-    Stage,
-    merged_partials,
-)
-from game_events.pipeline.fanout.rows import parts_by_game
 from game_events.sources.source import TASK_RECORDS
+from game_events.workers.fanout import FanOut, OnePassTask, Routing
+from game_events.workers.gold import COUNT, FIRST, GAME, KEY, LAST, PartialAggregate, merged_partials
+from game_events.workers.results import FanOutResult
+from game_events.workers.rows import parts_by_game
 
 log = logging.getLogger(__name__)
+
+#: Rows of one task. Where its files would have fewer rows than `FILE_ROWS`, there are fewer tasks, of more rows.
+TASK_ROWS, MOST_TASK_ROWS = 500_000, 2_000_000
+
+
+FILE_ROWS, FEWEST_TASKS = 10_000, 2
+
+
+#: With more files than this, or fewer rows in a file, the rows are shuffled by game first: each file costs 2 to 3 ms to write
+#: and to read again, and a request each of an object store; each shuffled row 4 us.
+MAX_FILES_UNSHUFFLED, MIN_ROWS_UNSHUFFLED = 16_384, 1_000
+
+
+#: Seconds that a game's file costs to write and to read again, and a row that a worker reads and leaves to another one.
+FILE_S, LEFT_ROW_S = 2e-3, 0.35e-6
+
+
+#: Share of the rows of one game, times the shares of the games, up to which tasks for shares have about as much to do.
+MOST_OF_ONE_GAME = 0.25
+
+
+#: Parts of a game after the shuffle, so that one game with most of the rows does not land in one task.
+SALTS = 4
+
+
+def tasks_for(row_count: int, games: int) -> int:
+    """Number of tasks for so many rows of so many games, both estimates; 0 games: unknown, or the rows are shuffled."""
+    most = max(1, -(-row_count // TASK_ROWS))
+    fewest = max(FEWEST_TASKS, -(-row_count // MOST_TASK_ROWS))
+    return min(most, max(fewest, row_count // (games * FILE_ROWS))) if games else most
+
+
+def shares_for(row_count: int, games: int, largest: float) -> int:
+    """How many tasks read the same files, each for its share of the games, which have fewer and larger files then.
+
+    `row_count`, `games`: as for `tasks_for`. `largest`: the share of the rows that one game has.
+    """
+    tasks = tasks_for(row_count, games)
+    possible = (n for n in range(1, tasks + 1) if tasks % n == 0 and (n == 1 or n * largest <= MOST_OF_ONE_GAME))
+    return min(possible, key=lambda n: tasks // n * games * FILE_S + (n - 1) * row_count * LEFT_ROW_S)
+
+
+def is_shuffled(row_count: int, games: int, shares: int = 1) -> bool:
+    """Whether rows of so many games are brought together by game before they are written; `shares`: see `shares_for`."""
+    tasks = tasks_for(row_count, games)
+    files = tasks // shares * games
+    small = tasks > shares and row_count < files * MIN_ROWS_UNSHUFFLED  # else a game has one file, as after a shuffle
+    return tasks > 1 and (small or files > MAX_FILES_UNSHUFFLED)
+
+
+def spread(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str) -> DataFrame:
+    """The rows in as many tasks as their number asks for.
+
+    `row_count`, `games`: as for `tasks_for`. `salt`: column by which a game's rows are spread over several tasks.
+    """
+    if not is_shuffled(row_count, games):
+        return rows.coalesce(tasks_for(row_count, games))
+    keys, tasks = [F.col(task.game_column)], tasks_for(row_count, 0)
+    if games < tasks * SALTS:
+        keys.append(F.pmod(F.hash(salt), F.lit(SALTS)))
+    return rows.repartition(tasks, *keys)
+
+
+def write_game_files(rows: DataFrame, task: FanOut) -> FanOutResult:
+    """Run the job: each of the rows' tasks writes files of its games."""
+    result = FanOutResult.sum(task.collect(rows))
+    if result.crowded:
+        result.discard(task.table)
+        if task.outcome is not None and task.outcome.quarantine is not None:
+            for files in result.rejected.values():
+                discard(task.outcome.quarantine, files)
+        return FanOutResult(crowded=True)
+    for game in result.failed:
+        # Files of other workers; never committed, removed by maintenance.
+        result.files.pop(game, None)
+        result.rejected.pop(game, None)
+    return result
+
+
 #: Where a game may get several files, a task gives up that would write fewer rows to each: a job of silver's own, which knows
 #: the number of games, writes fewer files.
 FEWEST_FILE_ROWS = FILE_ROWS // 2
 #: Files, and partial rows, that are held at most: beyond that silver reads bronze, and gold silver.
 MOST_FILES, MOST_PARTIAL_ROWS = 16_384, 500_000
-
-
-@dataclass(frozen=True)
-class OnePassTask:
-    """What bronze's workers need to write silver's files, too; picklable.
-
-    Attributes:
-        aggregate: whether gold's partial rows are made.
-        most_games: as `FanOut.most_games`.
-    """
-
-    lakehouse: Lakehouse
-    routing: Routing
-    columns: PartialAggregate
-    aggregate: bool
-    most_games: int | None
-
-    def fan_out(self, columns: ColumnMap) -> FanOut | None:
-        """The fan-out of rows decoded to these columns; None: none of them names the game."""
-        schema = pa.schema([f for f in bronze_schema(columns) if f.name not in BRONZE_ONLY])
-        own = self.columns
-        if own.game not in schema.names:
-            return None
-        return FanOut(
-            self.lakehouse,
-            Layer.SILVER,
-            own.game,
-            schema,
-            self.routing,
-            choice=ColumnChoice.of(schema, columns, (own.game, own.key, own.time)),
-            held_bytes=BUFFER_BYTES // 2,  # bronze's rows wait beside them
-            most_games=self.most_games,
-            partial=own if self.aggregate and own.fits(schema) else None,
-        )
-
-
-class SecondStage:
-    """Silver's files in a task of bronze's job. What goes wrong here is no error of that job: silver reads bronze then."""
-
-    def __init__(self, task: FanOut) -> None:
-        self._names, self._stage = task.schema.names, Stage(task)
-
-    def add(self, rows: pa.Table) -> None:
-        """Write rows of bronze."""
-        for batch in rows.select(self._names).to_batches():
-            self._trying(partial(self._stage.add, batch))
-
-    def finish(self) -> FanOutResult:
-        """Write the rest."""
-        self._trying(self._stage.finish)
-        return self._stage.result
-
-    def give_up(self) -> None:
-        """Delete what was written, and take no more rows."""
-        self._stage.give_up()
-
-    def _trying(self, write: Callable[[], object]) -> None:
-        try:
-            write()
-        except Exception as error:  # noqa: BLE001 - whatever it is, bronze's rows are not affected
-            log.warning("one_pass=given_up error=%r", error)
-            self._stage.give_up()
 
 
 @dataclass(frozen=True)
@@ -152,9 +158,7 @@ class OnePass:
         if not self.enabled or pipeline.extensions.transformations or "silver" in ruled:
             return None
         state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
-        behind = selection(bronze, state.floor(Layer.SILVER))
-        admitted = state.left_out.covers(Admission.of(settings)) and not state.failed_in(Layer.SILVER)
-        if not admitted or not self._is_of(behind) or self._has_small_files:
+        if not self._is_next(state, settings, selection(bronze, state.floor(Layer.SILVER))):
             self.drop()
             return None
         return OnePassTask(
@@ -164,6 +168,11 @@ class OnePass:
             not settings.gold_columns and "gold" not in ruled,
             None if tasks == 1 and not self._sources else TASK_RECORDS // FEWEST_FILE_ROWS,
         )
+
+    def _is_next(self, state: Progress, settings: Settings, behind: FileSelection) -> bool:
+        """Whether silver lacks nothing but the next micro-batch and what is held, and would not write larger files itself."""
+        admitted = state.left_out.covers(Admission.of(settings)) and not state.failed_in(Layer.SILVER)
+        return admitted and self._is_of(behind) and not self._has_small_files
 
     def staged(self, task: FanOut | None, result: FanOutResult) -> None:
         """Note what the workers have written of a micro-batch, before its commit."""

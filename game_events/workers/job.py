@@ -1,24 +1,22 @@
 """Functions that Spark's workers run over Arrow batches, and their results as Arrow structs.
 
 A result travels as bytes of Arrow's stream: Spark would make a row of its own of each part of it, and Python objects of these.
-
-Worker that writes the rows of a table that is not split by game to Parquet files.
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import NoneType, UnionType
+from types import NoneType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from game_events.lakehouse.data.columns import none_if_empty
+from game_events.lakehouse.data.columns import COORDINATES, none_if_empty
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter
 from game_events.lakehouse.tables import Table
+from game_events.sources.source import Reading, ReadNotes
 
 Result = TypeVar("Result")
 
@@ -80,36 +78,52 @@ _PLAIN = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_
 _SIMPLE = {
     **{hint: _Codec(kind, lambda value: value, lambda value: value) for hint, kind in _PLAIN.items()},
     pa.Table: _Codec(pa.binary(), _ipc, _table),
+    # a schema's id or GUID
+    int | str: _Codec(pa.string(), str, lambda text: int(text) if text.isdecimal() else text),
 }
 
 
 @cache
 def _codec(hint: Any) -> _Codec:  # noqa: ANN401 - any type
-    origin, args = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
     if hint in _SIMPLE:
         return _SIMPLE[hint]
-    if NoneType in args:
-        some = _codec(args[0])
-        return _Codec(some.type, *(lambda v, call=call: None if v is None else call(v) for call in (some.encode, some.decode)))
-    if origin is UnionType:  # a schema's id or GUID
-        return _Codec(pa.string(), str, lambda text: int(text) if text.isdecimal() else text)
-    if origin is not None and issubclass(origin, Mapping):
-        # Not Arrow's map: Spark's does not take every key.
-        key, value = args if origin is not Counter else (*args, int)
-        pairs = _codec(list[tuple[key, value]])  # type: ignore[valid-type]
-        return _Codec(pairs.type, lambda found: pairs.encode(found.items()), lambda found: origin(dict(pairs.decode(found))))
-    if args and (origin is not tuple or args[-1] is Ellipsis):
-        item = _codec(args[0])
-        return _Codec(pa.list_(item.type), lambda v: [item.encode(i) for i in v], lambda v: origin(item.decode(i) for i in v))
-    hints = {f"_{n}": arg for n, arg in enumerate(args)} if origin is tuple else _fields(hint)
+    if NoneType in get_args(hint):
+        return _optional(_codec(get_args(hint)[0]))
+    if origin is None:
+        return _of_fields(_fields(hint), hint)
+    if issubclass(origin, Mapping):
+        return _of_mapping(origin, get_args(hint))
+    if origin is tuple and get_args(hint)[-1] is not Ellipsis:
+        return _of_fields({f"_{n}": part for n, part in enumerate(get_args(hint))}, lambda *values: values)
+    item = _codec(get_args(hint)[0])
+    return _Codec(pa.list_(item.type), lambda v: [item.encode(i) for i in v], lambda v: origin(item.decode(i) for i in v))
+
+
+def _optional(some: _Codec) -> _Codec:
+    return _Codec(
+        some.type,
+        lambda value: None if value is None else some.encode(value),
+        lambda value: None if value is None else some.decode(value),
+    )
+
+
+def _of_mapping(made: Callable[[dict[Any, Any]], Any], args: tuple[Any, ...]) -> _Codec:
+    """A list of pairs, not Arrow's map: Spark's does not take every key. A counter's values are numbers."""
+    key, value = args if len(args) == 2 else (*args, int)
+    pairs = _codec(list[tuple[key, value]])  # type: ignore[valid-type]
+    return _Codec(pairs.type, lambda mapping: pairs.encode(mapping.items()), lambda rows: made(dict(pairs.decode(rows))))
+
+
+def _of_fields(hints: Mapping[str, Any], made: Callable[..., Any]) -> _Codec:
+    """A struct: of a dataclass, a named tuple or a tuple."""
     parts = {name: _codec(part) for name, part in hints.items()}
-    made = (lambda *values: values) if origin is tuple else hint
-    kind = pa.struct([(name, part.type) for name, part in parts.items()])
 
     def encode(value: Any) -> dict[str, Any]:  # noqa: ANN401
         values = value if isinstance(value, tuple) else [getattr(value, name) for name in parts]
         return {name: part.encode(v) for (name, part), v in zip(parts.items(), values, strict=True)}
 
+    kind = pa.struct([(name, part.type) for name, part in parts.items()])
     return _Codec(kind, encode, lambda row: made(*(part.decode(row[name]) for name, part in parts.items())))
 
 
@@ -151,3 +165,23 @@ class FileStage(WorkerJob[StagedFiles]):
     def write(self, rows: DataFrame) -> list[StagedFile]:
         """Run the job; the files of all workers."""
         return [file for found in self.collect(rows) for file in found.files]
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Where the records of a reading's tasks are; picklable."""
+
+    COLUMNS: ClassVar[str] = "_kafka_topic_id string, _kafka_partition int, _kafka_offset bigint"
+    reading: Reading
+
+    def rows(self, spark: SparkSession) -> DataFrame:
+        """The coordinates, which workers read."""
+        return task_numbers(spark, self.reading.tasks).mapInArrow(self, self.COLUMNS)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: numbers of tasks -> coordinates of their records."""
+        for numbers in batches:
+            for task in numbers.column(0).to_pylist():
+                for batch in self.reading.batches(task, ReadNotes()):
+                    places = [batch.column(name.removeprefix("_kafka_")) for name in COORDINATES]
+                    yield pa.RecordBatch.from_arrays(places, list(COORDINATES))

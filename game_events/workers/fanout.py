@@ -1,44 +1,38 @@
-"""Rows of many games -> Parquet files of each game, in one Spark job.
+"""Rows of many games -> Parquet files of each game, in a task of a Spark job; also beside bronze's rows, in the same pass.
 
-Work is O(rows): no filter per game, no job per game. The workers sort what they have buffered by game, and append each game's
-part to its file. Memory is bounded by the buffer, whatever share of the rows one game has.
-
-What a worker decides by a row's game: whether its name may be a game's, and which columns the game's table gets.
-
-Partial rows of the built-in aggregate: what a task's rows add to gold, by game and key, aggregated by Arrow.
-
-Guarantee: for the types that `of` takes, merging partial rows gives the rows that Spark's aggregate of the same events has.
+The workers sort what they have buffered by game, and append each game's part to its file. Memory is bounded by the buffer,
+whatever share of the rows one game has. What a worker decides by a row's game: whether its name may be a game's, and which
+columns the game's table gets.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from operator import or_
 from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from game_events.config.settings import Settings
 from game_events.decoding.columns import ColumnMap, level_of
-from game_events.errors import LostFileError, TransientError
+from game_events.errors import LostFileError
 from game_events.extending import PLAYER_AGG
 from game_events.lakehouse.commits.group import one_ahead
-from game_events.lakehouse.data.columns import TIME
-from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_bytes, discard, remove_empty_folder
-from game_events.lakehouse.data.worker_job import WorkerJob
-from game_events.lakehouse.storage import explain
-from game_events.lakehouse.tables import Lakehouse, Table, is_game
-from game_events.pipeline.fanout.rows import FileRows, OldRows, parts_by_game
-from game_events.pipeline.quality.judging import RuleSplit, Splitter
-from game_events.pipeline.reporting.counts import Summed, add_counts, by_key, extend, merge, merged
-from game_events.pipeline.reporting.result import RuleCounts
+from game_events.lakehouse.data.columns import BRONZE_ONLY, bronze_schema
+from game_events.lakehouse.data.staging import StagedFile, StagedWriter, buffer_bytes, remove_empty_folder
+from game_events.lakehouse.tables import Lakehouse, Layer, Table, is_game
+from game_events.workers.gold import PartialAggregate, PartialRows
+from game_events.workers.job import WorkerJob
+from game_events.workers.results import FanOutResult
+from game_events.workers.rows import FileRows, OldRows, parts_by_game
+from game_events.workers.rules import OutcomeWriter, RuleOutcome
+
+log = logging.getLogger(__name__)
 
 #: Why a row is in no game's table.
 INVALID, NOT_ALLOWED, OVER_LIMIT = "invalid", "not_allowed", "over_limit"
@@ -132,137 +126,11 @@ class ColumnChoice:
         return pa.schema([field for field in schema if field.name not in self.together or field.name in sent])
 
 
-#: Partial rows of a task at most: past that they are dropped, and gold reads silver's files.
-MOST_ROWS = 200_000
-
-#: Rows of which at least half must have another one's key: else aggregating them here saves nothing.
-MANY_ROWS = 50_000
-
-#: Types of keys that Arrow groups, and of times that it compares, as Spark does: no floating-point numbers, no structs.
-TIMES = (TIME, pa.int64())
-
-KEYS = (pa.string(), pa.bool_(), *TIMES)
-
-GAME, KEY, COUNT, FIRST, LAST = "game", "key", "count", "first", "last"
-
-
-@dataclass(frozen=True)
-class PartialAggregate:
-    """The columns of the events from which partial rows are made; picklable."""
-
-    game: str
-    key: str
-    time: str
-
-    def fits(self, schema: pa.Schema) -> bool:
-        """Whether the columns are there, with types for which Arrow does what Spark does."""
-        if not {self.game, self.key, self.time} <= set(schema.names):
-            return False
-        key, time = schema.field(self.key).type, schema.field(self.time).type
-        return schema.field(self.game).type == pa.string() and key in KEYS and time in TIMES
-
-
-class PartialRows:
-    """The partial rows of one task, which are bounded."""
-
-    def __init__(self, aggregate: PartialAggregate) -> None:
-        self._aggregate = aggregate
-        self._parts: list[pa.Table] | None = []
-        self._rows = 0
-
-    def add(self, rows: pa.Table) -> None:
-        """Aggregate rows of events; all partial rows are dropped where there are too many."""
-        if self._parts is None:
-            return
-        columns = [rows.column(name) for name in (self._aggregate.game, self._aggregate.key, self._aggregate.time)]
-        events = pa.Table.from_arrays(columns, [GAME, KEY, FIRST])
-        found = events.group_by([GAME, KEY], use_threads=False).aggregate([([], "count_all"), (FIRST, "min"), (FIRST, "max")])
-        found = found.rename_columns([GAME, KEY, COUNT, FIRST, LAST])
-        self._parts.append(found)
-        self._rows += found.num_rows
-        if self._rows > MOST_ROWS:
-            self._parts = [merged_partials(self._parts, (GAME, KEY))]
-            self._rows = self._parts[0].num_rows
-        if self._rows > MOST_ROWS or (rows.num_rows >= MANY_ROWS and 2 * found.num_rows > rows.num_rows):
-            self._parts = None
-
-    def tables(self) -> list[pa.Table]:
-        """One table of game, key, count, first, last; none if the rows were dropped, or there are none."""
-        return [merged_partials(self._parts, (GAME, KEY))] if self._parts else []
-
-
-def merged_partials(parts: Sequence[pa.Table], keys: Sequence[str]) -> pa.Table:
-    """Partial rows with one row for each value of the key columns; the other columns are `COUNT`, `FIRST`, `LAST`.
-
-    NULL is a key; a time that is NULL in every row stays NULL.
-    """
-    rows = pa.concat_tables(parts).group_by(list(keys), use_threads=False)
-    return rows.aggregate([(COUNT, "sum"), (FIRST, "min"), (LAST, "max")]).rename_columns([*keys, COUNT, FIRST, LAST])
-
-
-#: Rows of one task. Where its files would have fewer rows than `FILE_ROWS`, there are fewer tasks, of more rows.
-TASK_ROWS, MOST_TASK_ROWS = 500_000, 2_000_000
-
-FILE_ROWS, FEWEST_TASKS = 10_000, 2
-
-#: With more files than this, or fewer rows in a file, the rows are shuffled by game first: each file costs 2 to 3 ms to write
-#: and to read again, and a request each of an object store; each shuffled row 4 us.
-MAX_FILES_UNSHUFFLED, MIN_ROWS_UNSHUFFLED = 16_384, 1_000
-
-#: Seconds that a game's file costs to write and to read again, and a row that a worker reads and leaves to another one.
-FILE_S, LEFT_ROW_S = 2e-3, 0.35e-6
-
-#: Share of the rows of one game, times the shares of the games, up to which tasks for shares have about as much to do.
-MOST_OF_ONE_GAME = 0.25
-
-#: Parts of a game after the shuffle, so that one game with most of the rows does not land in one task.
-SALTS = 4
-
 #: Bytes of rows that are sorted at a time.
 SORT_BYTES = 64 * 1024 * 1024
 
 #: Bytes of sorted rows held by the writers together, past which every one writes its row group.
 BUFFER_BYTES = 192 * 1024 * 1024
-
-
-@dataclass
-class FanOutResult(Summed):
-    """What the workers return.
-
-    Attributes:
-        files: game -> its files.
-        refused: why -> name -> rows that belong to no game.
-        failed: game -> why its files could not be written; its other files must not be committed.
-        rejected: game -> its files for quarantine.
-        counts: game -> counts of its rows by the rules; empty without rules.
-        columns: game -> the optional columns of its files; empty without a choice.
-        crowded: a worker met more new names than `Routing.room`, or more games than `FanOut.most_games`: nothing was kept.
-        partials: partial rows of gold, of each task (`PartialRows`).
-    """
-
-    files: dict[str, list[StagedFile]] = merged(by_key(extend), dict)
-    refused: dict[str, Counter[str]] = merged(by_key(add_counts), dict)
-    failed: dict[str, str] = merged(or_, dict)
-    rejected: dict[str, list[StagedFile]] = merged(by_key(extend), dict)
-    counts: dict[str, RuleCounts] = merged(by_key(merge), dict)
-    columns: dict[str, frozenset[str]] = merged(by_key(or_), dict)
-    crowded: bool = merged(or_, bool)
-    partials: list[pa.Table] = merged(extend, list)
-
-    @property
-    def games(self) -> set[str]:
-        """Games that had rows, rejected or not."""
-        return (set(self.files) | set(self.counts)) - set(self.failed)
-
-    def rows(self, game: str) -> int:
-        """Rows that a game had, rejected or not."""
-        return self.counts[game].rows if game in self.counts else sum(f.rows for f in self.files.get(game, []))
-
-    def discard(self, table: Callable[[str], Table]) -> None:
-        """Delete the files, which no commit names, and the folders of tables that were not made; `table`: of a game."""
-        for game, files in self.files.items():
-            discard(table(game), files)
-            remove_empty_folder(table(game))
 
 
 @dataclass(frozen=True)
@@ -272,7 +140,7 @@ class FanOut(WorkerJob[FanOutResult]):
     Attributes:
         layer: silver or gold: which table of a game.
         game_column: column of the rows that names the game.
-        split: treatment of rows that violate rules; None: there are no rules, every row is written to its game's files.
+        outcome: treatment of rows that violate rules; None: there are no rules, every row is written to its game's files.
         aggregate: for gold: which of a game's tables.
         choice: the columns that not every game's table has; None: all tables have all of `schema`.
         source: files with the rows; None: Spark sends the rows.
@@ -288,7 +156,7 @@ class FanOut(WorkerJob[FanOutResult]):
     game_column: str
     schema: pa.Schema
     routing: Routing = field(default_factory=Routing)
-    split: RuleSplit | None = None
+    outcome: RuleOutcome | None = None
     aggregate: str = PLAYER_AGG
     choice: ColumnChoice | None = None
     source: FileRows | None = None
@@ -311,79 +179,6 @@ class FanOut(WorkerJob[FanOutResult]):
         return result
 
 
-def tasks_for(row_count: int, games: int) -> int:
-    """Number of tasks for so many rows of so many games, both estimates; 0 games: unknown, or the rows are shuffled."""
-    most = max(1, -(-row_count // TASK_ROWS))
-    fewest = max(FEWEST_TASKS, -(-row_count // MOST_TASK_ROWS))
-    return min(most, max(fewest, row_count // (games * FILE_ROWS))) if games else most
-
-
-def shares_for(row_count: int, games: int, largest: float) -> int:
-    """How many tasks read the same files, each for its share of the games, which have fewer and larger files then.
-
-    `row_count`, `games`: as for `tasks_for`. `largest`: the share of the rows that one game has.
-    """
-    tasks = tasks_for(row_count, games)
-    possible = (n for n in range(1, tasks + 1) if tasks % n == 0 and (n == 1 or n * largest <= MOST_OF_ONE_GAME))
-    return min(possible, key=lambda n: tasks // n * games * FILE_S + (n - 1) * row_count * LEFT_ROW_S)
-
-
-def is_shuffled(row_count: int, games: int, shares: int = 1) -> bool:
-    """Whether rows of so many games are brought together by game before they are written; `shares`: see `shares_for`."""
-    tasks = tasks_for(row_count, games)
-    files = tasks // shares * games
-    small = tasks > shares and row_count < files * MIN_ROWS_UNSHUFFLED  # else a game has one file, as after a shuffle
-    return tasks > 1 and (small or files > MAX_FILES_UNSHUFFLED)
-
-
-def spread(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str) -> DataFrame:
-    """The rows in as many tasks as their number asks for.
-
-    `row_count`, `games`: as for `tasks_for`. `salt`: column by which a game's rows are spread over several tasks.
-    """
-    if not is_shuffled(row_count, games):
-        return rows.coalesce(tasks_for(row_count, games))
-    keys, tasks = [F.col(task.game_column)], tasks_for(row_count, 0)
-    if games < tasks * SALTS:
-        keys.append(F.pmod(F.hash(salt), F.lit(SALTS)))
-    return rows.repartition(tasks, *keys)
-
-
-def stage(rows: DataFrame, task: FanOut) -> FanOutResult:
-    """Run the job: each of the rows' tasks writes files."""
-    result = FanOutResult.sum(task.collect(rows))
-    if result.crowded:
-        result.discard(task.table)
-        if task.split is not None and task.split.quarantine is not None:
-            for files in result.rejected.values():
-                discard(task.split.quarantine, files)
-        return FanOutResult(crowded=True)
-    for game in result.failed:
-        # Files of other workers; never committed, removed by maintenance.
-        result.files.pop(game, None)
-        result.rejected.pop(game, None)
-    return result
-
-
-def written_alone(result: FanOutResult, game: str, table: Table, write: Callable[[], object]) -> None:
-    """Write to a game's table; an error fails that game only: it is noted in the result, and nothing more is written.
-
-    Raises:
-        OSError: the object store is unavailable, for all games.
-    """
-    if game in result.failed:
-        return
-    try:
-        write()
-    except LostFileError as error:
-        result.failed[game] = str(error)
-    except OSError as error:
-        known = explain(error, table.uri)
-        if isinstance(known, TransientError):
-            raise
-        result.failed[game] = f"its files cannot be written: {known or error}"
-
-
 class Stage:
     """One task of a worker: it takes rows, and writes them; `result`: whole after `finish` or `give_up`."""
 
@@ -393,7 +188,7 @@ class Stage:
         self.result = FanOutResult()
         self._buffer: list[pa.RecordBatch] = []
         self._rows = self._bytes = self._held = 0
-        self._splitter = Splitter(task.split) if task.split is not None else None
+        self._splitter = OutcomeWriter(task.outcome) if task.outcome is not None else None
         self._rejected: dict[str, StagedWriter] = {}
         if self._splitter is not None:
             self._rejected, self.result.counts = self._splitter.writers, self._splitter.counts
@@ -454,7 +249,7 @@ class Stage:
         Raises:
             OSError: the object store is unavailable, for all games.
         """
-        written_alone(self.result, game, self._task.table(game), write)
+        self.result.write_alone(game, self._task.table(game), write)
 
     def _write_buffer(self) -> None:
         """Sort the buffer by game, once, and write each game's part."""
@@ -472,8 +267,13 @@ class Stage:
             return
         if self._partial is not None:
             self._partial.add(rows)
+        self._write_parts(rows, order, parts)
+
+    def _write_parts(self, rows: pa.Table, order: pa.Array, parts: Mapping[str, tuple[int, int]]) -> None:
+        """Write each game's part of rows in the order by game."""
+        task = self._task
         written = rows.select(task.schema.names).take(order).cast(task.schema)
-        more = rows.select(task.split.columns).take(order) if task.split is not None else written
+        more = rows.select(task.outcome.columns).take(order) if task.outcome is not None else written
         size = buffer_bytes(written)
         for game, part in parts.items():
             share = size * part[1] // rows.num_rows
@@ -531,3 +331,65 @@ class Stage:
             self._writer(game, kept).write(kept)
         elif game in self._writers:
             self._writers[game].close()  # else the ends of all games are in memory together
+
+
+@dataclass(frozen=True)
+class OnePassTask:
+    """What bronze's workers need to write silver's files, too; picklable.
+
+    Attributes:
+        aggregate: whether gold's partial rows are made.
+        most_games: as `FanOut.most_games`.
+    """
+
+    lakehouse: Lakehouse
+    routing: Routing
+    columns: PartialAggregate
+    aggregate: bool
+    most_games: int | None
+
+    def fan_out(self, columns: ColumnMap) -> FanOut | None:
+        """The fan-out of rows decoded to these columns; None: none of them names the game."""
+        schema = pa.schema([f for f in bronze_schema(columns) if f.name not in BRONZE_ONLY])
+        own = self.columns
+        if own.game not in schema.names:
+            return None
+        return FanOut(
+            self.lakehouse,
+            Layer.SILVER,
+            own.game,
+            schema,
+            self.routing,
+            choice=ColumnChoice.of(schema, columns, (own.game, own.key, own.time)),
+            held_bytes=BUFFER_BYTES // 2,  # bronze's rows wait beside them
+            most_games=self.most_games,
+            partial=own if self.aggregate and own.fits(schema) else None,
+        )
+
+
+class SecondStage:
+    """Silver's files in a task of bronze's job. What goes wrong here is no error of that job: silver reads bronze then."""
+
+    def __init__(self, task: FanOut) -> None:
+        self._names, self._stage = task.schema.names, Stage(task)
+
+    def add(self, rows: pa.Table) -> None:
+        """Write rows of bronze."""
+        for batch in rows.select(self._names).to_batches():
+            self._trying(partial(self._stage.add, batch))
+
+    def finish(self) -> FanOutResult:
+        """Write the rest."""
+        self._trying(self._stage.finish)
+        return self._stage.result
+
+    def give_up(self) -> None:
+        """Delete what was written, and take no more rows."""
+        self._stage.give_up()
+
+    def _trying(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except Exception as error:  # noqa: BLE001 - whatever it is, bronze's rows are not affected
+            log.warning("one_pass=given_up error=%r", error)
+            self._stage.give_up()

@@ -18,9 +18,10 @@ from game_events.decoding.frame import Reason
 from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
-from game_events.pipeline.bronze.worker import BronzeTask, StageResult, StoredTask
-from game_events.plugins.governance.record_filter import Suppression, entity_hash
+from game_events.plugins.governance.worker import Suppression, entity_hash
 from game_events.sources.source import RECORD_SCHEMA
+from game_events.workers.decode import BronzeTask, StoredTask
+from game_events.workers.results import StagedRows
 from game_events_tests.support.decoding.helpers import compiled, frame, plan_for, python_class
 from game_events_tests.support.work import counted
 from game_events_tests.support.worker_jobs import ReadByHand, task_numbers
@@ -296,7 +297,7 @@ def test_the_files_have_the_columns_of_the_tables_and_the_map_in_their_metadata(
 
 def test_what_several_workers_report_is_one_result(tmp_path):
     parts = [Staged(tmp_path / str(i), [records([good(1), None])]).task for i in range(2)]
-    result = StageResult()
+    result = StagedRows()
     for task in parts:
         result.add(run(task, [records([good(1), None])]))
     assert (len(result.bronze), len(result.quarantine)) == (2, 2)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from game_events.lakehouse.tables import is_game
 from game_events.pipeline.checks.reconcile import GameCounts, Reconciliation
-from game_events.pipeline.fanout.job import INVALID, NO_NAME, NOT_ALLOWED, Routing
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reporting.result import TableReport
+from game_events.workers.fanout import INVALID, NO_NAME, NOT_ALLOWED, Routing
 
 HOSTILE = [None, "", "unified", "../../etc", "Rummy", "🎲", "a" * 300, "a/b", "a\n", 7, b"uno"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from game_events.decoding.columns import ColumnMap, field_key
 from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Lakehouse
-from game_events.pipeline.fanout.job import ColumnChoice, FanOut
+from game_events.workers.fanout import ColumnChoice, FanOut
 from game_events_tests.support.worker_jobs import run
 
 #: Columns of each message type; `amount` is a field of two.

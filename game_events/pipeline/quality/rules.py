@@ -1,8 +1,7 @@
-"""Validation of rules by Spark's analysis: before a job, for `doctor`, for a dry run. Reads no rows.
+"""Rules in Spark, which alone evaluates SQL: their validation, which reads no rows, and their evaluation.
 
-The Spark job that finds rows of bronze's files that violate rules, by the rules' columns, for workers that read the files.
-
-Spark alone evaluates SQL. Most rows violate no rule, so hardly anything goes from Spark to Python.
+Spark's plan decides whether a row is kept, dropped or rejected, and workers do that (`workers.rules`). For workers that read
+bronze's files a job before finds the rows that violate rules: most violate none, so hardly anything goes to Python.
 """
 
 from __future__ import annotations
@@ -16,17 +15,32 @@ import numpy as np
 import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructType
 
 from game_events.config.names import columns_in, foreign_call, holds_query, reads_clock
 from game_events.errors import ConfigurationError, first_line, some_columns
+from game_events.lakehouse.data.columns import COORDINATES
 from game_events.lakehouse.data.reading import FileSelection
 from game_events.lakehouse.data.spark_files import read_files
-from game_events.pipeline.quality.judging import ROW, RuleSplit, Violations, bits_schema
-from game_events.rules import Rule
+from game_events.rules import Action, Rule
 from game_events.spark.config import null_on_error
+from game_events.workers.results import RuleCounts
+from game_events.workers.rules import (
+    BITS,
+    DISPOSITION,
+    DROP,
+    HELD_BACK,
+    KEEP,
+    READMIT,
+    REJECT,
+    ROW,
+    RuleColumns,
+    RuleOutcome,
+    Violations,
+    bits_schema,
+)
 
 
 def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructType) -> None:
@@ -127,6 +141,89 @@ def _quiet() -> Iterator[None]:
         logger.disabled = disabled
 
 
+#: Whether quarantine holds the row as rejected (NULL: it does not), and the batch up to which quarantine has decided.
+HELD, DECIDED = "_held", "_decided"
+
+
+def holds(sql: str) -> Column:
+    """Whether a condition is TRUE; FALSE for NULL and for every error in its evaluation.
+
+    Spark shows its `TryEval` (any exception is NULL) only behind functions of its own: adding the condition as a number of
+    days to a date is the cheapest of them.
+    """
+    computed = F.try_add(F.expr("DATE'1970-01-01'"), F.expr(sql).cast("int"))
+    return F.coalesce(computed == F.expr("DATE'1970-01-02'"), F.lit(False))
+
+
+def failed_rules(rules: tuple[Rule, ...], counts: RuleCounts | None) -> str | None:
+    """The violated rules with the action fail, which prevent a game's commit; None if there are none."""
+    if counts is None or not counts.examples:
+        return None
+    broken = [
+        f"rule {rule.name} ({rule.sql}) is violated by {counts.violated[rule.name]} of {counts.rows} rows"
+        + (f", for example {counts.examples[rule.name]}" if counts.examples[rule.name] else "")
+        for rule in rules
+        if rule.name in counts.examples
+    ]
+    return f"{'; '.join(broken)}. Nothing is committed before the rule or its action changes, or the rows do"
+
+
+def violated(rules: RuleColumns) -> list[Column]:
+    """A bigint for each `BITS` rules: the bits of those that the row violates."""
+    return [
+        reduce(Column.bitwiseOR, (_bit(rules, rule, bit) for bit, rule in enumerate(part))).alias(name)
+        for name, part in zip(rules.names, rules.parts(), strict=True)
+    ]
+
+
+def _bit(rules: RuleColumns, rule: Rule, bit: int) -> Column:
+    broken = ~holds(rule.sql)
+    if rule.games:
+        broken = F.col(rules.game_column).isin(*rule.games) & broken
+    return F.when(broken, F.expr(f"{1 << bit}L")).otherwise(F.expr("0L"))
+
+
+def any_of(rules: RuleColumns, action: Action) -> Column:
+    """Whether the row violates a rule with this action; needs the columns of `violated`."""
+    masks = zip(rules.names, rules.masks(action), strict=True)
+    broken = [F.col(name).bitwiseAND(F.lit(mask).cast("bigint")) != 0 for name, mask in masks if mask]
+    return reduce(Column.__or__, broken, F.lit(False))
+
+
+def breaks(rules: RuleColumns, number: int) -> Column:
+    """Whether the row violates one rule; needs the columns of `violated`."""
+    return F.col(rules.names[number // BITS]).bitwiseAND(F.lit(1 << number % BITS).cast("bigint")) != 0
+
+
+def judge(rules: RuleColumns, rows: DataFrame, held: DataFrame | None) -> DataFrame:
+    """Rows of silver with `DECIDED`, the columns of `violated` and the disposition; `held`: quarantine's rejected rows.
+
+    Up to the batch `DECIDED` a row is rejected if quarantine has it, whatever the rules are now. Later rows are decided by
+    the rules; a row that quarantine has already (it is decided again) stays there while the rules keep it out of silver.
+    """
+    if held is None:
+        rows = rows.withColumn(HELD, F.lit(None).cast("boolean"))
+    else:
+        # By the game, too: since a row was rejected, a redecode may have given it another one.
+        held = held.withColumnRenamed("game", rules.game_column).withColumn(HELD, F.lit(True))
+        rows = rows.join(held, [*COORDINATES, rules.game_column], "left")
+    is_held, rejected, dropped = F.col(HELD).isNotNull(), any_of(rules, "quarantine"), any_of(rules, "drop")
+    decided = F.col("_batch") <= F.col(DECIDED)
+    disposition = (
+        F.when(is_held & (decided | rejected | dropped), F.lit(HELD_BACK))
+        .when(rejected & ~decided, F.lit(REJECT))
+        .when(dropped, F.lit(DROP))
+        .when(is_held, F.lit(READMIT))
+        .otherwise(F.lit(KEEP))
+    )
+    return rows.select("*", *violated(rules)).select("*", disposition.cast("int").alias(DISPOSITION))
+
+
+def out_of_stack(rules: RuleColumns, error: Exception) -> list[str]:
+    """The rules, if one of them may have ended a job by an overflow of Java's stack, which `holds` cannot catch."""
+    return [f"rule {r.name}" for r in rules.rules] if "java.lang.StackOverflowError" in str(error) else []
+
+
 #: Violating rows of one pass that go through the driver's memory, 100 bytes each, and to every worker, some bytes each.
 MOST_VIOLATIONS = 1_000_000
 
@@ -135,31 +232,31 @@ FILE = "_file"
 
 
 def find_violations(
-    spark: SparkSession, split: RuleSplit, files: FileSelection, columns: StructType, above: int | None
+    spark: SparkSession, outcome: RuleOutcome, files: FileSelection, columns: StructType, above: int | None
 ) -> Violations | None:
     """Evaluate silver's rules on the rows of bronze's files, in one job; None: more than `MOST_VIOLATIONS` rows violate them.
 
     Args:
         spark: the session.
-        split: with the rules.
+        outcome: with the rules.
         files: bronze's files.
         columns: of the rows.
         above: only rows of later bronze batches; None: all rows.
     """
-    rules = split.rules
+    rules = outcome.rules
     needed = {rules.game_column, "_batch"}.union(*(columns_in(rule.sql, columns.names) for rule in rules.rules))
     with null_on_error(spark):
         rows = read_files(spark, files.files, StructType([f for f in columns.fields if f.name in needed]))
         rows = rows if above is None else rows.where(F.col("_batch") > above)
         place = (F.col("_metadata.file_path").alias(FILE), F.col("_metadata.row_index").alias(ROW))
         violating = reduce(Column.__or__, (F.col(name) != 0 for name in rules.names))
-        rows = rows.select(*place, *rules.violated()).where(violating)
+        rows = rows.select(*place, *violated(rules)).where(violating)
         if files.rows > MOST_VIOLATIONS or not files.rows_known:
             rows = rows.limit(MOST_VIOLATIONS + 1)  # another stage
         found = rows.toArrow()
     if found.num_rows > MOST_VIOLATIONS:
         return None
-    return Violations(split, _by_path(found, files, bits_schema(split.rules)))
+    return Violations(outcome, _by_path(found, files, bits_schema(outcome.rules)))
 
 
 def _by_path(found: pa.Table, files: FileSelection, schema: pa.Schema) -> dict[str, bytes]:
