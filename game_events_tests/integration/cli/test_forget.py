@@ -32,7 +32,7 @@ def test_an_erasure_that_is_killed_is_finished_by_the_same_command_and_says_what
     monkeypatch.setenv("GAME_EVENTS_ERASURE_KEY", KEY)
     send_events(environment, [Event("chess", n, gamer=gamer) for n in range(3) for gamer in (WHOM, "ann")])
     refresh(make_pipeline(environment))
-    crash("forget_bronze_committed", work="forget", gamer=WHOM)
+    crash("erase_bronze_committed", work="forget", gamer=WHOM)
     killed = (tmp_path / "driver.log").read_text()
     assert (count(environment, "bronze_events"), count(environment, "silver_chess_events")) == (3, 6)
 
