@@ -90,7 +90,7 @@ COMPILE := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.1
 
 lock:  ## Resolve requirements.lock (what it runs with) and requirements-dev.lock (what it is tested with); UPGRADE=1: to the newest
 	$(call INSTALL_LOCKED,uv)
-	@$(COMPILE) -o requirements.lock
+	@$(COMPILE) --extra all -o requirements.lock
 	@$(COMPILE) --extra dev --constraint requirements.lock -o requirements-dev.lock
 
 lock-jars: setup  ## Pin the Java parts by SHA-256, after a change of game_events/jvm/ivy.xml

@@ -16,7 +16,7 @@ from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.log import TableLog
 from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.kept_handles import KeptHandles
+from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import Lakehouse, Table, paths, table_id
 from game_events.pipeline.checks.table_checks import check_after_run
 from game_events.pipeline.context import Pipeline
@@ -51,10 +51,10 @@ def _commits(arena: Arena) -> list[Figure]:
         lakehouse = Lakehouse.of(settings)
         gold, silver = (lakehouse.gold("game"), settings.gold_interval_s), (lakehouse.silver("game"), settings.poll_interval_s)
         for (table, interval_s), replace in ((gold, True), (silver, False)):
-            handles, maintenance = KeptHandles(), IncrementalMaintenance(lakehouse, MAINTENANCE_SHARE)
+            pool, maintenance = TablePool(), IncrementalMaintenance(lakehouse, MAINTENANCE_SHARE)
             times = list[float]()
             for number in range(MANY + MEASURED):
-                times.append(_commit(table, handles, replace=replace, age_s=interval_s * (MANY + MEASURED - number)))
+                times.append(_commit(table, pool, replace=replace, age_s=interval_s * (MANY + MEASURED - number)))
                 maintenance.note([table.name])
                 maintained = maintenance.work()
                 assert not any(done.error for done in maintained), maintained
@@ -71,27 +71,27 @@ def _commits(arena: Arena) -> list[Figure]:
     return figures
 
 
-def _commit(table: Table, handles: KeptHandles, *, replace: bool, age_s: float) -> float:
+def _commit(table: Table, pool: TablePool, *, replace: bool, age_s: float) -> float:
     """Seconds of a commit; the log's entries of the version before it look so many seconds old afterwards.
 
     Of the version before it, as a kept handle knows the entry of its version by its time.
     """
     began = time.perf_counter()
-    handle = handles.take(table)
+    handle = pool.open(table)
     before = txn(handle, "bench")
     landed = commit(
         Commit(
             table,
             ROWS.schema,
             staged(table, ROWS),
-            expected={"bench": before},
-            advance={"bench": (before or 0) + 1},
+            expect_transactions={"bench": before},
+            set_transactions={"bench": (before or 0) + 1},
             table_id=table_id(handle),
             replace=replace and handle is not None,
-            follows=handle,
+            from_table=handle,
         )
     )
-    handles.keep(table, landed.handle)
+    pool.publish(table, landed.handle)
     seconds, then = time.perf_counter() - began, time.time() - age_s
     for ending in ("json", "checkpoint.parquet"):
         with suppress(FileNotFoundError):

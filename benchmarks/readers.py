@@ -17,7 +17,7 @@ from benchmarks.lakes import live_files
 from game_events.lakehouse.commits.commit import Commit, commit
 from game_events.lakehouse.commits.transactions import txn
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.kept_handles import KeptHandles
+from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import Lakehouse, Table, table_id
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
@@ -64,9 +64,9 @@ def _silver_rows(arena: Arena, root: Path) -> pa.Table:
 
 def _write_small_files(table: Table, rows: pa.Table) -> None:
     """The same rows in many commits, as continuous mode makes them, one file each."""
-    handles, each = KeptHandles(), -(-len(rows) // FILES)
+    pool, each = TablePool(), -(-len(rows) // FILES)
     for start in range(0, len(rows), each):
-        handle = handles.take(table)
+        handle = pool.open(table)
         before = txn(handle, APP)
         part = rows.slice(start, each)
         advance = {APP: (before or 0) + 1}
@@ -74,12 +74,12 @@ def _write_small_files(table: Table, rows: pa.Table) -> None:
             table,
             part.schema,
             staged(table, part),
-            expected={APP: before},
-            advance=advance,
+            expect_transactions={APP: before},
+            set_transactions=advance,
             table_id=table_id(handle),
-            follows=handle,
+            from_table=handle,
         )
-        handles.keep(table, commit(change).handle)
+        pool.publish(table, commit(change).handle)
 
 
 def _measure(arena: Arena, table: Table, what: str, rows: int) -> None:

@@ -74,7 +74,7 @@ class _Texts:
         limits: the limits.
         remaining_s: seconds until the deadline.
         begun: names of requested references.
-        found: name -> text of references, dependencies before dependents.
+        references: name -> text of references, dependencies before dependents.
         size: bytes of all texts.
     """
 
@@ -82,7 +82,7 @@ class _Texts:
     limits: SchemaLimits
     remaining_s: Callable[[], float]
     begun: set[str] = field(default_factory=set)
-    found: dict[str, str] = field(default_factory=dict)
+    references: dict[str, str] = field(default_factory=dict)
     size: int = 0
 
     def take(self, text: object) -> str:
@@ -171,7 +171,9 @@ class SchemaRegistry:
 
         `clock`: seconds, for the time of one schema and after an outage.
         """
-        self.url, self._limits, self._clock = settings.schema_registry_url, limits or SchemaLimits(), clock
+        self.url = settings.schema_registry_url
+        self._limits = limits or SchemaLimits()
+        self._clock = clock
         self._settings = settings
         self._client = registry_client(settings, timeout_s, retries, self._limits.answer_bytes)
         self._outage: tuple[float, TransientError] | None = None
@@ -201,7 +203,7 @@ class SchemaRegistry:
         except (DataError, RecursionError) as error:
             raise DataError(f"schema id {schema_id} does not compile: {error}") from None
         kind = str(schema.schema_type or "AVRO").upper()
-        return RegistrySchema(schema_id, kind, text, tuple(texts.found.items()))
+        return RegistrySchema(schema_id, kind, text, tuple(texts.references.items()))
 
     def versions(self, subject: str) -> list[SubjectVersion]:
         """All versions of a subject, oldest first; empty if there is no such subject. One call per version.
@@ -209,14 +211,15 @@ class SchemaRegistry:
         Raises:
             TransientError: also for more versions than can be asked about in `SchemaLimits.schema_s`.
         """
-        found, until = [], self._clock() + self._limits.schema_s
+        versions = []
+        until = self._clock() + self._limits.schema_s
         for number in self.version_numbers(subject):
             if self._clock() > until:
                 raise TransientError(f"schema registry {self.url}: {subject!r} has more versions than it names in time")
             registered = self._call(f"subject {subject!r} version {number}", partial(self._client.get_version, subject, number))
             if registered is not None and isinstance(registered.schema_id, int):
-                found.append(SubjectVersion(subject, number, registered.schema_id))
-        return found
+                versions.append(SubjectVersion(subject, number, registered.schema_id))
+        return versions
 
     def version_numbers(self, subject: str) -> list[int]:
         """The version numbers of a subject: one call."""
@@ -227,14 +230,17 @@ class SchemaRegistry:
 
     def newest(self, subject: str) -> tuple[int, int] | None:
         """Number and schema id of a subject's newest version, or None if there is none: one call."""
-        found = self._call(f"subject {subject!r}", lambda: self._client.get_latest_version(subject))
-        version, schema_id = (found.version, found.schema_id) if found is not None else (None, None)
-        return (version, schema_id) if isinstance(version, int) and isinstance(schema_id, int) else None
+        newest = self._call(f"subject {subject!r}", lambda: self._client.get_latest_version(subject))
+        if newest is None or not isinstance(newest.version, int) or not isinstance(newest.schema_id, int):
+            return None
+        return newest.version, newest.schema_id
 
     def _collect(self, schema: Schema, texts: _Texts) -> None:
         """Adds the texts of all references, depth first, so that dependencies precede dependents; each name once."""
         for reference in schema.references or []:
-            name, subject, version = reference.name, reference.subject, reference.version
+            name = reference.name
+            subject = reference.subject
+            version = reference.version
             if not (isinstance(name, str) and isinstance(subject, str) and isinstance(version, int)) or name in texts.begun:
                 continue
             texts.begin(name)
@@ -245,7 +251,7 @@ class SchemaRegistry:
             if registered is not None and registered.schema is not None:
                 text = texts.take(registered.schema.schema_str)
                 self._collect(registered.schema, texts)
-                texts.found[_storable(name)] = text
+                texts.references[_storable(name)] = text
 
     def _call(self, what: str, call: Callable[[], T]) -> T | None:
         if self._outage is not None and self._clock() < self._outage[0] + COOL_DOWN_S:

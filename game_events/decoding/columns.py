@@ -1,18 +1,11 @@
-"""Columns of decoded records: the column map, Arrow types, reserved columns, bad values.
-
-Permanent mapping of message fields to columns.
+"""Columns of decoded records: the permanent map of message fields to columns, Arrow types, reserved columns, bad values.
 
 A field's identity is (message full name, path of field NUMBERS, kind), in Avro and JSON the path of names: a renamed protobuf
 field keeps its column, and a number reused with another kind gets a new one. The first name wins; a taken name becomes
 ``name__kind``. The map is stored in the metadata of the Delta table's columns, so it exists as long as the data.
 
-Arrow types of columns: stored types, Spark's names of types, and types inside lists and maps.
-
-Columns reserved by the settings (entity, key, time) with their kinds.
-
-Without them the first record would decide on the kind of such a column, and one stray record could exclude all others for ever.
-
-What becomes of a single value that its column's type does not take: the whole record is bad, or the value is NULL.
+The settings reserve columns (entity, key, time) with their kinds: without that the first record would decide on the kind of
+such a column, and one stray record could exclude all others for ever.
 """
 
 from __future__ import annotations
@@ -33,10 +26,8 @@ if TYPE_CHECKING:  # its libraries would be imported by the compiler's child and
 
 #: uint64 as Spark and Delta can hold it.
 UINT64 = pa.decimal128(20, 0)
-
 #: Microseconds of the years 1 to 9999: the timestamps of protobuf, Python and Spark.
 TIMESTAMP_RANGE = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-
 _NAMES = {
     pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint", pa.float32(): "float",
     pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "string", pa.binary(): "binary", pa.date32(): "date",
@@ -58,8 +49,7 @@ def type_name(kind: pa.DataType, *, members: bool = True) -> str:
     if name is not None:
         return name
     if pa.types.is_struct(kind):
-        inner = ",".join(f"{f.name}:{type_name(f.type)}" for f in kind) if members else ""
-        return f"struct<{inner}>" if members else "struct"
+        return f"struct<{','.join(f'{f.name}:{type_name(f.type)}' for f in kind)}>" if members else "struct"
     if pa.types.is_map(kind):
         return f"map<{type_name(kind.key_type, members=members)},{type_name(kind.item_type, members=members)}>"
     if pa.types.is_list(kind):
@@ -131,7 +121,6 @@ def with_inner(kind: pa.DataType, inner: pa.DataType) -> pa.DataType:
 
 #: Suffix, after a double underscore, of a column of another kind than the first one of its name.
 SUFFIXES = ("string", "bigint", "decimal", "float", "double", "boolean", "binary", "date", "timestamp")
-
 #: Kinds that a string column also holds, as decimal digits: 7 and "7" are the same key.
 WHOLE_NUMBERS = ("bigint", "decimal")
 
@@ -163,7 +152,8 @@ def kept_columns(settings: Settings) -> Mapping[str, Kept]:
 
     A name that ends in a kind (`device_id__bigint`) is reserved for fields `device_id` of that kind.
     """
-    time, entity = _kept(settings.time_column, "timestamp"), _kept(settings.entity_column, "string")
+    time = _kept(settings.time_column, "timestamp")
+    entity = _kept(settings.entity_column, "string")
     key = _kept(settings.key_column, "string", numbers=True)
     return {folded(kept.column): kept for kept in (time, entity, key)}
 
@@ -188,22 +178,17 @@ def _kept(column: str, kind: str, *, numbers: bool = False) -> Kept:
 
 #: Key of the column metadata that holds the column's share of the map.
 METADATA_KEY = "game_events.fields"
-
 #: Invisible characters: Unicode's ignorable ones, marks of text direction, all blanks except the usual one.
 UNSEEN = (
     r"\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000"
     r"\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-
 #: Characters that Delta and Parquet refuse in names, those that need quoting (dot, backtick), and invisible ones.
 _REFUSED = re.compile(rf"[ ,;{{}}()\n\t=.`\x00-\x1f{UNSEEN}]")
-
 #: Characters of a new column's name, without a suffix that makes it unique.
 MAX_NAME = 200
-
 #: What separates the parts of a field key.
 _ESCAPES = str.maketrans({"~": "~0", ".": "~1", "#": "~2", ":": "~3"})
-
 #: One step of a field's path: its number (protobuf) or its name (Avro, JSON).
 FieldId = int | str
 
@@ -251,25 +236,24 @@ class ColumnMap:
     def with_message(self, message: str, fields: Iterable[Field]) -> ColumnMap:
         """This map with a message type added; unchanged if it is known."""
         fields = list(fields)
-        columns, names, owners = dict(self.columns), dict(self.names), dict(self.owners)
-        nested, kept = _Nested(message, names, owners), self._still_kept()
-        level = _Level(columns, nested.owned.get("", ()), kept)
+        columns = dict(self.columns)
+        names = dict(self.names)
+        owners = dict(self.owners)
+        nested = _Nested(message, names, owners)
+        level = _Level(columns, nested.owned.get("", ()), self._still_kept())
         keys = [field_key(message, (item.id,), item.kind) for item in fields]
+        # By name, not number; no two fields of one version share a column.
         taken = {folded(names[key]) for key in keys if key in names}
         for key, item in zip(keys, fields, strict=True):
             if key not in names:
-                # By name, not number; no two fields of one version share a column.
-                mine = next((k.column for k in kept.values() if k.takes(clean_name(item.name), item.kind)), None)
-                names[key] = level.free_name(item) if mine is None or folded(mine) in taken else level.spelled(mine)
+                names[key] = level.column_for(item, taken)
                 taken.add(folded(names[key]))
                 level.bar(names[key])
             column = names[key]
             owners[key] = column
             known = columns.get(column)
-            target = nested.named_type(item, (item.id,), known, column)
-            if known is None and folded(column) in kept and kept[folded(column)].kind != item.kind:
-                target = pa.string()  # whole numbers as strings
-            columns[column] = target if known is None else merge_types(known, target)
+            kind = nested.named_type(item, (item.id,), known, column)
+            columns[column] = level.type_of(column, item, kind) if known is None else merge_types(known, kind)
             level.use(column, columns[column])
         return replace(self, columns=columns, names=names, owners=owners)
 
@@ -346,7 +330,9 @@ class _Nested:
     """Names the nested fields of one message; new names and owners are added to the map's."""
 
     def __init__(self, message: str, names: dict[str, str], owners: dict[str, str]) -> None:
-        self._message, self._names, self._owners = message, names, owners
+        self._message = message
+        self._names = names
+        self._owners = owners
         #: Names used by fields of this message, by parent path: two fields of one message never share a column.
         self.owned: dict[str, set[str]] = {}
         for key, name in names.items():
@@ -380,9 +366,9 @@ class _Nested:
 class _Level:
     """The names of a table's columns, or of the fields of one struct; case-insensitive, as in Spark."""
 
-    def __init__(self, types: Mapping[str, pa.DataType], barred: Iterable[str], kept: Container[str] = ()) -> None:
-        """`types`: names in use; `barred`: names that cannot be shared; `kept`: reserved names, `folded`."""
-        self._kept = kept
+    def __init__(self, types: Mapping[str, pa.DataType], barred: Iterable[str], kept: Mapping[str, Kept] | None = None) -> None:
+        """`types`: names in use; `barred`: names that cannot be shared; `kept`: reserved columns by `folded` name."""
+        self._kept = kept or {}
         self._in_use = {folded(name): name for name in types}
         self._kinds = {name: kind_of(kind) for name, kind in types.items()}
         self._barred = {folded(name) for name in barred}
@@ -403,15 +389,28 @@ class _Level:
         """Forbid sharing a name."""
         self._barred.add(folded(name))
 
+    def column_for(self, item: Field, taken: Container[str]) -> str:
+        """A name for a new field: of the reserved column that takes it, if no other field has that; `taken`: `folded` names."""
+        for kept in self._kept.values():
+            if kept.takes(clean_name(item.name), item.kind):
+                return self.free_name(item) if folded(kept.column) in taken else self.spelled(kept.column)
+        return self.free_name(item)
+
+    def type_of(self, column: str, item: Field, kind: pa.DataType) -> pa.DataType:
+        """The type of a new column: a reserved one may hold whole numbers as strings."""
+        kept = self._kept.get(folded(column))
+        return kind if kept is None or kept.kind == item.kind else pa.string()
+
     def free_name(self, item: Field) -> str:
-        """A name for a new field."""
+        """A name for a new field, none that is reserved."""
         wanted = clean_name(item.name)
         simple = _REFUSED.sub("_", item.kind.split("<", 1)[0]).rstrip("_")
         candidates = [wanted, f"{wanted}__{simple}"]
         if isinstance(item.id, int):
             candidates += [f"{wanted}__{item.id}", f"{wanted}__{simple}_{item.id}"]
         for candidate in candidates:
-            lower, spelled = folded(candidate), self.spelled(candidate)
+            lower = folded(candidate)
+            spelled = self.spelled(candidate)
             free = lower not in self._kept and lower not in self._barred
             if free and self._kinds.get(spelled, item.kind) == item.kind:
                 return spelled
@@ -420,10 +419,10 @@ class _Level:
     def _numbered(self, name: str) -> str:
         """The name with the first free number from 2 on."""
         number = self._last_numbers.get(folded(name), 1) + 1
-        while folded(found := f"{name}_{number}") in self._in_use or folded(found) in self._barred:
+        while folded(f"{name}_{number}") in self._in_use or folded(f"{name}_{number}") in self._barred:
             number += 1
         self._last_numbers[folded(name)] = number
-        return found
+        return f"{name}_{number}"
 
 
 #: Stands for all columns that are not named.

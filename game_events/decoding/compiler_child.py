@@ -1,7 +1,10 @@
-"""The child process in which schemas are compiled: its start and end, requests and answers.
+"""The child process in which schemas are compiled: its start and end, requests and answers. `compiler_process` runs in it.
 
 One child serves all threads of a process, and ends after some idle time: starting it takes some tenths of a second, a schema
 some milliseconds. This module imports nothing that is slow to load: commands start the child before they import the rest.
+
+Not an executor of `concurrent.futures`: that gives the child the environment with its secrets, runs the main program's module
+again, and unpickles answers, which lets a child that a schema has taken over run code here. JSON is only read.
 """
 
 import atexit
@@ -23,7 +26,7 @@ from game_events.errors import DataError, TransientError
 
 #: Bytes of an answer.
 MAX_ANSWER = 2**28
-#: Signals for an orderly stop.
+#: Exit codes of an orderly stop.
 STOPS = frozenset({-signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT})
 _START = (
     "import json, sys; arguments = json.loads(sys.argv[1]); sys.path[:] = arguments.pop('path'); "
@@ -40,14 +43,12 @@ class CompilerLimits:
         wait_s: seconds after which a request is given up: far more than `work_s` of work takes on any machine.
         memory: bytes of memory for one schema.
         idle_s: seconds without a schema after which the child ends.
-        request_bytes: bytes of a request.
     """
 
     work_s: float = 2.0
     wait_s: float = 120.0
     memory: int = 2**29
     idle_s: float = 30.0
-    request_bytes: int = 2**28
 
 
 class CompilerChild:
@@ -63,34 +64,10 @@ class CompilerChild:
         self._late = False
 
     def ask(self, schema_id: int | str, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request.
-
-        Raises:
-            DataError, TransientError: as `compile_schema`.
-        """
-        packed = json.dumps({"schema_id": schema_id, **request}).encode()
-        most = self.limits.request_bytes
-        if len(packed) > most:
-            raise DataError(
-                f"schema id {schema_id} does not compile: with what it imports it is longer than {most // 2**20} MiB"
-            )
-        killed = False
+        """The answer to a request; raises as `compile_schema`."""
+        line = json.dumps({"schema_id": schema_id, **request}).encode() + b"\n"
         with self._lock:
-            while True:
-                fresh = self._started()
-                answer = self._exchange(packed)
-                if answer is not None:
-                    break
-                ended = self._end()
-                if ended in STOPS and fresh:
-                    raise TransientError(f"schema id {schema_id}: the compiler of schemas was stopped (signal {-ended})")
-                # The kernel may have killed it for lack of memory, or it has ended after its idle time: one more attempt.
-                if fresh and ended in (0, -signal.SIGKILL) and not (killed or self._late):
-                    killed = True
-                    continue
-                # An old child may have ended for another cause: only a new one's end counts.
-                if fresh or ended == -signal.SIGPROF:
-                    raise DataError(f"schema id {schema_id} does not compile: {_cause(ended, request['work_s'], self.limits)}")
+            answer = self._answer(f"schema id {schema_id}", line, request["work_s"])
             if answer.get("schema_id") != schema_id:
                 self.end()
                 raise TransientError(f"schema id {schema_id}: the compiler answered to another request")
@@ -114,6 +91,24 @@ class CompilerChild:
         if self._process is not None:
             self._process.kill()
         self._end()
+
+    def _answer(self, what: str, line: bytes, work_s: float) -> dict[str, Any]:
+        """Send a request until a child answers, or its end is the schema's fault."""
+        was_killed = False
+        while True:
+            is_new = self._started()
+            answer = self._exchange(line)
+            if answer is not None:
+                return answer
+            code = self._end()
+            if not is_new and code != -signal.SIGPROF:
+                continue  # an old child may have ended for another cause: only a new one's end counts
+            if code in STOPS:
+                raise TransientError(f"{what}: the compiler of schemas was stopped (signal {-code})")
+            # The kernel may have killed it for lack of memory, or it has ended after its idle time: one more attempt.
+            if code not in (0, -signal.SIGKILL) or was_killed or self._late:
+                raise DataError(f"{what} does not compile: {_cause(code, work_s, self.limits)}")
+            was_killed = True
 
     def _started(self) -> bool:
         """Start it if it does not run; returns whether it has not answered a request yet."""
@@ -146,7 +141,7 @@ class CompilerChild:
                 errors.seek(0)
                 raise TransientError(f"the compiler of schemas cannot be started: {errors.read().decode(errors='replace')}")
 
-    def _exchange(self, request: bytes) -> dict[str, Any] | None:
+    def _exchange(self, line: bytes) -> dict[str, Any] | None:
         """Send a request (none if empty) and read the answer; None: the child has ended."""
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
@@ -154,14 +149,11 @@ class CompilerChild:
         self._late = False
         watch = threading.Timer(self.limits.wait_s, self._give_up, [process])
         watch.daemon = True
+        watch.start()
         try:
-            watch.start()
-            if request:
-                process.stdin.write(len(request).to_bytes(4, "big") + request)
-                process.stdin.flush()
-            head = process.stdout.read(4)
-            size = int.from_bytes(head, "big")
-            answer = process.stdout.read(size) if len(head) == 4 and size <= MAX_ANSWER else b""
+            process.stdin.write(line)
+            process.stdin.flush()
+            answer = process.stdout.readline(MAX_ANSWER)
         except OSError:
             return None
         except BaseException:
@@ -170,11 +162,11 @@ class CompilerChild:
             raise
         finally:
             watch.cancel()
-        if not answer or len(answer) != size:
+        if not answer.endswith(b"\n"):
             return None
-        self._used = bool(request)
-        found: dict[str, Any] = json.loads(answer)
-        return found
+        self._used = bool(line)
+        read: dict[str, Any] = json.loads(answer)
+        return read
 
     def _give_up(self, process: subprocess.Popen[bytes]) -> None:
         self._late = True
@@ -182,7 +174,8 @@ class CompilerChild:
 
     def _end(self) -> int:
         """Wait for its end; returns the exit code."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return 0
         for pipe in (process.stdin, process.stdout):

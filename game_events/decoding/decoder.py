@@ -1,18 +1,12 @@
-"""Decoders of all payload formats: compilation of schemas, and batches of framed values into columns.
+"""Decoders of all payload formats: compilation of schemas, and batches of framed values into columns and rejected rows.
 
-Decoder of Arrow batches of framed values, each row by its own schema, into columns and rejected rows.
+Batches are decoded in Spark's workers, each row by its own schema, with a plan of the driver, which alone uses the registry.
+Message types that are not in the plan are reported, and the driver plans again before anything is committed. One topic may hold
+all payload formats, by the registry's ``schemaType`` of each schema id.
 
-Runs in Spark's workers with a plan of the driver, which alone uses the registry. Message types that are not in the plan are
-reported, and the driver plans again before anything is committed.
-
-Payload formats by the registry's ``schemaType`` of each schema id; one topic may hold all of them.
-
-What to drop so that a number of bytes is not exceeded: that which was not used for longest.
-
-Compiles schemas, and tries their decoders, in a child process, so that a bad schema affects only its own records.
-
-A schema is untrusted text: if it is invalid, crashes the compiler, takes too long or too much memory, it raises a DataError. A
-schema that the child has handled within its limits is then used in this process and in Spark's workers, which never compile.
+A schema is untrusted text: it is compiled, and its decoders are tried, in a child process, so that a bad one affects only its
+own records. If it is invalid, crashes the compiler, takes too long or too much memory, it raises a DataError. One that the
+child has handled within its limits is then used in this process and in Spark's workers, which never compile.
 """
 
 import base64
@@ -20,7 +14,7 @@ import json
 import sys
 import tempfile
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
@@ -43,7 +37,6 @@ from game_events.errors import DataError, TransientError
 
 #: Message type of a record: schema id and message index path.
 TypeKey = tuple[SchemaId, IndexPath]
-
 #: Index paths of one schema that are named from one batch, of types that are unknown or do not exist: records choose how many.
 MAX_UNKNOWN_PATHS = 16
 
@@ -117,8 +110,9 @@ class BatchDecoder:
 
     def parts(self, rows: pa.RecordBatch, values: str) -> Iterator[pa.RecordBatch]:
         """Rows, cut where they could become too many cells (see `pieces`); `values`: name of the column with the values."""
-        held = rows.column(values)
-        lengths = pc.fill_null(pc.binary_length(held), 0).to_numpy(zero_copy_only=False) if len(held) else np.zeros(0, np.int64)
+        lengths = np.zeros(0, np.int64)
+        if len(rows):
+            lengths = pc.fill_null(pc.binary_length(rows.column(values)), 0).to_numpy(zero_copy_only=False)
         # An element of protobuf has a tag and a length; one of Avro may have the index of a branch only.
         for begin, end in pieces(self._shape, lengths, octets=1 if self._indexless else 2):
             # Copies: slices would count as the whole batch.
@@ -130,21 +124,33 @@ class BatchDecoder:
         Each row is in `good`, `rejected`, `undecoded` or, by its type, in `unknown`.
         """
         result = DecodedBatch()
-        paths: Counter[SchemaId] = Counter()
-        nowhere: dict[SchemaId, list[frames.FrameGroup]] = {}
         groups, bad_frames = frames.split(values, headers, self._indexless)
         for bad in bad_frames:
             self._add_bad(bad, result)
+        known = self._known(groups, result)
+        for group, payloads in zip(known, frames.payloads(values, known), strict=True):
+            decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
+            result.nulled.update(decoded.nulled)
+            if len(decoded.good):
+                result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
+            result.rejected += [Rejected(why, detail, group.rows[rows], group.schema_id) for why, detail, rows in decoded.bad]
+        result.rejected = _merged(result.rejected)
+        result.unknown = _of_smallest_ids(result.unknown, self._plan.max_unknown_ids + 1)
+        return result
+
+    def _known(self, groups: Iterable[frames.FrameGroup], result: DecodedBatch) -> list[frames.FrameGroup]:
+        """The groups of types that are decoded; the others are added to the result."""
         known: list[frames.FrameGroup] = []
+        paths: Counter[SchemaId] = Counter()
+        nowhere: dict[SchemaId, list[frames.FrameGroup]] = {}
         for group in groups:
             key = (group.schema_id, group.path)
             # First, as types that are not selected need not be decodable.
-            other = next((k for k in (key, (group.schema_id, ())) if k in self._plan.undecoded), None)
-            if other is not None:
-                result.undecoded.append((group.rows, other))
-                continue
+            unselected = self._unselected(key)
             refusal = self._plan.rejected.get(key) or self._plan.rejected.get((group.schema_id, ()))
-            if refusal is not None:
+            if unselected is not None:
+                result.undecoded.append((group.rows, unselected))
+            elif refusal is not None:
                 result.rejected.append(Rejected(*refusal, group.rows, group.schema_id))
             elif key in self._plan.types:
                 result.types.add(key)
@@ -158,15 +164,14 @@ class BatchDecoder:
                 nowhere.setdefault(group.schema_id, []).append(group)
         for schema_id, lost in nowhere.items():
             result.rejected += _without_message(schema_id, lost)
-        for group, payloads in zip(known, frames.payloads(values, known), strict=True):
-            decoded = self._decoder((group.schema_id, group.path)).decode(payloads, self._plan.columns)
-            result.nulled.update(decoded.nulled)
-            if len(decoded.good):
-                result.good.append((group.rows[decoded.good], group.schema_id, decoded.table))
-            result.rejected += [Rejected(r, detail, group.rows[at], group.schema_id) for r, detail, at in decoded.bad]
-        result.rejected = _merged(result.rejected)
-        result.unknown = _of_smallest_ids(result.unknown, self._plan.max_unknown_ids + 1)
-        return result
+        return known
+
+    def _unselected(self, key: TypeKey) -> TypeKey | None:
+        """What of the plan says that a type is not selected: the type, or its whole schema; None: it is selected."""
+        for candidate in (key, (key[0], ())):
+            if candidate in self._plan.undecoded:
+                return candidate
+        return None
 
     def _add_bad(self, bad: frames.BadFrames, result: DecodedBatch) -> None:
         """Add rows without a readable frame."""
@@ -186,7 +191,9 @@ class BatchDecoder:
 
     def decode_columns(self, schema_id: SchemaId, rows: pa.StructArray) -> DecodedBatch:
         """Decode rows of columns, all of one schema (see `projection`); otherwise as `decode`."""
-        result, key, every = DecodedBatch(), (schema_id, ()), np.arange(len(rows), dtype=np.int64)
+        result = DecodedBatch()
+        key = (schema_id, ())
+        every = np.arange(len(rows), dtype=np.int64)
         refusal = self._plan.rejected.get(key)
         if refusal is not None:
             result.rejected.append(Rejected(*refusal, every, schema_id))
@@ -194,7 +201,7 @@ class BatchDecoder:
             result.types.add(key)
             decoded = self._decoder(key).decode(rows, self._plan.columns)
             result.good.append((decoded.good, schema_id, decoded.table))
-            result.rejected += [Rejected(reason, detail, at, schema_id) for reason, detail, at in decoded.bad]
+            result.rejected += [Rejected(why, detail, bad, schema_id) for why, detail, bad in decoded.bad]
         else:
             result.unknown.add(key)
         return result
@@ -210,7 +217,8 @@ class BatchDecoder:
         return schema_id in self._plan.schemas or (schema_id, ()) in self._plan.rejected
 
     def _decoder(self, key: TypeKey) -> PayloadDecoder:
-        decoder, schema = self._decoders.get(key), self._plan.schemas[key[0]]
+        decoder = self._decoders.get(key)
+        schema = self._plan.schemas[key[0]]
         if decoder is None:
             allow_deep_calls()
             decoder = self._decoders[key] = make_decoder(schema, key[1], self._rules)
@@ -228,7 +236,8 @@ def _of_smallest_ids(keys: set[TypeKey], number: int) -> set[TypeKey]:
 
 def _without_message(schema_id: SchemaId, groups: list[frames.FrameGroup]) -> Iterator[Rejected]:
     """Rows whose index paths name no message of their schema; past `MAX_UNKNOWN_PATHS` the paths are not named."""
-    named, others = groups[:MAX_UNKNOWN_PATHS], groups[MAX_UNKNOWN_PATHS:]
+    named = groups[:MAX_UNKNOWN_PATHS]
+    others = groups[MAX_UNKNOWN_PATHS:]
     for group in named:
         detail = f"schema id {schema_id} has no message at index path {list(group.path)}"
         yield Rejected(Reason.BAD_INDEX, detail, group.rows, schema_id)
@@ -281,10 +290,10 @@ def as_json(schema: CompiledSchema) -> dict[str, Any]:
     return {"kind": type(schema).__name__} | values
 
 
-def from_json(found: Mapping[str, Any]) -> CompiledSchema:
+def from_json(stored: Mapping[str, Any]) -> CompiledSchema:
     """The compiled schema from `as_json`."""
-    kind = _SCHEMAS[found["kind"]]
-    values = {f.name: found[f.name] for f in fields(kind)}
+    kind = _SCHEMAS[stored["kind"]]
+    values = {f.name: stored[f.name] for f in fields(kind)}
     if "files" in values:
         values["files"] = base64.b64decode(values["files"])
     else:
@@ -310,7 +319,8 @@ def declared_names(schema: RegistrySchema) -> Mapping[IndexPath, str]:
 def _of_protobuf(text: str) -> dict[IndexPath, str]:
     described = from_base64(text)
     if described is not None and described.message_type:
-        package, names = described.package, [item.name for item in described.message_type]
+        package = described.package
+        names = [item.name for item in described.message_type]
     else:
         package, names = top_messages(text)
     return {(index,): f"{package}.{name}" if package else name for index, name in enumerate(names)}
@@ -339,7 +349,6 @@ def _of_json(schema: RegistrySchema) -> str | None:
 
 
 Key = TypeVar("Key")
-
 #: Bytes of the schemas whose texts and compiled forms are kept, in the driver and in each worker: others are made again when
 #: they are needed. A compiled form takes up to some 15 times as much memory. Most schemas have a few thousand bytes.
 KEPT_SCHEMA_BYTES = 2**25
@@ -367,8 +376,8 @@ class RecentlyUsed(Generic[Key]):
 
 
 #: CPU seconds for each reference, and for each message type after the first: up to `STEPS` of them.
-STEP_S, STEPS = 0.01, 1_000
-
+STEP_S = 0.01
+STEPS = 1_000
 #: Of names of temporary folders.
 PREFIX = "game_events_compiler"
 

@@ -37,7 +37,8 @@ class Reason(StrEnum):
     def __new__(cls, name: str, explanation: str = "") -> Reason:
         """`name`: in the column `reason`."""
         made = str.__new__(cls, name)
-        made._value_, made.explanation = name, explanation
+        made._value_ = name
+        made.explanation = explanation
         return made
 
     TOMBSTONE = "TOMBSTONE", "the record has no value at all"
@@ -63,7 +64,6 @@ class Reason(StrEnum):
 
 #: Rows with these reasons hold no complete record.
 NO_RECORD = frozenset({Reason.UNREADABLE_FILE, Reason.UNREADABLE, Reason.TOO_LARGE})
-
 #: Bytes of an incomplete record that quarantine keeps.
 KEPT_BYTES = 1024 * 1024
 
@@ -81,7 +81,9 @@ class DamageError(Exception):
 
     def __init__(self, reason: Reason, what: str, end: int | None = None) -> None:
         super().__init__(reason, what, end)
-        self.reason, self.what, self.end = reason, what, end
+        self.reason = reason
+        self.what = what
+        self.end = end
         self.path: list[str] = []
 
     def detail(self, message: str) -> str:
@@ -108,41 +110,30 @@ def as_damage(error: BaseException) -> DamageError:
 
 #: Magic byte -> bytes of magic byte and identity.
 PREFIXES = {0: 5, 1: 17}
-
 #: Name of the record header that holds the identity instead of the value.
 ID_HEADER = "__value_schema_id"
-
 #: First bytes of AWS Glue's frames: a version, then whether the payload is compressed; a UUID of 16 bytes follows.
-_GLUE, _GLUE_BYTES = (b"\3\0", b"\3\5"), 18
-
+_GLUE = (b"\3\0", b"\3\5")
+_GLUE_BYTES = 18
 _OF_GLUE = (
     "the bytes of an AWS Glue Schema Registry frame (03, 00 or 05, a UUID), which is not decoded: let the producer use a "
     "serializer for a Confluent-compatible registry"
 )
-
 #: Headers in which Apicurio's serializers write a schema's id.
 _APICURIO_HEADERS = tuple(f"apicurio.value.{name}" for name in ("globalId", "contentId", "contentHash", "encoding"))
-
 _OF_APICURIO = (
     "the schema's id is in a header of Apicurio's serializers, which is not read: let the producer write it into the value "
     "(apicurio.registry.headers.enabled=false, with ids of 4 bytes)"
 )
-
 #: Longer paths are malformed.
 MAX_INDEXES = 32
-
 _SINGLE_BYTE = 0x80
-
 #: What identifies a schema in a registry: its id, or its GUID as text.
 SchemaId = int | str
-
 #: Which message of a protobuf schema: its index among the top-level messages, then among the nested ones; else ``()``.
 IndexPath = tuple[int, ...]
-
 Rows = npt.NDArray[np.int64]
-
 Mask = npt.NDArray[np.bool_]
-
 NO_ROWS: Rows = np.empty(0, dtype=np.int64)
 
 
@@ -214,12 +205,14 @@ def split(
 
 def _foreign(bad: BadFrames, values: pa.BinaryArray, headers: pa.ListArray | None) -> list[BadFrames]:
     """Rows without a frame, apart by the serializer that has written them."""
-    taken, parts = values.take(pa.array(bad.rows)), [bad]
+    taken = values.take(pa.array(bad.rows))
+    parts = [bad]
     heads = pc.binary_slice(taken, 0, stop=2)
     is_glue = pc.and_(pc.is_in(heads, pa.array(_GLUE)), pc.greater_equal(pc.binary_length(taken), _GLUE_BYTES))
     masks = [(_OF_GLUE, np.asarray(is_glue))]
     if headers is not None and len(headers.flatten()):
-        parents, names = pc.list_parent_indices(headers).to_numpy(), headers.flatten().field("key")
+        parents = pc.list_parent_indices(headers).to_numpy()
+        names = headers.flatten().field("key")
         has_id = np.asarray(pc.fill_null(pc.is_in(names, pa.array(_APICURIO_HEADERS)), False))
         masks.append((_OF_APICURIO, np.isin(bad.rows, parents[has_id])))
     for detail, mask in masks:
@@ -232,7 +225,7 @@ def _foreign(bad: BadFrames, values: pa.BinaryArray, headers: pa.ListArray | Non
 def payloads(values: pa.BinaryArray, groups: Sequence[FrameGroup]) -> list[pa.BinaryArray]:
     """Each group's values without frames, with 32-bit offsets, in the order of its ``rows``; copied once for all groups."""
     values = values.cast(pa.binary())
-    found: list[pa.BinaryArray] = [None] * len(groups)
+    parts: list[pa.BinaryArray] = [None] * len(groups)
     for prefix in {group.prefix for group in groups}:
         mine = [number for number, group in enumerate(groups) if group.prefix == prefix]
         rows = np.concatenate([groups[number].rows for number in mine])
@@ -241,9 +234,9 @@ def payloads(values: pa.BinaryArray, groups: Sequence[FrameGroup]) -> list[pa.Bi
         taken = pc.binary_slice(taken, prefix, stop=2**31 - 1) if prefix else taken
         start = 0
         for number in mine:
-            found[number] = taken.slice(start, len(groups[number].rows))
+            parts[number] = taken.slice(start, len(groups[number].rows))
             start += len(groups[number].rows)
-    return found
+    return parts
 
 
 def parse_indexes(data: bytes) -> tuple[IndexPath, int] | None:
@@ -282,9 +275,10 @@ def _split_headers(
     if not len(rows):
         return [], []
     frames = _Frames(identities)
-    found, damaged = frames.split(np.arange(len(rows)), indexless)
-    groups, bad = [], [replace(b, rows=rows[b.rows]) for b in damaged]
-    for group in found:
+    framed, damaged = frames.split(np.arange(len(rows)), indexless)
+    groups = []
+    bad = [replace(b, rows=rows[b.rows]) for b in damaged]
+    for group in framed:
         # Nothing may follow identity and indexes in the header.
         exact = frames.lengths[group.rows] == group.prefix
         if not exact.all():
@@ -303,7 +297,8 @@ class _Frames:
         data = values.buffers()[2]
         # One byte at least, so that indexing an all-empty batch stays legal.
         self._raw = np.frombuffer(data, dtype=np.uint8) if data is not None and data.size else np.zeros(1, dtype=np.uint8)
-        self._starts, self.lengths = offsets[:-1], np.diff(offsets)
+        self._starts = offsets[:-1]
+        self.lengths = np.diff(offsets)
         self._groups: list[FrameGroup] = []
         self._bad: list[BadFrames] = []
 
@@ -317,8 +312,8 @@ class _Frames:
             if not len(mine):
                 continue
             heads = np.ascontiguousarray(self._raw[self._starts[mine][:, None] + np.arange(1, prefix)])
-            found, inverse = np.unique(heads.view("V16" if number else ">u4").reshape(-1), return_inverse=True)
-            ids: list[SchemaId] = [str(uuid.UUID(bytes=item.tobytes())) if number else int(item) for item in found]
+            heads_once, inverse = np.unique(heads.view("V16" if number else ">u4").reshape(-1), return_inverse=True)
+            ids: list[SchemaId] = [str(uuid.UUID(bytes=item.tobytes())) if number else int(item) for item in heads_once]
             parts = [mine]
             if len(ids) > 1:
                 # One sort for all ids; numpy sorts 16-bit numbers in linear time.
@@ -346,7 +341,8 @@ class _Frames:
             self._groups.append(FrameGroup(schema_id, (0,), prefix + 1, rows[plain]))
         if plain.all():
             return
-        rest, first = rows[~plain], first[~plain]
+        rest = rows[~plain]
+        first = first[~plain]
         room = self.lengths[rest] - prefix
         for announced in np.unique(first).tolist():
             # Usual paths are a few one-byte varints: grouped as a matrix.
@@ -361,34 +357,33 @@ class _Frames:
                 self._add(schema_id, prefix, key, usual[members])
             # Indexes past 63, and malformed ones: row by row.
             odd = np.concatenate([np.flatnonzero(mine & ~short), np.flatnonzero(short)[~one_byte]])
-            for at in odd.tolist():
-                begin = int(self._starts[rest[at]]) + prefix
-                head = self._raw[begin : begin + min(int(room[at]), 2 + 2 * MAX_INDEXES)].tobytes()
-                self._add(schema_id, prefix, head, rest[at : at + 1])
+            for pos in odd.tolist():
+                begin = int(self._starts[rest[pos]]) + prefix
+                head = self._raw[begin : begin + min(int(room[pos]), 2 + 2 * MAX_INDEXES)].tobytes()
+                self._add(schema_id, prefix, head, rest[pos : pos + 1])
 
     def _add(self, schema_id: SchemaId, prefix: int, head: bytes, rows: Rows) -> None:
-        found = parse_indexes(head)
-        if found is None:
+        parsed = parse_indexes(head)
+        if parsed is None:
             self._bad.append(BadFrames(Reason.BAD_INDEX, rows, schema_id))
         else:
-            self._groups.append(FrameGroup(schema_id, found[0], prefix + found[1], rows))
+            self._groups.append(FrameGroup(schema_id, parsed[0], prefix + parsed[1], rows))
 
 
 def _distinct(keys: npt.NDArray[np.uint8]) -> Iterator[tuple[bytes, Rows]]:
     """Each distinct row of a matrix, with its positions; with one sort, as records choose how many there are."""
     if len(keys):
-        found, inverse = np.unique(np.ascontiguousarray(keys).view(f"V{keys.shape[1]}").reshape(-1), return_inverse=True)
+        distinct, inverse = np.unique(np.ascontiguousarray(keys).view(f"V{keys.shape[1]}").reshape(-1), return_inverse=True)
         order = np.argsort(inverse, kind="stable")
         parts = np.split(order, np.cumsum(np.bincount(inverse))[:-1])
-        yield from zip(map(bytes, found), parts, strict=True)
+        yield from zip(map(bytes, distinct), parts, strict=True)
 
 
 #: Namespace of GUIDs of schemas without a registry.
 _SPACE = uuid.UUID("6a0ce6a6-5b0f-4c0e-9d6c-8d6b0f0f51a7")
-
-
 #: Bytes of one text, and of a text with all that it imports: a compiled schema takes many times as much memory.
-MAX_TEXT, MAX_TEXTS = 2**22, 2**24
+MAX_TEXT = 2**22
+MAX_TEXTS = 2**24
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,13 @@
-"""Projection of a decoder's arrays to table columns: names and types by the column map, missing fields NULL.
+"""Between payloads and columns: compiled schemas and decoders of any format, projection to a table's columns, counted cells.
 
-Also the base class of decoders that read payload by payload.
+Projection gives a decoder's arrays the names and types of the column map; missing fields are NULL.
 
-What records expand to when they are decoded: an empty element of a list has two bytes, and can be thousands of values.
+What records expand to when they are decoded is counted in cells: the eight bytes that each fixed part of a value takes in a row
+of Spark (org.apache.spark.sql.catalyst, UnsafeRow). An empty element of a list has two bytes, and can be thousands of values.
+Texts and bytes come on top, and are no more than the record has.
 
-Counted are cells: the eight bytes that each fixed part of a value takes in a row of Spark (org.apache.spark.sql.catalyst,
-UnsafeRow). Texts and bytes come on top, and are no more than the record has.
-
-What each payload format has: a compiled schema, and a decoder of payloads into columns.
-
-Decoder of rows of columns, as in Parquet files, into columns of bronze.
-
-There is no payload to decode. Names and kinds choose a field's column, as for Avro; types become those that bronze stores
-(`columns.storage_type`), times in microseconds and UTC.
+Rows of columns, as in Parquet files, have no payload: names and kinds choose a field's column, as for Avro; types become those
+that bronze stores (`columns.storage_type`), times in microseconds and UTC.
 """
 
 from __future__ import annotations
@@ -45,16 +40,12 @@ from game_events.errors import DataError
 
 #: Bytes of a cell.
 CELL_BYTES = 8
-
 #: Cells of a record at most.
 MAX_RECORD_CELLS = 8 * 1024**2
-
 #: Cells that a worker decodes at a time, but for a single record.
 MAX_BATCH_CELLS = 32 * 1024**2
-
 #: Bytes of a text that one byte of a payload may stand for (an enum's value, a decimal's zeros): a batch's fit into 2 GiB.
 MAX_SHORT_TEXT = 160
-
 TOO_MANY = f"more than {MAX_RECORD_CELLS:,} values once decoded: NULLs and defaults of the elements of lists count"
 
 #: A position, and what is there (a text: its end up to a multiple of eight).
@@ -115,25 +106,26 @@ class Shape:
         """Cells of the elements of each value, shape (n,)."""
         total = np.zeros(len(values), dtype=np.int64)
         for (first, *steps), inner in self.lists:
-            held = values.column(first) if isinstance(values, pa.RecordBatch) else values.field(first)
+            lists = values.column(first) if isinstance(values, pa.RecordBatch) else values.field(first)
             for step in steps:
-                held = held.field(step)
-            total += _in_elements(held, inner)
+                lists = lists.field(step)
+            total += _in_elements(lists, inner)
         return total
 
 
-def _in_elements(held: pa.Array, inner: Shape) -> Rows:
+def _in_elements(lists: pa.Array, inner: Shape) -> Rows:
     """Cells of the elements of each list."""
-    if not len(held):
+    if not len(lists):
         return NO_ROWS  # the JVM sends no lists without any offset: to read it would end the process
-    offsets = held.offsets.to_numpy().astype(np.int64)
+    offsets = lists.offsets.to_numpy().astype(np.int64)
     counts: Rows = np.diff(offsets)
     if not inner.lists:
         return counts * inner.cells
-    elements = elements_of(held).slice(offsets[0], offsets[-1] - offsets[0])
+    elements = elements_of(lists).slice(offsets[0], offsets[-1] - offsets[0])
     # The elements of lists of lists are lists themselves.
     each = _in_elements(elements, inner.lists[0][1]) if inner.lists[0][0] == () else inner.in_lists(elements)
-    sums, places = np.concatenate([np.zeros(1, np.int64), np.cumsum(each)]), offsets - offsets[0]
+    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(each)])
+    places = offsets - offsets[0]
     total: Rows = counts * inner.cells + sums[places[1:]] - sums[places[:-1]]
     return total
 
@@ -149,7 +141,8 @@ def _lists_of(kind: pa.DataType) -> Iterator[tuple[tuple[int | str, ...], Shape]
 
 def cuts(loads: npt.NDArray[np.int64] | npt.NDArray[np.float64], most: float) -> Iterator[tuple[int, int]]:
     """Bounds of consecutive rows with a load of at most `most` together, or of a single row."""
-    sums, begin = np.cumsum(loads), 0
+    sums = np.cumsum(loads)
+    begin = 0
     while begin < len(loads):
         done = sums[begin - 1] if begin else 0
         end = max(begin + 1, int(np.searchsorted(sums, done + most, side="right")))
@@ -303,7 +296,6 @@ class PayloadDecoder(Protocol):
 
 #: Usual payload bytes of one Arrow array: 2 GiB of text would not fit, and an escape in JSON takes up to six characters.
 BATCH_BYTES = 2**28
-
 #: The column of a top-level value that has no fields of its own.
 VALUE = "value"
 
@@ -313,7 +305,8 @@ class Projection:
 
     def __init__(self, message: str, fields: Sequence[Field]) -> None:
         """`fields` are in the order of the batches' columns."""
-        self._message, self._fields = message, fields
+        self._message = message
+        self._fields = fields
         self._columns: ColumnMap | None = None
         self._targets: list[pa.Field] = []
         self._shape = Shape(0)
@@ -323,31 +316,42 @@ class Projection:
     ) -> Decoded:
         """Decoded parts (positions, rows) with one column per field; those with too many cells become bad."""
         if columns is not self._columns:
-            names = [columns.names[field_key(self._message, (item.id,), item.kind)] for item in self._fields]
-            self._columns, self._targets = columns, [pa.field(name, columns.columns[name]) for name in names]
-            self._shape = Shape(0, tuple(self._lists(columns)))
+            self._use(columns)
         schema = pa.schema(self._targets)
-        projected, good = [], [NO_ROWS]
+        projected: list[pa.RecordBatch] = []
+        good = [NO_ROWS]
         rejected = [(*why, np.array(rows, np.int64)) for why, rows in bad.items()]
         for rows, batch in parts:
             # Of the columns' types: an element of this version may lack what others have, and has NULLs there.
             over = self._shape.in_lists(batch) > MAX_RECORD_CELLS if self._shape.lists else NO_ROWS
             if over.any():
                 rejected.append((Reason.TOO_MANY_VALUES, f"{self._message}: {TOO_MANY}", rows[over]))
-            kept = batch.filter(pa.array(~over)) if over.any() else batch
-            arrays = [
-                _conform(kept.column(index), item, target.type, self._message, (item.id,), columns)
-                for index, (item, target) in enumerate(zip(self._fields, self._targets, strict=True))
-            ]
-            # Of a message without fields, only its rows are known.
-            projected.append(pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else kept)
-            good.append(rows[~over] if over.any() else rows)
+                projected.append(self._projected(batch.filter(pa.array(~over)), columns, schema))
+                good.append(rows[~over])
+            else:
+                projected.append(self._projected(batch, columns, schema))
+                good.append(rows)
         return Decoded(pa.Table.from_batches(projected, schema), np.concatenate(good), rejected)
+
+    def _use(self, columns: ColumnMap) -> None:
+        """From now on project to the columns of this map."""
+        names = [columns.names[field_key(self._message, (item.id,), item.kind)] for item in self._fields]
+        self._columns = columns
+        self._targets = [pa.field(name, columns.columns[name]) for name in names]
+        self._shape = Shape(0, tuple(self._lists(columns)))
+
+    def _projected(self, batch: pa.RecordBatch, columns: ColumnMap, schema: pa.Schema) -> pa.RecordBatch:
+        arrays = [
+            _conform(batch.column(index), item, target.type, self._message, (item.id,), columns)
+            for index, (item, target) in enumerate(zip(self._fields, self._targets, strict=True))
+        ]
+        # Of a message without fields, only its rows are known.
+        return pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else batch
 
     def _lists(self, columns: ColumnMap) -> Iterator[tuple[tuple[int | str, ...], Shape]]:
         for index, (item, target) in enumerate(zip(self._fields, self._targets, strict=True)):
-            found = _lists(item, item.type, target.type, self._message, (item.id,), columns)
-            yield from (((index, *steps), inner) for steps, inner in found)
+            for steps, inner in _lists(item, item.type, target.type, self._message, (item.id,), columns):
+                yield (index, *steps), inner
 
 
 class RowDecoder(ABC):
@@ -355,7 +359,9 @@ class RowDecoder(ABC):
 
     def __init__(self, message: str, fields: tuple[Field, ...], budget: CellBudget) -> None:
         """`budget`: of the payload that is read, for the elements of its lists."""
-        self.message, self.fields, self.budget = message, fields, budget
+        self.message = message
+        self.fields = fields
+        self.budget = budget
         #: Columns of the values that became NULL, of good rows and of the current one.
         self.nulled: list[str] = []
         self._projection = Projection(message, fields)
@@ -365,7 +371,10 @@ class RowDecoder(ABC):
         rows: list[int] = []
         bad: dict[tuple[Reason, str], list[int]] = {}
         parts: list[tuple[Rows, pa.RecordBatch]] = []
-        size, read, nulled, settled = 0, self._read, self.nulled, 0
+        read = self._read
+        nulled = self.nulled
+        settled = 0
+        size = 0
         for row, payload in enumerate(payloads.to_pylist()):
             self.budget.reset()
             try:
@@ -380,7 +389,8 @@ class RowDecoder(ABC):
             size += len(payload) + self.budget.spent * CELL_BYTES
             if size > batch_bytes:
                 parts.append((np.array(rows, np.int64), self._finish()))
-                rows, size = [], 0
+                rows = []
+                size = 0
         parts.append((np.array(rows, np.int64), self._finish()))
         decoded = self._projection.decoded(parts, columns, bad)
         decoded.nulled.update(nulled)
@@ -407,8 +417,8 @@ def _lists(
         for child in item.children:
             child_path = (*path_inside(path, item), child.id)
             wide = target.field(columns.names[field_key(message, child_path, child.kind)]).type
-            found = _lists(child, child.type, wide, message, child_path, columns)
-            yield from (((child.name, *steps), inner) for steps, inner in found)
+            for steps, inner in _lists(child, child.type, wide, message, child_path, columns):
+                yield (child.name, *steps), inner
 
 
 def _conform(
@@ -441,10 +451,8 @@ def _conform(
 
 #: The format's name in the table `schemas`; the text is the JSON of a Delta schema (Delta protocol, "Schema Serialization").
 FORMAT = "COLUMNS"
-
 #: Used as message type: all files of a source have the same kind of records, with any columns.
 MESSAGE = "columns"
-
 _UTC = pa.timestamp("us", tz="UTC")
 
 
@@ -466,10 +474,10 @@ class ColumnsDecoder:
     def __init__(self, schema: ColumnsSchema) -> None:
         """Raises DataError for an invalid text."""
         try:
-            found = pa.schema(Schema.from_json(schema.text))
+            columns = pa.schema(Schema.from_json(schema.text))
         except (ValueError, TypeError) as error:
             raise DataError(f"schema id {schema.schema_id} is no schema of columns: {error}") from None
-        self.fields: tuple[Field, ...] = _fields(found)
+        self.fields: tuple[Field, ...] = _fields(columns)
         self._projection = Projection(self.message, self.fields)
 
     def decode(self, payloads: pa.StructArray, columns: ColumnMap) -> Decoded:
@@ -523,7 +531,8 @@ def _nested(array: pa.Array) -> pa.Array:
         fields = [pa.field(name, a.type) for name, a in inner]
         return pa.StructArray.from_arrays([a for _, a in inner], fields=fields, mask=mask)
     if pa.types.is_map(kind):
-        keys, items = stored(array.keys), stored(array.items)
+        keys = stored(array.keys)
+        items = stored(array.items)
         return pa.MapArray.from_arrays(array.offsets, keys, items, type=pa.map_(keys.type, items.type), mask=mask)
     if not pa.types.is_list(kind):  # large ones, of a fixed size, views
         array = array.cast(pa.list_(kind.value_type))

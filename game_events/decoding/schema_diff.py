@@ -1,11 +1,8 @@
-"""Two texts of schemas compared: what changed between versions, and whether one id kept its meaning.
+"""Schemas compared: two versions by field, with the effects on columns, and two texts of one id.
 
-Differences of two schema versions by field, and their effects on columns.
-
-Whether two texts of one schema id mean the same: whether every record is decoded by both to the same values.
-
-A registry may spell a schema otherwise after an upgrade or a move to another product: keys in another order, maps as messages,
-a descriptor in place of text, other comments and options. The texts are compiled only if they differ.
+Two texts of one id mean the same if every record is decoded by both to the same values. A registry may spell a schema otherwise
+after an upgrade or a move to another product: keys in another order, maps as messages, a descriptor in place of text, other
+comments and options. The texts are compiled only if they differ.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +24,6 @@ from game_events.errors import DataError
 
 #: Message full name -> its fields, in one schema version.
 Messages = Mapping[str, Sequence[Field]]
-
 Path = tuple[FieldId, ...]
 
 
@@ -95,11 +91,11 @@ def field_columns(messages: Messages, columns: ColumnMap) -> list[FieldColumn]:
         for item in fields:
             key = (*keys, item.id)
             own = columns.names[field_key(message, key, item.kind)]
-            found = FieldColumn(message, (*path, item.id), names + item.name, item, column + own)
-            yield found
-            yield from walk(message, item.children, found.path, f"{found.names}.", f"{found.column}.", path_inside(key, item))
+            made = FieldColumn(message, (*path, item.id), names + item.name, item, column + own)
+            yield made
+            yield from walk(message, item.children, made.path, f"{made.names}.", f"{made.column}.", path_inside(key, item))
 
-    return [found for message, fields in messages.items() for found in walk(message, fields, (), "", "", ())]
+    return [made for message, fields in messages.items() for made in walk(message, fields, (), "", "", ())]
 
 
 def compare(old: Messages, new: Messages, columns: ColumnMap | None = None) -> list[Change]:
@@ -111,15 +107,14 @@ def compare(old: Messages, new: Messages, columns: ColumnMap | None = None) -> l
     changes = []
     for message in sorted(set(old) | set(new)):
         if message not in old:
-            changes.append(
-                Change(Kind.MESSAGE_ADDED, message, "", None, message, "its columns are added; shared by name and type")
-            )
+            effect = "its columns are added; shared by name and type"
+            changes.append(Change(Kind.MESSAGE_ADDED, message, "", None, message, effect))
         elif message not in new:
             changes.append(Change(Kind.MESSAGE_REMOVED, message, "", message, None, "its columns stay"))
         else:
             before = {f.path: f for f in field_columns({message: old[message]}, known)}
             after = {f.path: f for f in field_columns({message: new[message]}, known)}
-            changes += [c for path in _order(before, after) if (c := _change(before.get(path), after.get(path))) is not None]
+            changes += _changes(before, after)
     return changes
 
 
@@ -127,36 +122,45 @@ def compare_enums(old: Mapping[str, EnumValues], new: Mapping[str, EnumValues]) 
     """Changes of enums that both versions have; they do not affect columns."""
     changes = []
     for enum in sorted(set(old) & set(new)):
-        before, after = old[enum], new[enum]
-        for known_by in {**before, **after}:
-            was, now = before.get(known_by), after.get(known_by)
+        for known_by in {**old[enum], **new[enum]}:
             number = f" = {known_by}" if isinstance(known_by, int) else ""
-            if was is None:
-                kind, effect = Kind.VALUE_ADDED, f"rows of this version may hold {now}"
-            elif now is None:
-                kind, effect = Kind.VALUE_REMOVED, f"older rows keep {was}"
-            elif was != now:
-                kind, effect = Kind.VALUE_RENAMED, f"rows of this version hold {now}, older rows keep {was}"
-            else:
-                continue
-            declared = [name and f"{name}{number}" for name in (was, now)]
-            changes.append(Change(kind, enum, now or was or "", declared[0], declared[1], effect))
+            change = _value_change(enum, number, old[enum].get(known_by), new[enum].get(known_by))
+            if change is not None:
+                changes.append(change)
     return changes
 
 
-def _order(before: Mapping[Path, FieldColumn], after: Mapping[Path, FieldColumn]) -> list[Path]:
-    """Paths of both, without those below an added or removed field."""
-    both = sorted(set(before) | set(after), key=lambda path: [(isinstance(step, str), step) for step in path])
-    return [p for p in both if all((p[:n] in before) == (p[:n] in after) for n in range(1, len(p)))]
+def _value_change(enum: str, number: str, was: str | None, now: str | None) -> Change | None:
+    """The change of an enum's value, by its names; `number`: what follows them in a declaration."""
+    before = f"{was}{number}"
+    after = f"{now}{number}"
+    if was is None:
+        return Change(Kind.VALUE_ADDED, enum, now or "", None, after, f"rows of this version may hold {now}")
+    if now is None:
+        return Change(Kind.VALUE_REMOVED, enum, was, before, None, f"older rows keep {was}")
+    if was == now:
+        return None
+    return Change(Kind.VALUE_RENAMED, enum, now, before, after, f"rows of this version hold {now}, older rows keep {was}")
+
+
+def _changes(before: Mapping[Path, FieldColumn], after: Mapping[Path, FieldColumn]) -> Iterator[Change]:
+    """Changes of the fields of one message type, without those below an added or removed field."""
+    for path in sorted(set(before) | set(after), key=lambda path: [(isinstance(step, str), step) for step in path]):
+        if all((path[:n] in before) == (path[:n] in after) for n in range(1, len(path))):
+            change = _change(before.get(path), after.get(path))
+            if change is not None:
+                yield change
 
 
 def _change(before: FieldColumn | None, after: FieldColumn | None) -> Change | None:
     newest = after or before
     assert newest is not None  # noqa: S101 - a path is of one of them
     if before is None:
-        kind, effect = Kind.ADDED, f"column {newest.column}; NULL in rows of older versions"
+        kind = Kind.ADDED
+        effect = f"column {newest.column}; NULL in rows of older versions"
     elif after is None:
-        kind, effect = Kind.REMOVED, f"column {newest.column} stays; NULL in rows of this version"
+        kind = Kind.REMOVED
+        effect = f"column {newest.column} stays; NULL in rows of this version"
     else:
         effect = f"the same column {after.column}"
         if before.column != after.column:
@@ -185,22 +189,25 @@ def difference(old: RegistrySchema, new: RegistrySchema) -> str | None:
     if old.format != new.format:
         return f"its format is {new.format} instead of {old.format}"
     before, after = _compiled(old, new), _compiled(new, old)
+    if isinstance(before, str) and isinstance(after, str):
+        return None  # neither decodes any record
+    if isinstance(before, str):
+        return f"the old text does not compile ({before})"
+    if isinstance(after, str):
+        return f"the new text does not compile ({after})"
+    return next(_differences(before, after), None)
+
+
+def _differences(before: CompiledSchema, after: CompiledSchema) -> Iterator[str]:
     match before, after:
-        case str(), str():  # neither decodes any record
-            return None
-        case str(), _:
-            return f"the old text does not compile ({before})"
-        case _, str():
-            return f"the new text does not compile ({after})"
         case ProtobufSchema(), ProtobufSchema():
-            found = _of_protobuf(before, after)
+            yield from _of_protobuf(before, after)
         case AvroSchema(), AvroSchema():
-            found = _of_avro([(before.root.name, before.root, after.root)])
+            yield from _of_avro([(before.root.name, before.root, after.root)])
         case JsonSchema(), JsonSchema():
-            found = _of_json(before, after)
+            yield from _of_json(before, after)
         case _:
-            found = iter(["it is of another kind"])
-    return next(found, None)
+            yield "it is of another kind"
 
 
 def _compiled(schema: RegistrySchema, other: RegistrySchema) -> CompiledSchema | str:
@@ -214,6 +221,7 @@ def _compiled(schema: RegistrySchema, other: RegistrySchema) -> CompiledSchema |
 
 
 def _of_protobuf(old: ProtobufSchema, new: ProtobufSchema) -> Iterator[str]:
+    """Differences of message types, up to the first message type whose fields differ."""
     before, after = old.paths_without_entries, new.paths_without_entries
     for path in sorted(before.keys() | after.keys()):
         if before.get(path) != after.get(path):
@@ -229,14 +237,14 @@ def _of_protobuf(old: ProtobufSchema, new: ProtobufSchema) -> Iterator[str]:
             yield f"{one.full_name} is a message set in one of them only"
         mine, others = _fields(old, one), _fields(new, other)
         for number in sorted(mine.keys() | others.keys()):
-            was, now = mine.get(number), others.get(number)
-            if was is None or now is None or _shown(was) != _shown(now):
-                yield f"field {number} of {one.full_name} is {_shown(now)} instead of {_shown(was)}"
+            was, now = _shown(mine.get(number)), _shown(others.get(number))
+            if was != now:
+                yield f"field {number} of {one.full_name} is {now} instead of {was}"
                 return
-            if was.enum_type is not None and now.enum_type is not None:
-                yield from _of_enum(was.enum_type, now.enum_type)
-            elif was.message_type is not None and now.message_type is not None:
-                waiting.append((was.message_type, now.message_type))
+            yield from _of_enum(mine[number].enum_type, others[number].enum_type)
+            inner, other_inner = mine[number].message_type, others[number].message_type
+            if inner is not None and other_inner is not None:
+                waiting.append((inner, other_inner))
 
 
 def _fields(schema: ProtobufSchema, message: Descriptor) -> dict[int, FieldDescriptor]:
@@ -247,18 +255,31 @@ def _shown(item: FieldDescriptor | None) -> str:
     """A field as declared, without options."""
     if item is None:
         return "nothing"
-    kind = item.message_type or item.enum_type
-    name = kind.full_name if kind is not None else DECLARED[item.type]
+    named = item.message_type or item.enum_type
+    kind = named.full_name if named is not None else DECLARED[item.type]
     label = "repeated " if item.is_repeated else "optional " if item.has_presence else ""
-    entry = " (a map)" if item.message_type is not None and item.message_type.GetOptions().map_entry else ""
-    group = " (a group)" if item.type == FieldDescriptor.TYPE_GROUP else ""
-    members = sorted(f.number for f in item.containing_oneof.fields) if item.containing_oneof is not None else []
+    name = item.full_name if item.is_extension else item.name
+    return f"{label}{kind} {name}{_remarks(item)}"
+
+
+def _remarks(item: FieldDescriptor) -> str:
+    """What the name and type of a field do not say."""
+    remarks = ""
+    if item.message_type is not None and item.message_type.GetOptions().map_entry:
+        remarks += " (a map)"
+    if item.type == FieldDescriptor.TYPE_GROUP:
+        remarks += " (a group)"
     # A oneof of one member (proto3 `optional`) says no more than its presence.
-    oneof = f" (one of the fields {', '.join(map(str, members))})" if len(members) > 1 else ""
-    return f"{label}{name} {item.full_name if item.is_extension else item.name}{entry}{group}{oneof}"
+    if item.containing_oneof is not None and len(item.containing_oneof.fields) > 1:
+        numbers = sorted(f.number for f in item.containing_oneof.fields)
+        remarks += f" (one of the fields {', '.join(map(str, numbers))})"
+    return remarks
 
 
-def _of_enum(old: EnumDescriptor, new: EnumDescriptor) -> Iterator[str]:
+def _of_enum(old: EnumDescriptor | None, new: EnumDescriptor | None) -> Iterator[str]:
+    """Differences of two enums of one name; none where fields have no enum."""
+    if old is None or new is None:
+        return
     if old.is_closed != new.is_closed:
         yield f"the enum {old.full_name} is {'closed' if new.is_closed else 'open'}: numbers without a name decode otherwise"
     before, after = ({number: value.name for number, value in enum.values_by_number.items()} for enum in (old, new))
@@ -269,7 +290,7 @@ def _of_enum(old: EnumDescriptor, new: EnumDescriptor) -> Iterator[str]:
 
 
 def _of_avro(waiting: list[tuple[str, AvroType, AvroType]]) -> Iterator[str]:
-    """Pairs of types, with their paths."""
+    """Differences of pairs of types, with their paths, up to the first pair whose inner types do not correspond."""
     seen: set[tuple[int, int]] = set()
     while waiting:
         path, old, new = waiting.pop()
@@ -278,19 +299,26 @@ def _of_avro(waiting: list[tuple[str, AvroType, AvroType]]) -> Iterator[str]:
         seen.add((id(old), id(new)))
         if (old.kind, old.name, old.logical, old.size) != (new.kind, new.name, new.logical, new.size):
             yield f"{path} is {_shown_avro(new)} instead of {_shown_avro(old)}"
-        for number, (was, now) in enumerate(zip_longest(old.symbols, new.symbols)):
-            if was != now:
-                yield f"symbol {number} of the enum {old.name} is {now or 'nothing'} instead of {was or 'nothing'}"
-        members = [[(f.name, f.identity) for f in kind.fields] for kind in (old, new)]
-        for number, (field, other) in enumerate(zip_longest(*members)):
-            if field != other:
-                yield f"field {number} of {old.name} is {_named(other)} instead of {_named(field)}"
-                return
+        other_member = next(_other_members(old, new), None)
+        if other_member is not None:
+            yield other_member
+            return
         waiting += [(f"{old.name}.{f.name}", f.type, g.type) for f, g in zip(old.fields, new.fields, strict=True)]
         if len(old.items) != len(new.items):
             yield f"{path} has {len(new.items)} branches instead of {len(old.items)}"
             return
         waiting += [(path, inner, other) for inner, other in zip(old.items, new.items, strict=True)]
+
+
+def _other_members(old: AvroType, new: AvroType) -> Iterator[str]:
+    """Differences of the symbols of an enum, or the names of a record's fields."""
+    for number, (was, now) in enumerate(zip_longest(old.symbols, new.symbols)):
+        if was != now:
+            yield f"symbol {number} of the enum {old.name} is {now or 'nothing'} instead of {was or 'nothing'}"
+    names = [[(f.name, f.identity) for f in kind.fields] for kind in (old, new)]
+    for number, (before, after) in enumerate(zip_longest(*names)):
+        if before != after:
+            yield f"field {number} of {old.name} is {_named(after)} instead of {_named(before)}"
 
 
 def _shown_avro(kind: AvroType) -> str:
@@ -310,18 +338,18 @@ def _named(field: tuple[str, str] | None) -> str:
 
 
 def _of_json(old: JsonSchema, new: JsonSchema) -> Iterator[str]:
+    """Differences of title and types, up to the first type of another kind."""
     if old.message != new.message:
         yield f"its title is {new.message} instead of {old.message}"
     waiting = [("the document", json_type(old), json_type(new))]
     while waiting:
         path, was, now = waiting.pop()
-        mine, others = dict(was.fields), dict(now.fields)
-        for name in sorted(mine.keys() | others.keys()):
-            if name not in mine or name not in others:
-                yield f"property {name} of {path} is {'gone' if name in mine else 'new'}"
+        before, after = dict(was.fields), dict(now.fields)
+        for name in sorted(before.keys() ^ after.keys()):
+            yield f"property {name} of {path} is {'gone' if name in before else 'new'}"
         if was.kind != now.kind:
             yield f"{path} is {now.kind} instead of {was.kind}"
             return
-        waiting += [(name if path == "the document" else f"{path}.{name}", mine[name], others[name]) for name in mine]
+        waiting += [(name if path == "the document" else f"{path}.{name}", before[name], after[name]) for name in before]
         if was.item is not None and now.item is not None:
             waiting.append((path, was.item, now.item))

@@ -46,7 +46,7 @@ from game_events.lakehouse.data.staging import (
     is_current,
     new_name,
 )
-from game_events.lakehouse.handle import of_columns
+from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.storage import WRITTEN_OUT_S, write_out
 from game_events.lakehouse.tables import QUARANTINE, UNIFIED, Lakehouse, Table, add_actions, files_of, paths
 
@@ -81,16 +81,22 @@ KEPT_APART: dict[str, tuple[str, ...]] = {QUARANTINE: ("layer", "game")}
 def small_files(table: Table, handle: DeltaTable, goal: Goal) -> list[list[str]]:
     """Groups of paths that are worth merging, each into about one file, oldest batches first."""
     actions = add_actions(handle)
-    bounds = [f"partition.{column}" for column in handle.metadata().partition_columns]
-    order = [("min._batch", "ascending")] if "min._batch" in actions.column_names else [("modification_time", "ascending")]
-    bounds += [f"{end}.{column}" for column in KEPT_APART.get(table.key, ()) for end in ("min", "max")]
-    bounds = [name for name in bounds if name in actions.column_names]
+    order = "min._batch" if "min._batch" in actions.column_names else "modification_time"
+    bounds = _told_apart_by(table, handle, actions)
     classes: dict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
-    for file in actions.sort_by(order).select(["path", "size_bytes", *bounds]).to_pylist():
+    for file in actions.sort_by([(order, "ascending")]).select(["path", "size_bytes", *bounds]).to_pylist():
         if file["size_bytes"] * 2 <= goal.bytes:
             key = (_size_class(file["size_bytes"], goal), *(file[name] for name in bounds))
             classes[key].append((file["path"], file["size_bytes"]))
     return [group for members in classes.values() for group in _groups(members, goal)]
+
+
+def _told_apart_by(table: Table, handle: DeltaTable, actions: pa.Table) -> list[str]:
+    """Columns of `add_actions` with the same values in all files of a group."""
+    names = [f"partition.{column}" for column in handle.metadata().partition_columns]
+    for column in KEPT_APART.get(table.key, ()):
+        names += [f"min.{column}", f"max.{column}"]
+    return [name for name in names if name in actions.column_names]
 
 
 def _groups(files: list[tuple[str, int]], goal: Goal) -> Iterator[list[str]]:
@@ -101,7 +107,8 @@ def _groups(files: list[tuple[str, int]], goal: Goal) -> Iterator[list[str]]:
         if size + length > goal.bytes:
             if len(group) >= goal.files:
                 yield group
-            group, size = [], 0
+            group = []
+            size = 0
         group.append(path)
         size += length
 
@@ -146,8 +153,8 @@ def _replace(table: Table, handle: DeltaTable, paths: Iterable[str], files: list
             # No column is added, and the columns' metadata (bronze's column map) is not touched.
             pa.schema([]),
             files,
-            expected={},
-            advance={},
+            expect_transactions={},
+            set_transactions={},
             table_id=str(handle.metadata().id),
             rewritten=frozenset(paths),
             same_rows=True,
@@ -200,13 +207,13 @@ def _floating(handle: DeltaTable) -> pa.Schema:
 
 def _escaped(actions: pa.Table) -> list[bool]:
     """Whether a bound of each file has a character beyond 16 bits."""
-    found = pa.repeat(False, actions.num_rows)
+    is_beyond = pa.repeat(False, actions.num_rows)
     for name in actions.column_names:
         column = actions.column(name)
         if name.startswith(("min.", "max.")) and _is_text(column.type):
             texts = column.cast(pa.string())
-            found = pc.or_(found, pc.fill_null(pc.match_substring_regex(texts, _BEYOND_16_BITS), False))
-    flags: list[bool] = found.to_pylist()
+            is_beyond = pc.or_(is_beyond, pc.fill_null(pc.match_substring_regex(texts, _BEYOND_16_BITS), False))
+    flags: list[bool] = is_beyond.to_pylist()
     return flags
 
 
@@ -223,9 +230,11 @@ def first_groups(files: Sequence[OutdatedFile], most_bytes: int = MOST_BYTES) ->
             break
         if group and (size + file.size > GROUP_BYTES or len(group) == GROUP_FILES):
             yield group
-            group, size = [], 0
+            group = []
+            size = 0
         group.append(file)
-        size, total = size + file.size, total + file.size
+        size = size + file.size
+        total = total + file.size
     if group:
         yield group
 
@@ -240,7 +249,8 @@ def renew(lakehouse: Lakehouse, table: Table, handle: DeltaTable, group: Iterabl
         LostFileError: one cannot be read; nothing is changed.
         TransientError: the outcome of the commit is unknown; the table is right either way.
     """
-    paths, files = [file.path for file in group], list[StagedFile]()
+    paths = [file.path for file in group]
+    files = list[StagedFile]()
     columns = of_columns(handle, _floating)
     try:
         for path in paths:
@@ -330,13 +340,13 @@ class ReplacedFiles:
         newest = handle.version()
         if self._read_until is None:
             versions = [v for v in log.versions() if v <= newest]
-            found = log.removed_before_checkpoint()
+            removals = log.removed_before_checkpoint()
         else:
             versions = list(range(self._read_until + 1, newest + 1))
-            found = []
+            removals = []
         for version in versions:
-            found += log.removed_by(version)
-        for removed in found:
+            removals += log.removed_by(version)
+        for removed in removals:
             self.waiting[removed.path] = max(removed.at_ms, self.waiting.get(removed.path, 0))
         self.entries += len(versions)
         self._read_until = newest
@@ -388,7 +398,7 @@ def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Colle
     system, prefix = file_system(table)
     # First the listing, then the version: what is committed in between is in the version.
     partitioned = table.key == UNIFIED or table.by is not None
-    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=partitioned, allow_not_found=True))
+    listed = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=partitioned, allow_not_found=True))
     handle = table.open()
     if handle is None:
         return {}
@@ -397,7 +407,7 @@ def orphans(table: Table, older_than_s: float, known: ReplacedFiles, keep: Colle
     before = time.time() - older_than_s
     return {
         path: info.size
-        for info in found
+        for info in listed
         if info.type == pafs.FileType.File
         and (path := info.path.removeprefix(prefix)).endswith(".parquet")
         and path not in live

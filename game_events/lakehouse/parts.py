@@ -12,16 +12,14 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from deltalake import DeltaTable, Metadata, Schema
-from deltalake.table import ProtocolVersions
 
 from game_events.errors import DataError, TransientError
-from game_events.lakehouse.handle import DataFile, Entry, Handle, KnownTable, read_add_actions
+from game_events.lakehouse.open_table import DataFile, KnownVersion, OpenTable, data_files, read_add_actions
 
 if TYPE_CHECKING:
     from deltalake._internal import RawDeltaTable
@@ -48,26 +46,26 @@ class PartState:
     transactions: Mapping[str, int] = field(default_factory=dict)
 
 
-class PartedHandle(Handle):
+class PartedTable(OpenTable):
     """A version of a table that is partitioned by game, and the states of its parts; all are read at once.
 
-    Only a commit of this process moves it; its parts stay as they are.
+    `restored`: whether it was restored (`transactions.restored`); None: nobody has looked.
     """
 
-    def __init__(self, uri: str, options: dict[str, str], known: KnownTable | None = None) -> None:
-        """As `Handle`."""
-        super().__init__(uri, options, known)
-        self._states: tuple[int, dict[str, PartState]] = -1, {}
-        #: A version, and whether it was restored (`transactions.restored`).
-        self.restored: tuple[int, bool] = -1, False
-        #: A version, the files of its log with all statistics, and the numbers of each game's files.
-        self._actions: tuple[int, pa.Table, Mapping[str, list[int]]] = -1, pa.table({}), {}
+    restored: bool | None = None
+    _states: dict[str, PartState] | None = None
+    #: The files with all statistics, and the numbers of each game's files.
+    _actions: tuple[pa.Table, Mapping[str, list[int]]] | None = None
+
+    def _know(self, known: KnownVersion) -> None:
+        super()._know(known)
+        self._states = _states(((_game_of(f.path), f) for f in known.files), _set_ones(known.transactions))
 
     def states(self) -> Mapping[str, PartState]:
         """Game -> its state; of the whole table's transaction ids the game is empty."""
-        if self._states[0] != self.version():
-            self._states = self.version(), self._read_states()
-        return self._states[1]
+        if self._states is None:
+            self._states = self._read_states()
+        return self._states
 
     def games(self) -> list[str]:
         """The games with a part, sorted."""
@@ -80,12 +78,14 @@ class PartedHandle(Handle):
 
     def actions_of(self, game: str) -> pa.Table:
         """`tables.add_actions` of a game's files."""
-        if self._actions[0] != self.version():
-            found, numbers = read_add_actions(self), defaultdict[str, list[int]](list)
-            for number, path in enumerate(found.column("path").to_pylist()):
+        if self._actions is None:
+            numbers = defaultdict[str, list[int]](list)
+            read = read_add_actions(self)
+            for number, path in enumerate(read.column("path").to_pylist()):
                 numbers[_game_of(path)].append(number)
-            self._actions = self.version(), found, numbers
-        return self._actions[1].take(pa.array(self._actions[2].get(game, []), pa.int64()))
+            self._actions = read, numbers
+        actions, of_game = self._actions
+        return actions.take(pa.array(of_game.get(game, []), pa.int64()))
 
     def files(self) -> tuple[DataFile, ...]:
         """The files of this version."""
@@ -97,43 +97,31 @@ class PartedHandle(Handle):
         state = self.states().get(game)
         return None if state is None else state.transactions.get(app)
 
-    def note_after(self, sets: Mapping[str, int]) -> dict[str, str]:  # noqa: ARG002 - as `Handle.note_after`
+    def noted_after(self, transactions: Mapping[str, int]) -> dict[str, str]:  # noqa: ARG002 - as `OpenTable.noted_after`
         """Nothing: the ids of all games are too many for a commit's information."""
         return {}
 
-    def note_commit(self, info: Mapping[str, str], files: tuple[DataFile, ...] | None) -> None:
-        """Note the information of this version's commit, which this process has made."""
-        super().note_commit(info, None)
-        if isinstance(self._read, KnownTable) and self.version() == 0:
-            self._states = 0, _states(((_game_of(file.path), file) for file in files or ()), _set_ones(self._read.transactions))
-
-    def moved(
-        self, sets: Mapping[str, int], info: Mapping[str, str], added: Sequence[DataFile], removed: Collection[str]
+    def _follow(
+        self, before: OpenTable, transactions: Mapping[str, int], added: Sequence[DataFile], removed: Collection[str]
     ) -> None:
-        """Move to the next version, as `Handle.moved`; only states of games that changed are made anew."""
-        after, new = dict(self.states()), _states(((_game_of(file.path), file) for file in added), sets)
+        """Know the states by those of the version before; only those of games that changed are made anew."""
+        states = dict(cast("PartedTable", before).states())
+        new = _states(((_game_of(file.path), file) for file in added), transactions)
         for game in new.keys() | {_game_of(path) for path in removed}:
-            before, change = after.get(game, PartState()), new.get(game, PartState())
-            kept = before.files
-            if removed:
-                kept = tuple(file for file in kept if unquote(file.path) not in removed)
-            after[game] = PartState((*kept, *change.files), {**before.transactions, **change.transactions})
-        version = self.version() + 1
-        self._moved = self._read.version(), version
-        self._states = version, after
-        self.note_commit(info, None)
+            old = states.get(game, PartState())
+            change = new.get(game, PartState())
+            kept = tuple(file for file in old.files if unquote(file.path) not in removed) if removed else old.files
+            states[game] = PartState((*kept, *change.files), {**old.transactions, **change.transactions})
+        self._states = states
+        self._actions = self.restored = None
 
     def _read_states(self) -> dict[str, PartState]:
         actions = read_add_actions(self)
         columns = [f"partition.{name}" for name in self.metadata().partition_columns]
         if len(columns) != 1:
             raise DataError(f"table {self.table_uri} is not partitioned by one column, as the layout `partitioned` is")
-        unknown: list[Any] = [None] * actions.num_rows
-        parts = (
-            actions.column(name).to_pylist() if name in actions.column_names else unknown
-            for name in ("path", "size_bytes", "num_records", "min._batch", "max._batch")
-        )
-        files = list(map(DataFile, *parts))
+        files = data_files(actions)
+        unknown: list[Any] = [None] * len(files)
         games = actions.column(columns[0]).to_pylist() if columns[0] in actions.column_names else unknown
         for file, game in zip(files, games, strict=True):
             if _game_of(file.path) != game:
@@ -145,109 +133,49 @@ class PartedHandle(Handle):
 
     def _read_transactions(self) -> Mapping[str, int]:
         """All transaction ids of this version: delta-rs replays the log for each, in half a millisecond."""
-        if isinstance(self._read, KnownTable):
-            return _set_ones(self._read.transactions)
-        system, root = _log_of(self)
+        system = pafs.LocalFileSystem() if self.store is None else self.store
+        log = f"{self.uri}/_delta_log/" if self.store is None else "_delta_log/"
         for _ in range(LOG_ATTEMPTS):
             try:
-                return read_transactions(system, root, self.version())
+                return read_transactions(system, log, self.version())
             except FileNotFoundError:
                 continue
         raise TransientError(f"the log of {self.table_uri} keeps changing while it is read: run again")
 
 
-class Part(Handle):
-    """A game's part of a version of a table; it never moves. What is not overridden here is of the whole version."""
+class Part(OpenTable):
+    """A game's part of a version of a table. What is not overridden here is of the whole version."""
 
-    def __init__(self, whole: PartedHandle, game: str, state: PartState) -> None:
-        """`whole`: at the version of the part, for now; `state`: the game's."""
-        self.whole, self.game = whole, game
-        self._state, self._version = state, whole.version()
-        self._opened: RawDeltaTable | None = None
+    def __init__(self, whole: PartedTable, game: str, state: PartState) -> None:
+        """`state`: the game's."""
+        vars(self).update(vars(whole))
+        self._raw = None
+        self.whole = whole
+        self.game = game
+        self._files = state.files
+        self._transactions = dict(state.transactions)
+        self._has_all = True
 
     @property  # type: ignore[misc]
     def _table(self) -> RawDeltaTable:  # type: ignore[override]
-        if self._opened is None:
-            uri, options = self.whole.uri, self.whole._storage_options
-            self._opened = DeltaTable(uri, self._version, options)._table
-        return self._opened
+        return self.whole._table
 
-    @property
-    def _storage_options(self) -> dict[str, str] | None:  # type: ignore[override]
-        return self.whole._storage_options
-
-    @property
-    def entry(self) -> tuple[int, Entry | None] | None:  # type: ignore[override]
-        """As of the whole table; None: it has moved since."""
-        return self.whole.entry if self._is_newest_of_whole else None
-
-    @property
-    def store(self) -> pafs.FileSystem | None:  # type: ignore[override]
+    def is_newest(self) -> bool:
         """As of the whole table."""
-        return self.whole.store
-
-    @property
-    def _is_newest_of_whole(self) -> bool:
-        return self.whole.version() == self._version
-
-    def version(self) -> int:
-        """The version of the table."""
-        return self._version
-
-    def schema(self) -> Schema:
-        """The columns of the table, with the one that names the game."""
-        return self.whole.schema()
-
-    def metadata(self) -> Metadata:
-        """Metadata of the table."""
-        return self.whole.metadata()
-
-    def protocol(self) -> ProtocolVersions:
-        """Protocol of the table."""
-        return self.whole.protocol()
-
-    @property
-    def known_of_columns(self) -> dict[Any, Any]:
-        """As of the whole table."""
-        return self.whole.known_of_columns
-
-    @property
-    def table_uri(self) -> str:
-        """Where the table is."""
-        return self.whole.table_uri
-
-    @property
-    def is_young(self) -> bool:
-        """Whether it may still be kept."""
-        return self.whole.is_young
+        return self.whole.is_newest()
 
     def newest_commit(self) -> Mapping[str, Any]:
         """Information of the newest commit to the table."""
-        return self.whole.newest_commit() if self._is_newest_of_whole else next(iter(self.history(1)), {})
+        return self.whole.newest_commit()
 
-    def files(self) -> tuple[DataFile, ...]:
-        """The files of the game."""
-        return self._state.files
-
-    def file_uris(self) -> list[str]:  # type: ignore[override]
+    def file_uris(self, *_filters: Any, **_more: Any) -> list[str]:  # noqa: ANN401 - as delta-rs has it
         """Addresses of the files of the game."""
         root = self.table_uri.rstrip("/")
         return [f"{root}/{file.path}" for file in self.files()]
 
     def actions(self) -> pa.Table:
         """`tables.add_actions` of the game's files."""
-        if self._is_newest_of_whole:
-            return self.whole.actions_of(self.game)
-        found = read_add_actions(self)
-        mine = {file.path for file in self.files()}
-        return found.filter(pa.array([path in mine for path in found.column("path").to_pylist()], pa.bool_()))
-
-    def transaction_version(self, app_id: str) -> int | None:
-        """Value of a transaction id of the game."""
-        return self._state.transactions.get(app_id)
-
-    def identify(self) -> None:
-        """Nothing: the whole table's version is known."""
+        return self.whole.actions_of(self.game)
 
 
 def read_transactions(system: pafs.FileSystem, log: str, version: int) -> dict[str, int]:
@@ -258,25 +186,30 @@ def read_transactions(system: pafs.FileSystem, log: str, version: int) -> dict[s
     Raises:
         FileNotFoundError: an entry is gone since the log was listed, or missing.
     """
-    # Parquet's reader is slow to load, and not every process needs it.
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     listed = system.get_file_info(pafs.FileSelector(log.rstrip("/"), recursive=False))
-    names = [info.base_name for info in listed]
-    begin, checkpoint = _newest_checkpoint(names, version)
-    found: dict[str, int] = {}
-    for name in checkpoint:
-        with system.open_input_file(log + name) as source:
-            file = pq.ParquetFile(source)
-            if "txn" in file.schema_arrow.names:
-                rows = file.read(["txn"]).column("txn").drop_null().to_pylist()
-                found |= {row["appId"]: row["version"] for row in rows if row["appId"] is not None}
+    begin, checkpoint = _newest_checkpoint((info.base_name for info in listed), version)
+    transactions = _checkpointed_transactions(system, [log + name for name in checkpoint])
     for number in range(begin + 1, version + 1):
         with system.open_input_file(f"{log}{number:020}.json") as source:
             lines = source.read().splitlines()
-        actions = (json.loads(line) for line in lines if b'"txn"' in line)
-        found |= {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
-    return found
+        for action in (json.loads(line) for line in lines if b'"txn"' in line):
+            if "txn" in action:
+                transactions[action["txn"]["appId"]] = action["txn"]["version"]
+    return transactions
+
+
+def _checkpointed_transactions(system: pafs.FileSystem, files: Iterable[str]) -> dict[str, int]:
+    # Parquet's reader is slow to load, and not every process needs it.
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    transactions: dict[str, int] = {}
+    for path in files:
+        with system.open_input_file(path) as source:
+            file = pq.ParquetFile(source)
+            if "txn" in file.schema_arrow.names:
+                rows = file.read(["txn"]).column("txn").drop_null().to_pylist()
+                transactions |= {row["appId"]: row["version"] for row in rows if row["appId"] is not None}
+    return transactions
 
 
 def _newest_checkpoint(names: Iterable[str], version: int) -> tuple[int, list[str]]:
@@ -286,15 +219,9 @@ def _newest_checkpoint(names: Iterable[str], version: int) -> tuple[int, list[st
         match = _CHECKPOINT.fullmatch(name)
         if match is not None and int(match[1]) <= version:
             files[int(match[1]), int(match[3] or 1)].append(name)
-    complete = {of: found for (of, parts), found in files.items() if len(found) >= parts}
+    complete = {of: names for (of, parts), names in files.items() if len(names) >= parts}
     newest = max(complete, default=-1)
     return newest, complete.get(newest, [])
-
-
-def _log_of(handle: PartedHandle) -> tuple[pafs.FileSystem, str]:
-    if handle.store is not None:
-        return handle.store, "_delta_log/"
-    return pafs.LocalFileSystem(), f"{handle.uri}/_delta_log/"
 
 
 def _states(files: Iterable[tuple[str, DataFile]], transactions: Mapping[str, int]) -> dict[str, PartState]:

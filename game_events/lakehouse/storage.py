@@ -85,6 +85,13 @@ def delta_options(settings: Settings) -> dict[str, str]:
         if colon and scheme in SCHEMES:
             raise ConfigurationError(f"GAME_EVENTS_LAKEHOUSE: {root} is no address of a store: {scheme}://bucket/prefix")
         return {}
+    _refuse_unsafe(root, scheme)
+    options = {"retry_timeout": RETRY_TIMEOUT, "pool_idle_timeout": IDLE_TIMEOUT}
+    return options | _s3_options(settings) if scheme in S3 else options
+
+
+def _refuse_unsafe(root: str, scheme: str) -> None:
+    """Refuse an address that is no bucket's, and an environment in which the store would not be safe."""
     if scheme not in SCHEMES:
         raise ConfigurationError(f"GAME_EVENTS_LAKEHOUSE: {scheme}:// is not known; use a path or {', '.join(sorted(SCHEMES))}")
     if not urlsplit(root).netloc:
@@ -95,21 +102,22 @@ def delta_options(settings: Settings) -> dict[str, str]:
             f"{', '.join(unverified)} is set: whoever is on the way to the store would have its credentials and the tables. "
             "Unset it; an authority of your own belongs to the machine's (docs/object-store.md)"
         )
-    options = {"retry_timeout": RETRY_TIMEOUT, "pool_idle_timeout": IDLE_TIMEOUT}
-    if scheme not in S3:
-        return options
-    if _is_on(UNSAFE_VARIABLE):
+    if scheme in S3 and _is_on(UNSAFE_VARIABLE):
         raise ConfigurationError(
             f"{UNSAFE_VARIABLE} is set: with it two runs may write the same version of a table, and rows are lost. Unset it; "
             "the store has to take conditional puts (`game-events doctor` tries it)"
         )
+
+
+def _s3_options(settings: Settings) -> dict[str, str]:
     # A commit is a PUT that succeeds only if there is no such object: of two writers one succeeds.
-    options |= {"AWS_CONDITIONAL_PUT": "etag"}
-    endpoint, region = endpoint_of(settings), region_of(settings)
+    options = {"AWS_CONDITIONAL_PUT": "etag"}
+    endpoint = endpoint_of(settings)
     if endpoint is not None:
         options |= {"AWS_ENDPOINT_URL": endpoint, _PATH_STYLE: str(not settings.storage_path_style).lower()}
         if endpoint.startswith("http://"):
             options["AWS_ALLOW_HTTP"] = "true"
+    region = region_of(settings)
     if region is not None:
         options["AWS_REGION"] = region
     return options
@@ -117,10 +125,10 @@ def delta_options(settings: Settings) -> dict[str, str]:
 
 def _refuse_rewritten(root: str) -> None:
     path = root.partition("://")[2].rstrip("/") if is_remote(root) else root
-    found = (_REWRITTEN_IN_ADDRESS if is_remote(root) else _REWRITTEN).search(path)
-    if found is not None:
+    part = (_REWRITTEN_IN_ADDRESS if is_remote(root) else _REWRITTEN).search(path)
+    if part is not None:
         raise ConfigurationError(
-            f"GAME_EVENTS_LAKEHOUSE: {root} has {found[0]!r} in it, with which delta-rs would look for the tables at another "
+            f"GAME_EVENTS_LAKEHOUSE: {root} has {part[0]!r} in it, with which delta-rs would look for the tables at another "
             "place: choose another name"
         )
 
@@ -129,7 +137,8 @@ def spark_options(settings: Settings) -> dict[str, str]:
     """Spark's settings for the lakehouse of the settings: the same `s3://` addresses that delta-rs takes, read by S3A."""
     if not is_s3(settings.lakehouse):
         return {}
-    endpoint, region = endpoint_of(settings), region_of(settings)
+    endpoint = endpoint_of(settings)
+    region = region_of(settings)
     conf = {
         "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
         # Environment, profile, web identity, container or instance role: the order of AWS's own tools.
@@ -277,9 +286,9 @@ def storage_error(error: BaseException, root: str) -> GameEventsError | None:
 
     Returns a TransientError if the storage is full, a ConfigurationError if the right to write is missing.
     """
-    found = explain(error, root)
-    if found is not None:
-        return found
+    explained = explain(error, root)
+    if explained is not None:
+        return explained
     said = next((line.strip() for line in str(error).splitlines() if _has(line, FULL + DENIED)), "")[:300]
     if _has(said, FULL):
         return TransientError(
@@ -354,9 +363,9 @@ def unopenable(uri: str, error: Exception) -> DataError:
 
 def _sizes(uri: str) -> list[int]:
     """Bytes of a log's entries and checkpoints; others may delete some at this moment."""
-    found = list[int]()
+    sizes = list[int]()
     for file in Path(uri, "_delta_log").glob("*"):
         if file.name[:20].isdigit():
             with suppress(FileNotFoundError):
-                found.append(file.stat().st_size)
-    return found
+                sizes.append(file.stat().st_size)
+    return sizes

@@ -54,7 +54,8 @@ def _makes(lakehouse: Lakehouse, name: str, together: threading.Barrier) -> bool
     together.wait()
     # With retries a writer that lost would commit the table's version 1.
     once = CommitProperties(max_commit_retries=0)
-    uri, options = lakehouse.table(name).uri, lakehouse.options
+    uri = lakehouse.table(name).uri
+    options = lakehouse.options
     try:
         create_table_with_add_actions(uri, _SCHEMA, [], mode="error", storage_options=options, commit_properties=once)
     except (DeltaError, OSError) as error:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -39,7 +38,7 @@ from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, txn
 from game_events.lakehouse.data.columns import COMMENT
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.kept_handles import KeptHandles
+from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import EVENT_LOG, OWN_GOLD, Lakehouse, Layer, Table, add_actions, table_id, version_of
 
 log = logging.getLogger(__name__)
@@ -83,13 +82,13 @@ class SystemTable:
         rows: pa.Table,
         *,
         replace: bool = False,
-        advance: Mapping[str, int] | None = None,
+        set_transactions: Mapping[str, int] | None = None,
         info: Mapping[str, str] | None = None,
     ) -> Landed:
         """Append rows, or replace all rows by them; a table that does not exist is created.
 
-        `handle`: the version that the rows were planned from, not used by others any more (`Commit.follows`); None: there was
-        no table. `replace`: remove the rows of `handle`. `advance`, `info`: further ones of the commit.
+        `handle`: the version that the rows were planned from (`Commit.from_table`); None: there was no table. `replace`: remove
+        the rows of `handle`. `set_transactions`, `info`: further ones of the commit.
 
         Raises:
             ConflictError: a concurrent writer committed since `handle`.
@@ -100,10 +99,10 @@ class SystemTable:
                 self.table,
                 self.schema,
                 staged(self.table, rows.cast(self.schema)),
-                expected={self.counter: before},
-                advance={self.counter: (before or 0) + 1, **(advance or {})},
+                expect_transactions={self.counter: before},
+                set_transactions={self.counter: (before or 0) + 1, **(set_transactions or {})},
                 table_id=table_id(handle),
-                follows=handle,
+                from_table=handle,
                 replace=replace,
                 info=info or {},
                 description=self.description,
@@ -244,11 +243,11 @@ class LeftOut:
     @classmethod
     def of(cls, last: int, detail: str | None) -> LeftOut:
         """The inverse of `detail`."""
-        found: dict[str, Any] = json.loads(detail) if detail else {"first": 1, "by": None}
-        if found["by"] is None:
-            return cls(found["first"], last)
-        games, *limits = found["by"]
-        return cls(found["first"], last, Admission(frozenset(games), *limits))
+        content: dict[str, Any] = json.loads(detail) if detail else {"first": 1, "by": None}
+        if content["by"] is None:
+            return cls(content["first"], last)
+        games, *limits = content["by"]
+        return cls(content["first"], last, Admission(frozenset(games), *limits))
 
 
 @dataclass(frozen=True)
@@ -308,11 +307,14 @@ class Progress:
         If a concurrent run is further, its failures remain, too: they are of batches that this run has not read. So do failures
         since this run read the state (`seen`), as the concurrent run may have replaced tables after this run read them.
         """
-        known = self.games | {game: max(batch, self.games.get(game, 0)) for game, batch in (games or {}).items()}
-        overtaken = self.floor(layer) > floor
-        since = {k for k, v in self.failed.items() if seen is not None and seen.failed.get(k) != v}
-        failures = {k: v for k, v in self.failed.items() if overtaken or k[0] != layer or k in since}
-        failures |= {(layer, game): why for game, why in (failed or {}).items()}
+        known = dict(self.games)
+        for game, batch in (games or {}).items():
+            known[game] = max(batch, known.get(game, 0))
+        failures = self.failed
+        if self.floor(layer) <= floor:
+            before = self.failed if seen is None else seen.failed
+            failures = {k: why for k, why in self.failed.items() if k[0] != layer or before.get(k) != why}
+        failures = failures | {(layer, game): why for game, why in (failed or {}).items()}
         floors = self.floors | {layer: max(floor, self.floor(layer))}
         return replace(self, floors=floors, games=known, failed=failures)
 
@@ -322,7 +324,8 @@ class Progress:
 
     def pending_downstream(self, games: Iterable[str], why: str) -> Progress:
         """This state with games pending in all layers made from silver, aggregates that are not declared any more included."""
-        names, state = list(games), self
+        names = list(games)
+        state = self
         for layer in (Layer.GOLD, Layer.UNIFIED, *(at for at in self.floors if at.startswith(OWN_GOLD))):
             state = state.pending(layer, names, why)
         return state
@@ -357,7 +360,7 @@ class ProgressTable:
     def __init__(self, lakehouse: Lakehouse) -> None:
         description = "How far each layer has come: a hint that saves work; each table's own txn is the truth"
         self.declaration = SystemTable(lakehouse.table(PROGRESS), PROGRESS_SCHEMA, description, Txn.PROGRESS)
-        self._handles = KeptHandles(1)
+        self._pool = TablePool()
         self._newest = _Version(None, None, None)
 
     def read(self, bronze_id: str) -> Progress:
@@ -372,9 +375,9 @@ class ProgressTable:
         return state.floor(Layer.SILVER)
 
     def _current(self) -> _Version:
-        handle = self._handles.take(self.declaration.table)
+        handle = self._pool.open(self.declaration.table)
         newest = self._read(handle)
-        self._handles.keep(self.declaration.table, handle)
+        self._pool.publish(self.declaration.table, handle)
         return newest
 
     @retry_on_conflict(ATTEMPTS)
@@ -384,30 +387,30 @@ class ProgressTable:
         Raises:
             ConflictError: concurrent runs won every attempt; nothing is lost, the next run does the same work again.
         """
-        handle = self._handles.take(self.declaration.table)
+        handle = self._pool.open(self.declaration.table)
         newest = self._read(handle)
         before = newest.of(bronze_id)
         after = change(before)
         if after == before or (newest.state is not None and _is_later(newest.state.bronze_id, bronze_id)):
-            self._handles.keep(self.declaration.table, handle)
             return after
-        rows, follows = _rows(after), version_of(handle)
+        rows = _rows(after)
+        follows = version_of(handle)
         columns = [[bronze_id] * len(rows), *map(list, zip(*rows, strict=True))] if rows else [[]] * len(PROGRESS_SCHEMA)
         landed = self.declaration.commit(handle, pa.table(columns, schema=PROGRESS_SCHEMA), replace=True)
         # With another version between the two, the newest one is not this commit's.
         if landed.version == (0 if follows is None else follows + 1):
             self._newest = _Version(landed.table_id, landed.version, _state(bronze_id, rows))
-        self._handles.keep(self.declaration.table, landed.handle)
+        self._pool.publish(self.declaration.table, landed.handle)
         failpoints.reach("progress_moved")
         return after
 
     def _read(self, handle: DeltaTable | None) -> _Version:
         """The content of a version."""
-        found = self._newest  # of another thread's read, too
-        if handle is None or (found.table_id, found.version) != (table_id(handle), handle.version()):
+        newest = self._newest  # of another thread's read, too
+        if handle is None or (newest.table_id, newest.version) != (table_id(handle), handle.version()):
             state = self._state_of(handle)
-            found = self._newest = _Version(table_id(handle), version_of(handle), state)
-        return found
+            newest = self._newest = _Version(table_id(handle), version_of(handle), state)
+        return newest
 
     def _state_of(self, handle: DeltaTable | None) -> Progress | None:
         """The state of a version; None: it has none, or its file is lost, which costs reads; the next commit replaces it."""
@@ -425,34 +428,41 @@ _Row = tuple[Any, ...]
 
 def _state(bronze_id: str, rows: Iterable[_Row]) -> Progress:
     """The state of which these are the rows."""
-    kinds: dict[str, list[_Row]] = defaultdict(list)
+    state = Progress(bronze_id)
+    counted: dict[str | None, GameRows] = {}
+    more: dict[str, Any] = {}
     for layer, kind, game, batch, detail in rows:
-        kinds[kind].append((layer, game, batch, detail))
-    return Progress(
-        bronze_id,
-        floors={layer: batch for layer, _, batch, _ in kinds["floor"]},
-        games={game: batch for _, game, batch, _ in kinds["game"]},
-        failed={(layer, game): detail for layer, game, _, detail in kinds["failed"]},
-        left_out=next((LeftOut.of(batch, detail) for _, _, batch, detail in kinds["unrouted"]), LeftOut()),
-        redecided=max((batch for _, _, batch, _ in kinds["decided_anew"]), default=0),
-        searched=max((Search(batch, detail) for _, _, batch, detail in kinds["searched"]), default=Search()),
-        marks={layer: Mark(**json.loads(detail)) for layer, _, _, detail in kinds["floor"] if detail},
-        counted=CountedRows(
-            max((batch for _, _, batch, _ in kinds["counted"]), default=0),
-            {game: _counted(detail) for _, game, _, detail in kinds["counted"]},
-        ),
-    )
+        match kind:
+            case "floor":
+                state.floors[layer] = batch
+                if detail:
+                    state.marks[layer] = Mark(**json.loads(detail))
+            case "game":
+                state.games[game] = batch
+            case "failed":
+                state.failed[layer, game] = detail
+            case "unrouted":
+                more["left_out"] = LeftOut.of(batch, detail)
+            case "decided_anew":
+                more["redecided"] = batch
+            case "searched":
+                more["searched"] = Search(batch, detail)
+            case "counted":
+                counted[game] = _counted(detail)
+                more["counted"] = CountedRows(batch, counted)
+    return replace(state, **more)
 
 
 def _is_later(held: str, bronze_id: str) -> bool:
     """Whether the table is of a later incarnation of the same bronze: the earlier one needs no state."""
-    there, other = BronzeIdentity.of_key(held), BronzeIdentity.of_key(bronze_id)
+    there = BronzeIdentity.of_key(held)
+    other = BronzeIdentity.of_key(bronze_id)
     return there.table_id == other.table_id and there.incarnation > other.incarnation
 
 
 @lru_cache(MOST_COUNTED)
-def _detail(found: GameRows) -> str:
-    return json.dumps(found)
+def _detail(rows: GameRows) -> str:
+    return json.dumps(rows)
 
 
 @lru_cache(MOST_COUNTED)
@@ -462,7 +472,9 @@ def _counted(detail: str) -> GameRows:
 
 def _rows(state: Progress) -> list[_Row]:
     """The inverse of `_state`; those of games by `zip`, as there are thousands."""
-    marks, silver, counted = {at: json.dumps(asdict(mark)) for at, mark in state.marks.items()}, Layer.SILVER, state.counted
+    marks = {at: json.dumps(asdict(mark)) for at, mark in state.marks.items()}
+    silver = Layer.SILVER
+    counted = state.counted
     rows: list[_Row] = [(layer, "floor", None, batch, marks.get(layer)) for layer, batch in state.floors.items()]
     rows += zip(repeat(silver), repeat("game"), state.games, state.games.values(), repeat(None), strict=False)
     rows += [(layer, "failed", game, None, without_quotes(why)) for (layer, game), why in state.failed.items()]
@@ -542,6 +554,12 @@ def _holds(log: SystemTable, handle: DeltaTable, run_id: str, part: str, since: 
     return bool(pc.any(pc.and_(pc.equal(rows.column("run_id"), run_id), pc.equal(rows.column("part"), part))).as_py())
 
 
+def _paths_with(actions: pa.Table, kind: str) -> list[str]:
+    """Files that may have rows of a kind, by their statistics."""
+    columns = (actions.column(name).to_pylist() for name in ("path", "min.kind", "max.kind"))
+    return [path for path, low, high in zip(*columns, strict=True) if low is None or high is None or low <= kind <= high]
+
+
 def read_events(
     lakehouse: Lakehouse,
     since: datetime | None = None,
@@ -567,10 +585,7 @@ def read_events(
     if since is not None:
         newest = actions.column("max.time")
         actions = actions.filter(pc.fill_null(pc.greater_equal(newest, pa.scalar(since, newest.type)), True))
-    paths = actions.column("path").to_pylist()
-    if kind is not None:
-        ranges = zip(paths, actions.column("min.kind").to_pylist(), actions.column("max.kind").to_pylist(), strict=True)
-        paths = [path for path, low, high in ranges if low is None or high is None or low <= kind <= high]
+    paths = actions.column("path").to_pylist() if kind is None else _paths_with(actions, kind)
     rows = log.read(handle, columns, paths[:newest_files])
     if kind is not None:
         # No `==`: to make a literal of a Python value Arrow imports pandas, a quarter of a short command's time.

@@ -31,7 +31,7 @@ from deltalake import DeltaTable, PostCommitHookProperties
 
 from game_events.config.names import PROGRESS
 from game_events.errors import ConfigurationError, DataError
-from game_events.lakehouse.handle import of_columns
+from game_events.lakehouse.open_table import of_columns
 
 #: Command that reads everything that the source still has.
 REBUILD = "`game-events run --full-refresh bronze` with GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH=true"
@@ -90,9 +90,9 @@ class Unsupported(NamedTuple):
 
 def refuse_unreadable(handle: DeltaTable, uri: str, key: str) -> None:
     """Raise DataError for a table with a feature without which its files cannot be read rightly."""
-    found = of_columns(handle, _unreadable)
-    if found:
-        raise DataError(f"table {uri} uses {_named(found)}, which this version does not read. {_way_out(found, uri, key)}")
+    items = of_columns(handle, _unreadable)
+    if items:
+        raise DataError(f"table {uri} uses {_named(items)}, which this version does not read. {_way_out(items, uri, key)}")
 
 
 def refuse_unwritable(handle: DeltaTable, uri: str, key: str, *, partitioned: bool, replaced: bool) -> None:
@@ -101,15 +101,15 @@ def refuse_unwritable(handle: DeltaTable, uri: str, key: str, *, partitioned: bo
     `partitioned`: the table may have any partition columns: it is replaced if it has others than it should. `replaced`: files
     of the table are replaced by others with other rows.
     """
-    found = [*of_columns(handle, _unwritable)]
+    items = [*of_columns(handle, _unwritable)]
     if not partitioned:
-        found += of_columns(handle, _partitions)
+        items += of_columns(handle, _partitions)
     if replaced:
-        found += of_columns(handle, _append_only)
-    if found:
+        items += of_columns(handle, _append_only)
+    if items:
         raise DataError(
-            f"table {uri} was altered: {_named(found)}. Commits of game_events would break that, so nothing is written to the "
-            f"table. {_way_out(found, uri, key)}"
+            f"table {uri} was altered: {_named(items)}. Commits of game_events would break that, so nothing is written to the "
+            f"table. {_way_out(items, uri, key)}"
         )
 
 
@@ -118,12 +118,12 @@ def is_made_again(key: str) -> bool:
     return is_derived(key) or key.startswith("silver_")
 
 
-def _named(found: Sequence[Unsupported]) -> str:
-    return ", ".join(item.what for item in found)
+def _named(items: Sequence[Unsupported]) -> str:
+    return ", ".join(item.what for item in items)
 
 
-def _way_out(found: Sequence[Unsupported], uri: str, key: str) -> str:
-    undo = "; ".join(f"ALTER TABLE delta.`{uri}` {item.undo}" for item in found if item.undo)
+def _way_out(items: Sequence[Unsupported], uri: str, key: str) -> str:
+    undo = "; ".join(f"ALTER TABLE delta.`{uri}` {item.undo}" for item in items if item.undo)
     ways = [f"take it back by {undo}"] if undo else []
     if is_made_again(key):
         ways.append("delete the table: the next run makes it again")
@@ -134,11 +134,11 @@ def _way_out(found: Sequence[Unsupported], uri: str, key: str) -> str:
 
 def _unreadable(handle: DeltaTable) -> tuple[Unsupported, ...]:
     protocol = handle.protocol()
-    found = _UNREADABLE & set(protocol.reader_features or [])
+    names = _UNREADABLE & set(protocol.reader_features or [])
     # Before features had names, readers of version 2 were those that know this one.
     if protocol.min_reader_version == 2 and handle.metadata().configuration.get(_MAPPING, "none") != "none":
-        found |= {"columnMapping"}
-    return tuple(Unsupported(name, f"DROP FEATURE {name}") for name in sorted(found))
+        names |= {"columnMapping"}
+    return tuple(Unsupported(name, f"DROP FEATURE {name}") for name in sorted(names))
 
 
 def _unwritable(handle: DeltaTable) -> tuple[Unsupported, ...]:
@@ -304,10 +304,10 @@ def format_of(handle: DeltaTable) -> int:
 
 def refuse_newer(handle: DeltaTable) -> None:
     """Raise ConfigurationError for a table whose format is newer than this code, which would misread it."""
-    found = format_of(handle)
-    if found > PARTITIONED:
+    version = format_of(handle)
+    if version > PARTITIONED:
         raise ConfigurationError(
-            f"table {handle.table_uri} has format {found}, this version of game_events reads formats up to {PARTITIONED}: "
+            f"table {handle.table_uri} has format {version}, this version of game_events reads formats up to {PARTITIONED}: "
             "update game_events, or use the lakehouse of this version"
         )
 

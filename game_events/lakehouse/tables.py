@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -33,17 +33,8 @@ from game_events.config.settings import Settings
 from game_events.decoding.columns import is_of_any_kind
 from game_events.errors import ConfigurationError, ReadOnlyError
 from game_events.extending import PLAYER_AGG
-from game_events.lakehouse.handle import (
-    DataFile,
-    Entry,
-    Handle,
-    entry_of,
-    has_entry,
-    of_columns,
-    read_add_actions,
-    read_data_files,
-)
-from game_events.lakehouse.parts import Part, PartedHandle
+from game_events.lakehouse.open_table import DataFile, KnownVersion, OpenTable, of_columns, read_add_actions, read_data_files
+from game_events.lakehouse.parts import Part, PartedTable
 from game_events.lakehouse.storage import delta_options, has_no_content, store_errors_named, unopenable
 from game_events.lakehouse.table_properties import (
     Retention,
@@ -54,9 +45,6 @@ from game_events.lakehouse.table_properties import (
     refuse_unreadable,
     refuse_unwritable,
 )
-
-if TYPE_CHECKING:
-    from game_events.lakehouse.handle import KnownTable
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +203,7 @@ def add_actions(handle: DeltaTable) -> pa.Table:
 
 def files_of(handle: DeltaTable) -> tuple[DataFile, ...]:
     """The files of a version."""
-    return handle.files() if isinstance(handle, Handle) else read_data_files(handle)
+    return handle.files() if isinstance(handle, OpenTable) else read_data_files(handle)
 
 
 def paths(handle: DeltaTable) -> list[str]:
@@ -307,9 +295,9 @@ class Table:
         """The columns that files of these rows have: not the one that a part's folder says."""
         return columns if self.part is None else pa.schema([f for f in columns if f.name != self.by], columns.metadata)
 
-    def handle(self, known: KnownTable | None = None) -> Handle:
-        """A handle of the whole table: on the newest version, or a known one, which need not be opened."""
-        return (Handle if self.by is None else PartedHandle)(self.uri, self.options, known)
+    def opened(self, known: KnownVersion | None = None, columns: dict[Any, Any] | None = None) -> OpenTable:
+        """The whole table: its newest version, or a known one, which need not be opened (`OpenTable.columns`)."""
+        return (OpenTable if self.by is None else PartedTable)(self.uri, self.options, known, columns)
 
     @property
     def is_void(self) -> bool:
@@ -353,7 +341,7 @@ class Table:
         with store_errors_named(self.uri):
             return DeltaTable.is_deltatable(self.uri, self.options)
 
-    def open(self) -> Handle | None:
+    def open(self) -> OpenTable | None:
         """A handle on the newest version, from which commits may be planned, or None if there is no such table (`is_void`).
 
         Raises:
@@ -365,16 +353,16 @@ class Table:
         handle = self.open_to_read()
         return None if handle is None else self.writable(handle)
 
-    def open_to_read(self) -> Handle | None:
+    def open_to_read(self) -> OpenTable | None:
         """As `open`, also of a table that only others can write: for callers that plan no commit to it."""
         if self.part is not None:
             whole = self.whole.open_to_read()
-            return whole.part(self.part) if isinstance(whole, PartedHandle) else None
+            return whole.part(self.part) if isinstance(whole, PartedTable) else None
         if self.local_path is not None and not (self.local_path / "_delta_log").is_dir():
             return None
         try:
             with store_errors_named(self.uri):
-                table = self.handle()
+                table = self.opened()
         except TableNotFoundError:
             return None
         except DeltaError as error:
@@ -382,38 +370,7 @@ class Table:
                 log.warning("table=%s log_without_content=true made_again=true cause=%r", self.name, str(error))
                 return None
             raise unopenable(self.uri, error) from error
-        self.note_entry(table)
         return self.readable(table)
-
-    def is_newest(self, handle: DeltaTable) -> bool:
-        """Whether a handle has the table's newest version still.
-
-        False, too, if its version's entry was not noted, or if the store refuses the handle's credentials: a new handle reads
-        them again. The same table: one that was deleted and made again since has another log entry of that version, or none.
-
-        Raises:
-            TransientError: as `open` does.
-        """
-        if not isinstance(handle, Handle) or handle.entry is None:
-            return False
-        (noted, entry), version = handle.entry, handle.version()
-        if noted != version or entry is None:
-            return False
-        try:
-            with store_errors_named(self.uri):
-                # The next one first: the oldest entries are deleted first, so if there was none the log still ended there.
-                return not has_entry(self.uri, handle.store, version + 1) and entry_of(self.uri, handle.store, version) == entry
-        except ConfigurationError:
-            return False
-
-    def note_entry(self, handle: Handle, entry: Entry | None = None) -> None:
-        """Note the log entry of a handle's version, for `is_newest`; in an object store the handle does it (`identify`).
-
-        `entry`: its identity, if this process has written it; None: it is asked for.
-        """
-        if self.is_local:
-            entry = entry or entry_of(self.uri, None, handle.version())
-            handle.entry = None if entry is None else (handle.version(), entry)
 
     def readable(self, handle: AnyTable) -> AnyTable:
         """The handle.
@@ -467,7 +424,8 @@ class Lakehouse:
         self.sizes = Sizes()
         self.retention = retention or Retention()
         #: Layout of silver and gold if there is no silver yet, and the column by which the layout `partitioned` has parts.
-        self.layout, self.entity = TABLES, ""
+        self.layout = TABLES
+        self.entity = ""
         if root.startswith("file://"):
             root = root.removeprefix("file://")
         if "://" not in root:
@@ -486,11 +444,13 @@ class Lakehouse:
         Raises:
             ConfigurationError: the root is an existing file, or an object store that is not safe to write to.
         """
-        options, labels = delta_options(settings), Labels.of(settings)
+        options = delta_options(settings)
+        labels = Labels.of(settings)
         retention = Retention(settings.retention_h, settings.derived_retention_h)
-        found = cls(settings.lakehouse, options, settings.key_column, settings.names, labels, read_only, retention)
-        found.layout, found.entity = settings.silver_layout, settings.entity_column
-        return found
+        lakehouse = cls(settings.lakehouse, options, settings.key_column, settings.names, labels, read_only, retention)
+        lakehouse.layout = settings.silver_layout
+        lakehouse.entity = settings.entity_column
+        return lakehouse
 
     def __getstate__(self) -> dict[str, Any]:
         """With the layout, which workers would otherwise look for, each by itself."""
@@ -499,8 +459,8 @@ class Lakehouse:
     @cached_property
     def is_partitioned(self) -> bool:
         """Whether the games share a table of silver and one of each aggregate, by the tables that are there, or the setting."""
-        found = self.found_layout()
-        return (found or self.layout) == PARTITIONED
+        layout = self.found_layout()
+        return (layout or self.layout) == PARTITIONED
 
     def found_layout(self) -> str | None:
         """The layout of the tables that are there; None: there is no silver table yet.
@@ -560,7 +520,7 @@ class Lakehouse:
         """Games with a silver table, sorted by the table's name; names are not validated."""
         if self.is_partitioned:
             handle = self.table(SILVER).open_to_read()
-            return handle.games() if isinstance(handle, PartedHandle) else []
+            return handle.games() if isinstance(handle, PartedTable) else []
         return [game for game in map(game_of_silver, self.names()) if game is not None]
 
     def names(self) -> list[str]:
@@ -573,21 +533,21 @@ class Lakehouse:
             return self.called.keys_of(f.name for f in root.iterdir() if (f / "_delta_log").is_dir()) if root.is_dir() else []
         with store_errors_named(self.root):
             system = pafs.PyFileSystem(DeltaStorageHandler(self.root, self.options))
-            found = system.get_file_info(pafs.FileSelector("", recursive=False))
-        return self.called.keys_of(f.base_name for f in found if f.type == pafs.FileType.Directory)
+            listed = system.get_file_info(pafs.FileSelector("", recursive=False))
+        return self.called.keys_of(f.base_name for f in listed if f.type == pafs.FileType.Directory)
 
 
 def refuse_other_layout(lakehouse: Lakehouse) -> None:
     """Raise ConfigurationError if the tables of silver have another layout than the setting: they would have rows of both."""
-    found = lakehouse.found_layout()
-    if found in (None, lakehouse.layout):
+    layout = lakehouse.found_layout()
+    if layout in (None, lakehouse.layout):
         return
     names = lakehouse.called
-    kept = f"one {names.name_of(SILVER)}" if found == PARTITIONED else f"a silver table for each {names.entity}"
-    old = ", ".join(map(names.name_of, (SILVER, "gold_unified_*") if found == PARTITIONED else ("silver_*_events", "gold_*")))
+    kept = f"one {names.name_of(SILVER)}" if layout == PARTITIONED else f"a silver table for each {names.entity}"
+    old = ", ".join(map(names.name_of, (SILVER, "gold_unified_*") if layout == PARTITIONED else ("silver_*_events", "gold_*")))
     raise ConfigurationError(
-        f"GAME_EVENTS_SILVER_LAYOUT is {lakehouse.layout}, and {lakehouse.root} has {kept} (`{found}`): nothing was done. Set "
-        f"it to {found}, or use another root. To change it here, stop all runs, move the folders {old} away, and run "
+        f"GAME_EVENTS_SILVER_LAYOUT is {lakehouse.layout}, and {lakehouse.root} has {kept} (`{layout}`): nothing was done. Set "
+        f"it to {layout}, or use another root. To change it here, stop all runs, move the folders {old} away, and run "
         "`game-events run`: silver and gold are made again from bronze (docs/scale.md)"
     )
 

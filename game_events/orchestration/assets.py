@@ -130,7 +130,8 @@ def _freshness(settings: Settings) -> dg.FreshnessPolicy | None:
 
 
 def _unified(graph: Graph) -> dg.AssetsDefinition:
-    settings, keys = graph.settings, graph.keys
+    settings = graph.settings
+    keys = graph.keys
 
     @dg.multi_asset(
         name=keys.unified.path[-1],
@@ -158,13 +159,13 @@ def _unified(graph: Graph) -> dg.AssetsDefinition:
             else:
                 refresh_unified(pipeline, report, full=config.full_refresh)
             unified = [t for t in report.of("unified") if t.error is None]
-            found = unified[0] if unified else present("unified", pipeline.lakehouse.table(UNIFIED))
+            entry = unified[0] if unified else present("unified", pipeline.lakehouse.table(UNIFIED))
         # Its own materialization is the output; the layers above have an event for each game.
         others = replace(report, tables=[t for t in report.tables if t not in unified])
         yield from changes(context, others, keys)
-        yield from (check_evaluation(found, keys) for found in report.checks)
+        yield from (check_evaluation(entry, keys) for entry in report.checks)
         yield from last_known(context, pipeline)
-        yield dg.MaterializeResult(keys.unified, metadata=table_metadata(found, report, keys) if found is not None else None)
+        yield dg.MaterializeResult(keys.unified, metadata=table_metadata(entry, report, keys) if entry is not None else None)
         fail_for(others.errors)
 
     return gold_unified_player_agg
@@ -179,7 +180,8 @@ def _carry_condition(keys: Keys) -> dg.AutomationCondition[Any]:
     # Of the newest run that updated it: whatever came before that one, it has carried on too. Dagster 1.13 knows that of one
     # partition of an asset alone, so of the others all updates since the last tick count. (That is never true on the first tick
     # after an empty event log.)
-    newest, all_new = condition.executed_with_tags, condition.all_new_updates_have_run_tags
+    newest = condition.executed_with_tags
+    all_new = condition.all_new_updates_have_run_tags
     by_carrier = newest(tag_values=CARRIES_ALL) | all_new(tag_values=CARRIES_ALL)
     by_hand = condition.newly_updated() & ~by_carrier
 
@@ -237,7 +239,8 @@ def game_assets(graph: Graph, own: Iterable[GoldAggregate]) -> list[dg.AssetsDef
 
 
 def _silver(graph: Graph) -> dg.AssetsDefinition:
-    words, keys = graph.settings.names, graph.keys
+    words = graph.settings.names
+    keys = graph.keys
     spec = table_spec(
         graph,
         keys.silver,
@@ -252,7 +255,8 @@ def _silver(graph: Graph) -> dg.AssetsDefinition:
 
 def _one_run(graph: Graph) -> str:
     """How many runs a choice of partitions is: Dagster makes one of each range without a gap (dagster-io/dagster#32335)."""
-    words, refresh = graph.settings.names, graph.keys.named("refresh")
+    words = graph.settings.names
+    refresh = graph.keys.named("refresh")
     return (
         f"Chosen {words.entities} that follow each other in the list of partitions are one run and one Spark job; each further "
         f"range is a run of its own. Any choice in one run: by the options of the job `{refresh}`."
@@ -260,7 +264,9 @@ def _one_run(graph: Graph) -> str:
 
 
 def _gold(graph: Graph) -> dg.AssetsDefinition:
-    words, keys, aggregate = graph.settings.names, graph.keys, player_agg(graph.settings)
+    words = graph.settings.names
+    keys = graph.keys
+    aggregate = player_agg(graph.settings)
     spec = table_spec(
         graph,
         keys.gold,
@@ -297,7 +303,8 @@ def _own_gold(graph: Graph, aggregate: GoldAggregate) -> dg.AssetsDefinition:
 
 def _asset(graph: Graph, spec: dg.AssetSpec, layer: str, refresh: Refresh) -> dg.AssetsDefinition:
     """An asset with games as the partitions of its spec; `layer`: its tables' entries in the report."""
-    name, keys = spec.key.path[-1], graph.keys
+    name = spec.key.path[-1]
+    keys = graph.keys
 
     with warnings.catch_warnings():
         # Backfill policies are beta in Dagster 1.13.
@@ -321,7 +328,7 @@ def _asset(graph: Graph, spec: dg.AssetSpec, layer: str, refresh: Refresh) -> dg
                 idle = games - {t.game for t in report.of(layer)}
                 unchanged = [present(layer, game_table(pipeline.lakehouse, layer, game), game) for game in sorted(idle)]
             yield from rule_evaluations(report, keys)
-            yield from partition_events(context, report, unchanged, spec.key, layer, keys)
+            yield from partition_events(context, report, filter(None, unchanged), spec.key, layer, keys)
 
     return tables_of_games
 
@@ -349,7 +356,8 @@ def table_spec(
     **more: Any,  # noqa: ANN401 - Dagster's own
 ) -> dg.AssetSpec:
     """The asset of a table, by the table's key; of the tables of all games with `{game}` in it."""
-    name, layer = graph.settings.names.name_of(table), layer_of(table)
+    name = graph.settings.names.name_of(table)
+    layer = layer_of(table)
     lakehouse = lakehouse_of(graph.settings)
     metadata = {"dagster/table_name": graph.keys.table_name(name), **more.pop("metadata", {})}
     if lakehouse is not None:
@@ -419,9 +427,9 @@ def operations(graph: Graph, sources: Sequence[dg.AssetKey]) -> list[dg.AssetSpe
     lakehouse = lakehouse_of(graph.settings)
     if lakehouse is None:
         return []
-    found = [
+    specs = [
         (event_log_table(lakehouse), [graph.keys.unified]),
         (SchemaArchive(lakehouse).declaration, sources),
     ]
-    found += [(table, sources) for table in class_of(graph.settings).tables(lakehouse)]
-    return [own_table_spec(graph, made.table, made.schema, made.description, deps) for made, deps in found]
+    specs += [(table, sources) for table in class_of(graph.settings).tables(lakehouse)]
+    return [own_table_spec(graph, made.table, made.schema, made.description, deps) for made, deps in specs]

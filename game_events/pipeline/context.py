@@ -16,8 +16,8 @@ from game_events.config.extensions import Extensions, extensions_of
 from game_events.config.logging import PROGRESS_LOGGER
 from game_events.config.settings import Settings
 from game_events.decoding.columns import ValueRules, kept_columns
-from game_events.lakehouse.kept_handles import KeptHandles
 from game_events.lakehouse.system_tables import ProgressTable
+from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse, Table, refuse_other_layout
 from game_events.pipeline.offsets import refuse_twice, topic_id_read
 from game_events.pipeline.schemas.catalog import SchemaCatalog
@@ -49,7 +49,7 @@ class Pipeline:
         get_spark: gives the session; only the Dagster resource (or a test's fixture) makes one.
         run_id: Dagster's run id where there is one.
         registered: tables that are known to be in the catalog.
-        handles: tables that this process has opened, for its next step or cycle.
+        tables: tables that this process has opened, for its next step or cycle.
         read_only: whatever would change a table raises ReadOnlyError.
         quiet: progress is logged at DEBUG: a loop would log the same each second.
     """
@@ -58,7 +58,7 @@ class Pipeline:
     get_spark: Callable[[], SparkSession]
     run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     registered: set[str] = field(default_factory=set, compare=False, repr=False)
-    handles: KeptHandles = field(default_factory=KeptHandles, compare=False, repr=False)
+    tables: TablePool = field(default_factory=TablePool, compare=False, repr=False)
     quiet: bool = False
     read_only: bool = False
 
@@ -103,12 +103,12 @@ class Pipeline:
         return self.lakehouse.table(QUARANTINE)
 
     def open_bronze(self) -> DeltaTable | None:
-        """The newest version of bronze, in a handle that all readers share (`KeptHandles.shared`)."""
-        return self.handles.shared(self.bronze)
+        """The newest version of bronze, opened once for all readers (`TablePool`)."""
+        return self.tables.open(self.bronze)
 
     def open_quarantine(self) -> DeltaTable | None:
         """The newest version of quarantine, likewise."""
-        return self.handles.shared(self.quarantine)
+        return self.tables.open(self.quarantine)
 
     @cached_property
     def source(self) -> Source:

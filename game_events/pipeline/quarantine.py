@@ -80,7 +80,8 @@ def finish_reset(pipeline: Pipeline, report: RunReport) -> None:
         ConflictError: concurrent runs won every attempt; the next run continues.
         DataError: quarantine was restored: this commit would hide that.
     """
-    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
+    bronze = pipeline.open_bronze()
+    quarantine = pipeline.open_quarantine()
     if bronze is None or is_finished(bronze, quarantine):
         return
     ticket = counter(bronze, Txn.FULL_REFRESH)
@@ -105,7 +106,8 @@ def sweep(pipeline: Pipeline) -> None:
 
     Lists with later tickets than bronze's may belong to a refresh under way.
     """
-    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
+    bronze = pipeline.open_bronze()
+    quarantine = pipeline.open_quarantine()
     if bronze is None or quarantine is None or not is_finished(bronze, quarantine):
         return
     held = set(paths(quarantine))
@@ -155,10 +157,10 @@ def _finish(
             pipeline.quarantine,
             QUARANTINE_COLUMNS,
             files,
-            expected=expected,
-            advance=advance,
+            expect_transactions=expected,
+            set_transactions=advance,
             table_id=table_id(quarantine),
-            seen=seen,
+            from_version=seen,
             rewritten=rewritten,
             info={"full_refresh_of": pipeline.bronze.name, "run_id": pipeline.run_id},
             description=QUARANTINE_DESCRIPTION,
@@ -197,8 +199,8 @@ def _later(listed: ResetList) -> Column:
 def lists(table: Table, last: int | None = None) -> Iterator[tuple[int, ResetList]]:
     """(Ticket, list) of each list that there is, up to a last ticket: later ones may be half written."""
     system, prefix = file_system(table)
-    found = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=False, allow_not_found=True))
-    for ticket in [int(match[1]) for info in found if (match := _LIST.fullmatch(info.base_name))]:
+    infos = system.get_file_info(pafs.FileSelector(prefix.rstrip("/"), recursive=False, allow_not_found=True))
+    for ticket in [int(match[1]) for info in infos if (match := _LIST.fullmatch(info.base_name))]:
         listed = read_list(table, ticket) if last is None or ticket <= last else None
         if listed is not None:
             yield ticket, listed
@@ -265,11 +267,14 @@ def note_replay(pipeline: Pipeline) -> None:
         ConflictError: concurrent runs won every attempt.
         DataError: quarantine was restored: this commit would hide that.
     """
-    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
+    bronze = pipeline.open_bronze()
+    quarantine = pipeline.open_quarantine()
     if bronze is None or quarantine is None or is_noted(bronze, quarantine):
         return
     quarantine = refuse_restored(pipeline.quarantine, quarantine)
-    app, batch, seen = _noted_app(bronze), counter(bronze, Txn.REPLAY), quarantine.version()
+    app = _noted_app(bronze)
+    batch = counter(bronze, Txn.REPLAY)
+    seen = quarantine.version()
     expected = txns(quarantine, [app])
     quarantine = evolve(pipeline.quarantine, quarantine, QUARANTINE_COLUMNS)
     files, rewritten = _stage_marks(pipeline, bronze, quarantine, batch)
@@ -279,9 +284,9 @@ def note_replay(pipeline: Pipeline) -> None:
             QUARANTINE_COLUMNS,
             files,
             expected,
-            advance={app: batch},
+            set_transactions={app: batch},
             table_id=str(quarantine.metadata().id),
-            seen=seen,
+            from_version=seen,
             rewritten=rewritten,
             info={"replayed_batch": str(batch)},
         )
@@ -351,7 +356,8 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
     bronze = pipeline.open_bronze()
     if bronze is None:
         return None
-    bronze, quarantine = _refuse_older_bronze(pipeline, refuse_restored(pipeline.bronze, bronze)), pipeline.open_quarantine()
+    bronze = _refuse_older_bronze(pipeline, refuse_restored(pipeline.bronze, bronze))
+    quarantine = pipeline.open_quarantine()
     if quarantine is not None:
         quarantine = refuse_restored(pipeline.quarantine, quarantine)
         _refuse_older_quarantine(pipeline, bronze, quarantine)
@@ -368,9 +374,10 @@ def intact_tables(pipeline: Pipeline, report: RunReport) -> tuple[DeltaTable, De
     report.warn(f"{pipeline.quarantine.name} is gone, and with it the {rows:,} records that it was given")
     # Recorded in bronze, so that the loss is reported once.
     with suppress(ConflictError):  # another process recorded it, or the next check does
-        info, app = {"quarantine_gone": f"{rows} records"}, Txn.RECORDS_QUARANTINED
+        info = {"quarantine_gone": f"{rows} records"}
+        app = Txn.RECORDS_QUARANTINED
         advance: dict[str, int] = {app: 0, Txn.QUARANTINE_COMMITS: 0}
-        commit(without_rows(pipeline.bronze, bronze, info, expected={app: rows}, advance=advance))
+        commit(without_rows(pipeline.bronze, bronze, info, expect_transactions={app: rows}, set_transactions=advance))
     return pipeline.open_bronze() or bronze, None
 
 
@@ -401,7 +408,8 @@ def _refuse_older_quarantine(pipeline: Pipeline, bronze: DeltaTable, quarantine:
     Raises:
         DataError: quarantine is an older copy.
     """
-    made, known = counter(quarantine, Txn.MICRO_BATCHES), counter(bronze, Txn.QUARANTINE_COMMITS)
+    made = counter(quarantine, Txn.MICRO_BATCHES)
+    known = counter(bronze, Txn.QUARANTINE_COMMITS)
     if made < known:
         raise DataError(
             f"{pipeline.quarantine.name} is an older copy: {pipeline.bronze.name} counts {known:,} commits to it, it has "

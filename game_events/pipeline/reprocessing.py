@@ -258,7 +258,7 @@ def _commit_redecoded(
     expected = erasure_fence(handle) | {Txn.BATCH: batch, Txn.REDECODE: count}
     # The unchanged batch, too: of two concurrent commits with the same `txn`, Delta lets only one succeed.
     advance: dict[str, int] = {Txn.REDECODE: (count or 0) + 1, Txn.BATCH: batch}
-    plan = replace(commit_of(pipeline, handle, staged, expected, advance, info), replace=True, seen=None)
+    plan = replace(commit_of(pipeline, handle, staged, expected, advance, info), replace=True, from_version=None)
     try:
         return commit(plan), plan.schema
     except ConflictError as error:

@@ -158,7 +158,8 @@ def count_arrivals(timestamps: pa.Array, now_s: float | None = None) -> Arrivals
     """Number of records per time of production. `timestamps`: `_kafka_timestamp`; `now_s`: seconds since 1970."""
     tenths = timestamps.cast(pa.int64(), safe=False).drop_null().to_numpy() // (1_000_000 // TENTHS)
     age = int((time.time() if now_s is None else now_s) * TENTHS) - tenths
-    minute, hour = 60 * TENTHS, 3600 * TENTHS
+    minute = 60 * TENTHS
+    hour = 3600 * TENTHS
     rounded = np.where(age > FINE_S * TENTHS, tenths // minute * minute, tenths)
     rounded = np.where(age > COARSE_S * TENTHS, tenths // hour * hour, rounded)
     values, counts = np.unique(rounded, return_counts=True)

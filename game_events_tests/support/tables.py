@@ -17,14 +17,14 @@ from game_events_tests.support.reconciliation import database
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 
 
-def put(table, rows, advance=None, info=None, **options):
+def put(table, rows, set_transactions=None, info=None, **options):
     """A commit of rows (or their columns) after the newest version, with further attributes of a `Commit`.
 
     Returns the table after it.
     """
     rows = pa.table(rows)
-    options = {"expected": {}, "table_id": table_id(table.open()), **options}
-    commit(Commit(table, rows.schema, staged(table, rows), advance=advance or {}, info=info or {}, **options))
+    options = {"expect_transactions": {}, "table_id": table_id(table.open()), **options}
+    commit(Commit(table, rows.schema, staged(table, rows), set_transactions=set_transactions or {}, info=info or {}, **options))
     return table.open()
 
 

@@ -1,16 +1,13 @@
-"""Decoder of Avro payloads, by their writer schema, into Arrow columns.
+"""Decoder of Avro payloads, by their writer schema, into Arrow columns: lists of Python values, converted to arrays at the end.
 
 Own code, because no library reads strictly: fastavro takes a negative branch or symbol index for the last one, misreads
 numbers of more than 64 bits, loops on an array of 2^62 nulls, and ends the process on types nested 20,000 deep; libraries for
 Arrow lack maps, unions or decimals.
-
-Column builders of Avro's simple types: lists of Python values, converted to Arrow arrays at the end.
-
-Column builders of nested Avro types: records, arrays, maps, unions, recursive types.
 """
 
 import struct
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from itertools import pairwise
@@ -42,11 +39,8 @@ from game_events.errors import DataError
 
 #: Days of the years 1 to 9999, the range of Python and Spark.
 DATE_RANGE = (-719_162, 2_932_896)
-
 DAY_US = 86_400_000_000
-
 DURATION = pa.struct([("months", pa.int64()), ("days", pa.int64()), ("milliseconds", pa.int64())])
-
 #: Digits that Spark's and Delta's decimals hold.
 MAX_DIGITS = 38
 
@@ -57,7 +51,7 @@ class Column(Protocol):
     type: pa.DataType
     is_text: bool
 
-    def read(self, buf: bytes, at: int, /) -> int:
+    def read(self, buf: bytes, pos: int, /) -> int:
         """Read one value at a position into the column; returns the position after it."""
 
     def truncate(self, count: int) -> None:
@@ -71,27 +65,29 @@ class Leaf:
     """A column of single values."""
 
     def __init__(self, type_: pa.DataType, parse: Callable[[bytes, int], tuple[Any, int]], *, is_text: bool = False) -> None:
-        self.type, self.is_text = type_, is_text
+        self.type = type_
+        self.is_text = is_text
         self.values: list[Any] = []
         self.read = self._reader(parse)
 
     def _reader(self, parse: Callable[[bytes, int], tuple[Any, int]]) -> Callable[[bytes, int], int]:
         append = self.values.append
 
-        def read(buf: bytes, at: int) -> int:
-            value, at = parse(buf, at)
+        def read(buf: bytes, pos: int) -> int:
+            value, pos = parse(buf, pos)
             append(value)
-            return at
+            return pos
 
         return read
 
     def null_bad_values(self, nulled: list[str], column: str) -> None:
         """From now on values outside of the type's range are NULL, and their column is noted."""
-        strict, append = self.read, self.values.append
+        strict = self.read
+        append = self.values.append
 
-        def read(buf: bytes, at: int) -> int:
+        def read(buf: bytes, pos: int) -> int:
             try:
-                return strict(buf, at)
+                return strict(buf, pos)
             except DamageError as damage:
                 if damage.end is None:
                     raise
@@ -125,16 +121,16 @@ class _StringLeaf(Leaf):
     def _reader(self, parse: Callable[[bytes, int], tuple[Any, int]]) -> Callable[[bytes, int], int]:
         append = self.values.append
 
-        def read(buf: bytes, at: int) -> int:
-            size = buf[at]
+        def read(buf: bytes, pos: int) -> int:
+            size = buf[pos]
             if size < 0x80 and not size & 1:
-                end = at + 1 + (size >> 1)
+                end = pos + 1 + (size >> 1)
                 if end <= len(buf):
-                    append(str(buf[at + 1 : end], "utf-8"))
+                    append(str(buf[pos + 1 : end], "utf-8"))
                     return end
-            text, at = parse(buf, at)
+            text, pos = parse(buf, pos)
             append(text)
-            return at
+            return pos
 
         return read
 
@@ -144,19 +140,21 @@ class _NumberLeaf(Leaf):
 
     def __init__(self, type_: pa.DataType, bounds: tuple[int, int], times: int = 1, per: int = 1) -> None:
         """A column of ``value * times // per``; values outside `bounds` are rejected."""
-        self._bounds, self._times, self._per = bounds, times, per
+        self._bounds = bounds
+        self._times = times
+        self._per = per
         super().__init__(type_, read_long)
 
     def _reader(self, parse: Callable[[bytes, int], tuple[Any, int]]) -> Callable[[bytes, int], int]:
         append = self.values.append
         low, high = self._bounds
 
-        def read(buf: bytes, at: int) -> int:
-            value, at = parse(buf, at)
+        def read(buf: bytes, pos: int) -> int:
+            value, pos = parse(buf, pos)
             if not low <= value <= high:
-                raise DamageError(Reason.OUT_OF_RANGE, f"a number outside {low}..{high}", at)
+                raise DamageError(Reason.OUT_OF_RANGE, f"a number outside {low}..{high}", pos)
             append(value)
-            return at
+            return pos
 
         return read
 
@@ -190,12 +188,12 @@ class _DecimalLeaf(Leaf):
         fits = logical.precision <= MAX_DIGITS
         limit = 10**logical.precision
 
-        def parse(buf: bytes, at: int) -> tuple[int, int]:
-            raw, at = take(buf, at, type_.size) if type_.kind == "fixed" else read_bytes(buf, at)
+        def parse(buf: bytes, pos: int) -> tuple[int, int]:
+            raw, pos = take(buf, pos, type_.size) if type_.kind == "fixed" else read_bytes(buf, pos)
             value = int.from_bytes(raw, "big", signed=True)
             if not -limit < value < limit:
-                raise DamageError(Reason.OUT_OF_RANGE, f"a decimal of more than {logical.precision} digits", at)
-            return value, at
+                raise DamageError(Reason.OUT_OF_RANGE, f"a decimal of more than {logical.precision} digits", pos)
+            return value, pos
 
         super().__init__(pa.decimal128(logical.precision, logical.scale) if fits else pa.string(), parse)
 
@@ -226,14 +224,14 @@ def _timestamp(name: str) -> Leaf:
     return _NumberLeaf(pa.timestamp("us", tz="UTC"), bounds, times, per)
 
 
-def _uuid(buf: bytes, at: int) -> tuple[str, int]:
-    raw, at = take(buf, at, 16)
-    return str(uuid.UUID(bytes=raw)), at
+def _uuid(buf: bytes, pos: int) -> tuple[str, int]:
+    raw, pos = take(buf, pos, 16)
+    return str(uuid.UUID(bytes=raw)), pos
 
 
-def _duration(buf: bytes, at: int) -> tuple[dict[str, int], int]:
-    raw, at = take(buf, at, 12)
-    return dict(zip(("months", "days", "milliseconds"), struct.unpack("<III", raw), strict=True)), at
+def _duration(buf: bytes, pos: int) -> tuple[dict[str, int], int]:
+    raw, pos = take(buf, pos, 12)
+    return dict(zip(("months", "days", "milliseconds"), struct.unpack("<III", raw), strict=True)), pos
 
 
 #: Type whose values are stored as they are -> type of its column; null: a column without values.
@@ -257,10 +255,8 @@ _LEAVES: dict[str, Callable[[], Leaf]] = {
 
 #: Depth to which types become columns; deeper ones become JSON text.
 MAX_DEPTH = 32
-
 #: Repeated use of types can double the columns with every level.
 MAX_COLUMNS = 10_000
-
 #: A type's column, and the fields inside it.
 Built = tuple[Column, tuple[Field, ...]]
 
@@ -275,18 +271,18 @@ class RecordColumn:
         self._count = 0
         self._readers = [(name, column.read) for name, column in members]
 
-    def read(self, buf: bytes, at: int) -> int:
+    def read(self, buf: bytes, pos: int) -> int:
         """One record."""
         name = ""
         try:
             for name, read in self._readers:  # noqa: B007 - for the handler
-                at = read(buf, at)
+                pos = read(buf, pos)
         except DAMAGE as error:
             damage = as_damage(error)
             damage.path.append(name)
             raise damage from None
         self._count += 1
-        return at
+        return pos
 
     def truncate(self, count: int) -> None:
         """Keeps the first records."""
@@ -296,7 +292,8 @@ class RecordColumn:
 
     def finish(self) -> pa.Array:
         """The records so far."""
-        count, self._count = self._count, 0
+        count = self._count
+        self._count = 0
         if not self.members:
             return pa.array([True] * count, pa.bool_())
         return pa.StructArray.from_arrays([c.finish() for _, c in self.members], fields=list(self.type))
@@ -308,22 +305,25 @@ class _ArrayColumn:
     def __init__(self, items: Column, least: int, budget: Budget) -> None:
         self.type: pa.DataType = pa.list_(items.type)
         self.is_text = items.is_text
-        self._items, self._least, self._budget = items, least, budget
+        self._items = items
+        self._least = least
+        self._budget = budget
         self._read_item = items.read
         self._cells = cells_of(items.type)
         self._offsets = [0]
 
-    def read(self, buf: bytes, at: int) -> int:
-        count, at = read_blocks(buf, at, self._least, self._budget, self._read_item, self._cells)
+    def read(self, buf: bytes, pos: int) -> int:
+        count, pos = read_blocks(buf, pos, self._least, self._budget, self._read_item, self._cells)
         self._offsets.append(self._offsets[-1] + count)
-        return at
+        return pos
 
     def truncate(self, count: int) -> None:
         del self._offsets[count + 1 :]
         self._items.truncate(self._offsets[-1])
 
     def finish(self) -> pa.Array:
-        offsets, self._offsets = self._offsets, [0]
+        offsets = self._offsets
+        self._offsets = [0]
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), self._items.finish(), type=self.type)
 
 
@@ -334,28 +334,32 @@ class _MapColumn(_ArrayColumn):
         super().__init__(items, least + 1, budget)
         self.type = pa.map_(pa.string(), items.type)
         self._keys: list[str] = []
-        self._read_item, self._cells = self._entry, self._cells + 1
+        self._read_item = self._entry
+        self._cells += 1
 
-    def _entry(self, buf: bytes, at: int) -> int:
-        key, at = read_bytes(buf, at)
+    def _entry(self, buf: bytes, pos: int) -> int:
+        key, pos = read_bytes(buf, pos)
         self._keys.append(str(key, "utf-8"))
-        return self._items.read(buf, at)
+        return self._items.read(buf, pos)
 
     def truncate(self, count: int) -> None:
         super().truncate(count)
         del self._keys[self._offsets[-1] :]
 
     def finish(self) -> pa.Array:
-        keys, offsets = self._keys, self._offsets
-        self._keys, self._offsets = [], [0]
+        keys = self._keys
         items = self._items.finish()
         # Last index of each key, in the order of first appearance.
-        kept, ends = [], [0]
-        for begin, end in pairwise(offsets):
+        kept: list[int] = []
+        ends = [0]
+        for begin, end in pairwise(self._offsets):
             kept += list({keys[i]: i for i in range(begin, end)}.values())
             ends.append(len(kept))
         if len(kept) != len(keys):
-            items, keys = items.take(pa.array(kept, pa.int64())), [keys[i] for i in kept]
+            items = items.take(pa.array(kept, pa.int64()))
+            keys = [keys[i] for i in kept]
+        self._keys = []
+        self._offsets = [0]
         return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), pa.array(keys, pa.string()), items, type=self.type)
 
 
@@ -366,15 +370,17 @@ class _OptionalLeaf:
         self.type: pa.DataType = inner.type
         self.is_text = inner.is_text
         self._null = null
-        self._read, self._append = inner.read, inner.values.append
-        self.truncate, self.finish = inner.truncate, inner.finish
+        self._read = inner.read
+        self._append = inner.values.append
+        self.truncate = inner.truncate
+        self.finish = inner.finish
 
-    def read(self, buf: bytes, at: int) -> int:
-        index, at = read_index(buf, at, 2, "union branch")
+    def read(self, buf: bytes, pos: int) -> int:
+        index, pos = read_index(buf, pos, 2, "union branch")
         if index != self._null:
-            return self._read(buf, at)
+            return self._read(buf, pos)
         self._append(None)
-        return at
+        return pos
 
 
 class UnionColumn:
@@ -391,15 +397,15 @@ class UnionColumn:
         self._counts = [0] * len(branches)
         self._chosen: list[int] = []
 
-    def read(self, buf: bytes, at: int) -> int:
+    def read(self, buf: bytes, pos: int) -> int:
         """One value of one branch."""
-        index, at = read_index(buf, at, len(self._branches), "union branch")
+        index, pos = read_index(buf, pos, len(self._branches), "union branch")
         branch = self._branches[index]
         if branch is not None:
-            at = branch[1].read(buf, at)
+            pos = branch[1].read(buf, pos)
         self._counts[index] += 1
         self._chosen.append(index)
-        return at
+        return pos
 
     def truncate(self, count: int) -> None:
         """Keeps the first values."""
@@ -413,7 +419,8 @@ class UnionColumn:
     def finish(self) -> pa.Array:
         """The values so far: each branch has only its own values, which are spread over all rows."""
         chosen = np.asarray(self._chosen, dtype=np.int64)
-        self._counts, self._chosen = [0] * len(self._branches), []
+        self._counts = [0] * len(self._branches)
+        self._chosen = []
         arrays = []
         for index, branch in enumerate(self._branches):
             if branch is not None:
@@ -446,21 +453,33 @@ class ColumnBuilder:
         inside = (*above, id(type_))
         match type_.kind:
             case "record":
-                parts = [(f.name, f.identity, *self._member(f.identity, f.type, inside)) for f in type_.fields]
-                fields = tuple(Field(_identity(id_, column), name, column.type, inner) for name, id_, column, inner in parts)
-                return RecordColumn([(name, column) for name, _, column, _ in parts]), fields
+                return self._record(type_, inside)
             case "array" | "map":
                 items, fields = self.build(type_.items[0], inside)
                 make = _ArrayColumn if type_.kind == "array" else _MapColumn
                 return make(items, min_bytes(type_.items[0]), self.budget), fields
             case "union":
-                return self.union(type_, inside)
+                others = _others(type_)
+                if len(others) > 1:
+                    return self.union(type_, inside)
+                return self._optional(type_, *self.build(others[0], inside))
             case _:
-                made = leaf(type_)
-                if self._column is not None:
-                    made.null_bad_values(self._nulled, self._column)
-                fields = tuple(Field(f.name, f.name, f.type) for f in DURATION) if made.type == DURATION else ()
-                return made, fields
+                return self._leaf(type_)
+
+    def _record(self, type_: AvroType, inside: tuple[int, ...]) -> Built:
+        members: list[tuple[str, Column]] = []
+        fields: list[Field] = []
+        for member in type_.fields:
+            column, inner = self._member(member.identity, member.type, inside)
+            members.append((member.name, column))
+            fields.append(Field(_identity(member.identity, column), member.name, column.type, inner))
+        return RecordColumn(members), tuple(fields)
+
+    def _leaf(self, type_: AvroType) -> Built:
+        made = leaf(type_)
+        if self._column is not None:
+            made.null_bad_values(self._nulled, self._column)
+        return made, tuple(Field(f.name, f.name, f.type) for f in DURATION) if made.type == DURATION else ()
 
     def _member(self, identity: str, type_: AvroType, above: tuple[int, ...]) -> Built:
         """A member's column; at the top it decides about the bad values in it."""
@@ -472,20 +491,33 @@ class ColumnBuilder:
                 self._column = None
         return self.build(type_, above)
 
-    def union(self, type_: AvroType, above: tuple[int, ...], *, always_struct: bool = False) -> Built:
-        """A union's column; `always_struct` also for a single type."""
-        others = [b for b in type_.items if b.kind != "null"] or type_.items
-        built = {id(b): self._member(b.name, b, above) if always_struct else self.build(b, above) for b in others}
-        short = [b.short_name for b in others]
-        names = {id(b): b.short_name if short.count(b.short_name) == 1 else b.name for b in others}
-        branches = [(names[id(b)], built[id(b)][0]) if id(b) in built else None for b in type_.items]
-        if len(others) == 1 and not always_struct:
-            column, fields = built[id(others[0])]
-            if isinstance(column, Leaf) and len(branches) == 2:
-                return _OptionalLeaf(column, branches.index(None)), fields
-            return UnionColumn(branches), fields
-        fields = tuple(Field(b.name, names[id(b)], built[id(b)][0].type, built[id(b)][1]) for b in others)
-        return UnionColumn(branches, always_struct=True), fields
+    def union(self, type_: AvroType, above: tuple[int, ...], *, at_top: bool = False) -> Built:
+        """A struct with a member for each branch but null; `at_top`: these are members of the schema."""
+        others = _others(type_)
+        short = Counter(branch.short_name for branch in others)
+        branches: list[tuple[str, Column] | None] = []
+        fields: list[Field] = []
+        for branch in type_.items:
+            if branch not in others:
+                branches.append(None)
+                continue
+            column, inner = self._member(branch.name, branch, above) if at_top else self.build(branch, above)
+            name = branch.short_name if short[branch.short_name] == 1 else branch.name
+            branches.append((name, column))
+            fields.append(Field(branch.name, name, column.type, inner))
+        return UnionColumn(branches, always_struct=True), tuple(fields)
+
+    def _optional(self, type_: AvroType, column: Column, fields: tuple[Field, ...]) -> Built:
+        """A union of one type, which has this column, and perhaps null."""
+        if isinstance(column, Leaf) and len(type_.items) == 2:
+            return _OptionalLeaf(column, [branch.kind for branch in type_.items].index("null")), fields
+        (other,) = _others(type_)
+        return UnionColumn([(other.short_name, column) if branch is other else None for branch in type_.items]), fields
+
+
+def _others(union: AvroType) -> list[AvroType]:
+    """The branches of a union besides null; of null alone, that."""
+    return [branch for branch in union.items if branch.kind != "null"] or union.items
 
 
 def _identity(name: str, column: Column) -> str:
@@ -521,7 +553,8 @@ class AvroDecoder(RowDecoder):
         self._rows += 1
 
     def _finish(self) -> pa.RecordBatch:
-        array, self._rows = self._column.finish(), 0
+        array = self._column.finish()
+        self._rows = 0
         if not self.fields:
             return pa.RecordBatch.from_arrays([], names=[])
         arrays = array.flatten() if isinstance(self._column, RecordColumn | UnionColumn) else [array]
@@ -531,7 +564,7 @@ class AvroDecoder(RowDecoder):
 def _columns(root: AvroType, builder: ColumnBuilder) -> tuple[Column, tuple[Field, ...], Budget]:
     """The column of a schema's values, the fields at its top, and the budget of a payload."""
     if root.kind == "union":
-        column, fields = builder.union(root, (), always_struct=True)
+        column, fields = builder.union(root, (), at_top=True)
     else:
         column, fields = builder.build(root)
         if not isinstance(column, RecordColumn):

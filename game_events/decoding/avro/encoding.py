@@ -22,22 +22,20 @@ from game_events.decoding.projection import CELL_BYTES, CellBudget
 
 #: Items without bytes (null, empty records) of one payload: a few bytes can announce 2^62 of them.
 MAX_EMPTY_ITEMS = 10_000
-
 INT_RANGE = (-(2**31), 2**31 - 1)
-
 LONG_RANGE = (-(2**63), 2**63 - 1)
-
 _LAST_BYTE = 9
-
 T = TypeVar("T")
 
 
-def read_long(buf: bytes, at: int) -> tuple[int, int]:
+def read_long(buf: bytes, pos: int) -> tuple[int, int]:
     """A zig-zag varint of at most 64 bits."""
-    octet = buf[at]
+    octet = buf[pos]
     if octet < 0x80:
-        return (octet >> 1) ^ -(octet & 1), at + 1
-    value, shift, end = octet & 0x7F, 7, at + 1
+        return (octet >> 1) ^ -(octet & 1), pos + 1
+    value = octet & 0x7F
+    shift = 7
+    end = pos + 1
     while True:
         octet = buf[end]
         value |= (octet & 0x7F) << shift
@@ -45,74 +43,74 @@ def read_long(buf: bytes, at: int) -> tuple[int, int]:
         if octet < 0x80:
             break
         shift += 7
-        if end - at > _LAST_BYTE:
+        if end - pos > _LAST_BYTE:
             raise DamageError(Reason.MALFORMED, "a number of more than 64 bits")
     if value >> 64:
         raise DamageError(Reason.MALFORMED, "a number of more than 64 bits")
     return (value >> 1) ^ -(value & 1), end
 
 
-def read_bytes(buf: bytes, at: int) -> tuple[bytes, int]:
+def read_bytes(buf: bytes, pos: int) -> tuple[bytes, int]:
     """A length and as many bytes."""
-    size, at = read_long(buf, at)
+    size, pos = read_long(buf, pos)
     if size < 0:
         raise DamageError(Reason.MALFORMED, "a length below zero")
-    return take(buf, at, size)
+    return take(buf, pos, size)
 
 
-def take(buf: bytes, at: int, size: int) -> tuple[bytes, int]:
+def take(buf: bytes, pos: int, size: int) -> tuple[bytes, int]:
     """So many bytes."""
-    end = at + size
+    end = pos + size
     if end > len(buf):
-        raise DamageError(Reason.TRUNCATED, f"more bytes announced than the {len(buf) - at} that are left")
-    return buf[at:end], end
+        raise DamageError(Reason.TRUNCATED, f"more bytes announced than the {len(buf) - pos} that are left")
+    return buf[pos:end], end
 
 
-def read_index(buf: bytes, at: int, count: int, what: str) -> tuple[int, int]:
+def read_index(buf: bytes, pos: int, count: int, what: str) -> tuple[int, int]:
     """The index of a union's branch or an enum's symbol."""
-    index, at = read_long(buf, at)
+    index, pos = read_long(buf, pos)
     if not 0 <= index < count:
         raise DamageError(Reason.MALFORMED, f"{what} outside 0..{count - 1}")
-    return index, at
+    return index, pos
 
 
-def read_text(buf: bytes, at: int) -> tuple[str, int]:
+def read_text(buf: bytes, pos: int) -> tuple[str, int]:
     """A string."""
-    raw, at = read_bytes(buf, at)
-    return str(raw, "utf-8"), at
+    raw, pos = read_bytes(buf, pos)
+    return str(raw, "utf-8"), pos
 
 
 def enum_reader(type_: AvroType) -> Callable[[bytes, int], tuple[str, int]]:
     """A reader of an enum's symbols."""
     symbols = type_.symbols
 
-    def read(buf: bytes, at: int) -> tuple[str, int]:
-        index, at = read_index(buf, at, len(symbols), "enum symbol")
-        return symbols[index], at
+    def read(buf: bytes, pos: int) -> tuple[str, int]:
+        index, pos = read_index(buf, pos, len(symbols), "enum symbol")
+        return symbols[index], pos
 
     return read
 
 
-def read_boolean(buf: bytes, at: int) -> tuple[bool, int]:
+def read_boolean(buf: bytes, pos: int) -> tuple[bool, int]:
     """One byte, 0 or 1."""
-    octet = buf[at]
+    octet = buf[pos]
     if octet > 1:
         raise DamageError(Reason.MALFORMED, "a boolean that is neither 0 nor 1")
-    return octet == 1, at + 1
+    return octet == 1, pos + 1
 
 
 #: Simple type -> reader of its values.
 SIMPLE: Mapping[str, Callable[[AvroType], Callable[[bytes, int], tuple[Any, int]]]] = {
-    "null": lambda _: lambda _, at: (None, at),
+    "null": lambda _: lambda _, pos: (None, pos),
     "boolean": lambda _: read_boolean,
     "int": lambda _: read_long,
     "long": lambda _: read_long,
-    "float": lambda _: lambda buf, at: (struct.unpack_from("<f", buf, at)[0], at + 4),
-    "double": lambda _: lambda buf, at: (struct.unpack_from("<d", buf, at)[0], at + 8),
+    "float": lambda _: lambda buf, pos: (struct.unpack_from("<f", buf, pos)[0], pos + 4),
+    "double": lambda _: lambda buf, pos: (struct.unpack_from("<d", buf, pos)[0], pos + 8),
     "bytes": lambda _: read_bytes,
     "string": lambda _: read_text,
     "enum": enum_reader,
-    "fixed": lambda type_: lambda buf, at: take(buf, at, type_.size),
+    "fixed": lambda type_: lambda buf, pos: take(buf, pos, type_.size),
 }
 
 
@@ -128,8 +126,8 @@ class ByType(Generic[T]):
         key = id(type_)
         if key not in self._made:
 
-            def in_itself(buf: bytes, at: int) -> T:
-                return self._made[key](buf, at)
+            def in_itself(buf: bytes, pos: int) -> T:
+                return self._made[key](buf, pos)
 
             self._made[key] = in_itself
             self._made[key] = self._make(type_)
@@ -149,7 +147,7 @@ class Budget(CellBudget):
 
 
 def read_blocks(
-    buf: bytes, at: int, min_bytes: int, budget: Budget, item: Callable[[bytes, int], int], cells: int = 0
+    buf: bytes, pos: int, min_bytes: int, budget: Budget, item: Callable[[bytes, int], int], cells: int = 0
 ) -> tuple[int, int]:
     """Read the blocks of an array or map: number of items, and position after the last block.
 
@@ -157,25 +155,25 @@ def read_blocks(
     """
     total = 0
     while True:
-        count, at = read_long(buf, at)
+        count, pos = read_long(buf, pos)
         if count == 0:
-            return total, at
+            return total, pos
         end = None
         if count < 0:
             count = -count
-            size, at = read_long(buf, at)
-            end = at + size
+            size, pos = read_long(buf, pos)
+            end = pos + size
         # Checked before anything is read or allocated.
-        if count * min_bytes > len(buf) - at:
-            raise DamageError(Reason.TRUNCATED, f"more items announced than fit into the {len(buf) - at} bytes that are left")
+        if count * min_bytes > len(buf) - pos:
+            raise DamageError(Reason.TRUNCATED, f"more items announced than fit into the {len(buf) - pos} bytes that are left")
         if not min_bytes:
             budget.empty -= count
             if budget.empty < 0:
                 raise DamageError(Reason.MALFORMED, f"more than {MAX_EMPTY_ITEMS} items without bytes")
         budget.spend(count * cells)
         for _ in range(count):
-            at = item(buf, at)
-        if end is not None and at != end:
+            pos = item(buf, pos)
+        if end is not None and pos != end:
             raise DamageError(Reason.MALFORMED, "a block that does not end where it says")
         total += count
 
@@ -195,9 +193,7 @@ def min_bytes(type_: AvroType, known: dict[int, int] | None = None) -> int:
 
 #: Nested records at most.
 MAX_LEVELS = 100
-
 Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
-
 ReadValue = Callable[[bytes, int], tuple[Value, int]]
 
 
@@ -206,10 +202,10 @@ def text_reader(type_: AvroType, budget: Budget) -> Callable[[bytes, int], tuple
     readers = _Readers(budget)
     read_value = readers.of(type_)
 
-    def read(buf: bytes, at: int) -> tuple[str, int]:
+    def read(buf: bytes, pos: int) -> tuple[str, int]:
         readers.level = 0
-        value, at = read_value(buf, at)
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False), at
+        value, pos = read_value(buf, pos)
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False), pos
 
     return read
 
@@ -230,46 +226,51 @@ class _Readers:
         members = [(f.name, self.of(f.type)) for f in type_.fields]
         cells = sum(_cells(f.type, f.name) for f in type_.fields)
 
-        def read(buf: bytes, at: int) -> tuple[Value, int]:
+        def read(buf: bytes, pos: int) -> tuple[Value, int]:
             self.level += 1
             if self.level > MAX_LEVELS:
                 raise DamageError(Reason.TOO_DEEP, f"more than {MAX_LEVELS} records inside one another")
             self._budget.spend(cells)
             row: dict[str, Value] = {}
             for name, member in members:
-                row[name], at = member(buf, at)
+                row[name], pos = member(buf, pos)
             self.level -= 1
-            return row, at
+            return row, pos
 
         return read
 
     def _union(self, type_: AvroType) -> ReadValue:
         branches = [(b.name, self.of(b), _cells(b, b.name)) for b in type_.items]
 
-        def read(buf: bytes, at: int) -> tuple[Value, int]:
-            index, at = read_index(buf, at, len(branches), "union branch")
+        def read(buf: bytes, pos: int) -> tuple[Value, int]:
+            index, pos = read_index(buf, pos, len(branches), "union branch")
             name, branch, cells = branches[index]
             self._budget.spend(cells)
-            value, at = branch(buf, at)
-            return (value if name == "null" else {name: value}), at
+            value, pos = branch(buf, pos)
+            return (value if name == "null" else {name: value}), pos
 
         return read
 
     def _items(self, type_: AvroType) -> ReadValue:
-        inner, is_map = self.of(type_.items[0]), type_.kind == "map"
-        least, cells = min_bytes(type_.items[0]) + is_map, _cells(type_.items[0])
+        inner = self.of(type_.items[0])
+        is_map = type_.kind == "map"
+        least = min_bytes(type_.items[0]) + is_map
+        cells = _cells(type_.items[0])
 
-        def read(buf: bytes, at: int) -> tuple[Value, int]:
-            found: list[tuple[str, Value]] = []
+        def read(buf: bytes, pos: int) -> tuple[Value, int]:
+            keys: list[str] = []
+            values: list[Value] = []
 
-            def item(buf: bytes, at: int) -> int:
-                key, at = read_text(buf, at) if is_map else ("", at)
-                value, at = inner(buf, at)
-                found.append((key, value))
-                return at
+            def item(buf: bytes, pos: int) -> int:
+                if is_map:
+                    key, pos = read_text(buf, pos)
+                    keys.append(key)
+                value, pos = inner(buf, pos)
+                values.append(value)
+                return pos
 
-            _, at = read_blocks(buf, at, least, self._budget, item, cells)
-            return (dict(found) if is_map else [value for _, value in found]), at
+            _, pos = read_blocks(buf, pos, least, self._budget, item, cells)
+            return (dict(zip(keys, values, strict=True)) if is_map else values), pos
 
         return read
 
@@ -280,13 +281,14 @@ def _cells(type_: AvroType, name: str = "") -> int:
 
 
 def _simple(type_: AvroType) -> ReadValue:
-    read, as_json = SIMPLE[type_.kind](type_), _AS_JSON.get(type_.kind)
+    read = SIMPLE[type_.kind](type_)
+    as_json = _AS_JSON.get(type_.kind)
     if as_json is None:
         return read
 
-    def read_converted(buf: bytes, at: int) -> tuple[Value, int]:
-        value, at = read(buf, at)
-        return as_json(value), at
+    def read_converted(buf: bytes, pos: int) -> tuple[Value, int]:
+        value, pos = read(buf, pos)
+        return as_json(value), pos
 
     return read_converted
 

@@ -1,11 +1,7 @@
-"""Avro schemas of a registry: JSON text and references -> a tree of types with resolved names.
+"""Avro schemas of a registry: JSON text and references -> a tree of types with resolved names and logical types.
 
-Source: Apache Avro 1.12 specification, "Schema Declaration". Aliases and defaults are for readers' schemas and change nothing
-here but a field's identity.
-
-Types of Avro schemas, named types resolved, with their logical types.
-
-Source: Apache Avro 1.12 specification, "Logical Types": an unknown or impossible one (a scale above the precision) is ignored.
+Source: Apache Avro 1.12 specification, "Schema Declaration" and "Logical Types": an unknown or impossible logical type (a scale
+above the precision) is ignored. Aliases and defaults are for readers' schemas and change nothing here but a field's identity.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ from game_events.errors import DataError
 
 #: Digits of a decimal: work grows with their square, and as a text one byte may be all of them (see `MAX_SHORT_TEXT`).
 MAX_PRECISION = 150
-
 Node = Mapping[str, Any]
 
 
@@ -96,7 +91,8 @@ _FITS = {
 
 def logical_type(node: Node) -> Logical | None:
     """The logical type of an annotated type; ValueError for more than `MAX_PRECISION` digits."""
-    name, kind = str(node.get("logicalType")), node["type"]
+    name = str(node.get("logicalType"))
+    kind = node["type"]
     if name == "decimal" and kind in ("bytes", "fixed"):
         return _decimal(node.get("precision"), node.get("scale", 0))
     fits = (f"fixed{node['size']}" if kind == "fixed" else kind) in _FITS.get(name, ())
@@ -112,10 +108,8 @@ def _decimal(precision: object, scale: object) -> Logical | None:
 
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
-
 #: Key of the items' type.
 _ITEMS = {"array": "items", "map": "values"}
-
 #: Attributes of types and fields that change what is decoded, besides the types inside.
 _ATTRIBUTES = ("name", "namespace", "size", "logicalType", "precision", "scale")
 
@@ -238,7 +232,8 @@ class AvroSchema(SingleTypeSchema):
 
     def enums(self) -> dict[str, dict[int | str, str]]:
         """Full names of its enums with their symbols."""
-        waiting, seen = [self.root], dict[int, AvroType]()
+        waiting = [self.root]
+        seen: dict[int, AvroType] = {}
         while waiting:
             kind = waiting.pop()
             if id(kind) not in seen:
@@ -266,17 +261,22 @@ def _reduced(node: Any) -> Any:  # noqa: ANN401 - any JSON
     if not isinstance(node, dict):
         return node
     # An attribute of a wrong type stays one: without it, its default would apply (a scale of 0, the namespace around).
-    found = {key: node[key] if isinstance(node[key], str | int) else None for key in _ATTRIBUTES if key in node}
+    kept = {key: node[key] if isinstance(node[key], str | int) else None for key in _ATTRIBUTES if key in node}
     if "type" in node:
-        found["type"] = _reduced(node["type"])
-    match node:
-        case {"type": "array" | "map" as kind}:
-            found[_ITEMS[kind]] = _reduced(node[_ITEMS[kind]])
-        case {"type": "enum"}:
-            found["symbols"] = node["symbols"]
-        case {"type": "record" | "error"}:
-            found["fields"] = [_reduced(item) | {"aliases": [_first_alias(item)]} for item in node["fields"]]
-    return found
+        kept["type"] = _reduced(node["type"])
+    return kept | _reduced_inside(node)
+
+
+def _reduced_inside(node: Node) -> dict[str, Any]:
+    """What a type has inside, by the attribute that holds it."""
+    match node.get("type"):
+        case "array" | "map" as kind:
+            return {_ITEMS[kind]: _reduced(node[_ITEMS[kind]])}
+        case "enum":
+            return {"symbols": node["symbols"]}
+        case "record" | "error":
+            return {"fields": [_reduced(item) | {"aliases": [_first_alias(item)]} for item in node["fields"]]}
+    return {}
 
 
 def _error(path: str, what: str) -> ValueError:
@@ -285,10 +285,10 @@ def _error(path: str, what: str) -> ValueError:
 
 def _listed(node: Node, key: str, is_good: Callable[[Any], bool], otherwise: str) -> list[Any]:
     """A list of good items; raises ValueError for anything else."""
-    found = node.get(key)
-    if not isinstance(found, list) or not all(map(is_good, found)):
+    items = node.get(key)
+    if not isinstance(items, list) or not all(map(is_good, items)):
         raise ValueError(otherwise)
-    return found
+    return items
 
 
 def _has_name(node: object) -> bool:
@@ -300,8 +300,8 @@ def _full_name(name: str, namespace: str) -> str:
 
 
 def _text(node: Node, key: str) -> str:
-    found = node.get(key)
-    return found if isinstance(found, str) else ""
+    text = node.get(key)
+    return text if isinstance(text, str) else ""
 
 
 def _first_alias(node: Node) -> str:

@@ -1,19 +1,20 @@
 """Decoder of JSON payloads of one schema into Arrow columns: parser of documents, and exact conversion of their values.
 
-Uses Python's parser, which keeps all digits of a number and limits nesting. pyarrow's and DuckDB's readers take a batch as one
-text, round numbers, and do not report which row was bad.
+msgspec parses, which refuses what is no JSON and keeps all digits of a number; Python's own parser reads once more what it
+refuses, for the reason. pyarrow's and DuckDB's readers take a batch as one text, round numbers, and do not report bad rows.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
 from typing import Any, NoReturn
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pyarrow as pa
 
 from game_events.decoding.columns import ColumnRules
@@ -23,7 +24,8 @@ from game_events.decoding.projection import VALUE, CellBudget, RowDecoder, cells
 
 #: Levels of nesting at most.
 MAX_LEVELS = 100
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+#: Opening brackets of a document that msgspec parses: a level takes some 400 bytes of the stack, and a thread may have 512 KiB.
+MAX_BRACKETS = 500
 _escaped = json.encoder.encode_basestring
 LONG_RANGE = (-(2**63), 2**63 - 1)
 #: Limits of a number with fraction or exponent that is read as an integer: few characters can mean a million digits.
@@ -39,7 +41,6 @@ _TIME = re.compile(
 _A_TIME = "date-time with a zone (RFC 3339)"
 NAIVE = "GAME_EVENTS_NAIVE_TIMES_ZONE"
 _REAL = re.compile(r"-?\d+(?:\.\d+)?(?:[eE]([+-]?\d{1,9}))?", re.ASCII)
-
 Convert = Callable[[Any], Any]
 Guard = Callable[[Convert], Convert]
 
@@ -52,28 +53,31 @@ class JsonDecoder(RowDecoder):
 
     def __init__(self, compiled: JsonSchema, rules: ColumnRules | None = None) -> None:
         """Raises DataError if the schema does not compile."""
-        found = json_type(compiled)
-        self._is_object = found.kind == "struct"
-        root = found if self._is_object else JsonType("struct", ((VALUE, found),))
+        described = json_type(compiled)
+        self._is_object = described.kind == "struct"
+        root = described if self._is_object else JsonType("struct", ((VALUE, described),))
         super().__init__(compiled.message, root.children, CellBudget())
         self._type: pa.DataType = root.arrow
         zone = ZoneInfo(rules.rules.zone) if rules is not None and rules.rules.zone is not None else None
         nullable = rules.nullable(self.message, self.fields) if rules is not None else {}
-        guards = [_or_null(self.nulled, nullable[f.id]) if f.id in nullable else None for f in self.fields]
-        members = zip(root.fields, guards, strict=True)
-        self._convert = _struct([(name, converter(inner, self.budget, zone, guard)) for (name, inner), guard in members])
-        self._parser = _LENIENT if nullable else _STRICT
+        members: list[tuple[str, Convert]] = []
+        for (name, inner), item in zip(root.fields, self.fields, strict=True):
+            guard = _or_null(self.nulled, nullable[item.id]) if item.id in nullable else None
+            members.append((name, converter(inner, self.budget, zone, guard)))
+        self._convert = _struct(members)
+        self._second_parser = _LENIENT if nullable else _STRICT
         self._rows: list[dict[str, Any]] = []
         # The parsed text takes many times its memory.
         compiled.forget()
 
     def _read(self, payload: bytes) -> None:
-        document = parse(payload, self._parser)
+        document = parse(payload, self._second_parser)
         self._rows.append(self._convert(document if self._is_object else {VALUE: document}))
 
     def _finish(self) -> pa.RecordBatch:
-        rows, self._rows = self._rows, []
-        return pa.RecordBatch.from_struct_array(pa.array(rows, self._type))
+        array = pa.array(self._rows, self._type)
+        self._rows = []
+        return pa.RecordBatch.from_struct_array(array)
 
 
 class Real(str):
@@ -88,14 +92,40 @@ class Constant(str):
     __slots__ = ()
 
 
-def parse(payload: bytes, parser: json.JSONDecoder | None = None) -> object:
-    """Parse one UTF-8 JSON document, nested up to `MAX_LEVELS`; `DAMAGE` for others; `parser`: default `_STRICT`.
+def _constant(name: str) -> NoReturn:
+    raise DamageError(Reason.MALFORMED, f"no JSON document: {name} is no JSON number")
 
-    Returns Python's values, numbers with fractions as `Real`; the last value of a repeated name.
+
+_parsed: Callable[[bytes], object] = msgspec.json.Decoder(float_hook=Real).decode
+_STRICT = json.JSONDecoder(parse_float=Real, parse_constant=_constant)
+#: NaN and infinities, which Python and JavaScript libraries write, are bad values instead of no JSON.
+_LENIENT = json.JSONDecoder(parse_float=Real, parse_constant=Constant)
+_CONTAINERS: dict[type, Callable[[Any], Iterable[Any]]] = {dict: dict.values, list: iter}
+
+
+def parse(payload: bytes, second_parser: json.JSONDecoder = _STRICT) -> object:
+    """Parse one UTF-8 JSON document, nested up to `MAX_LEVELS`; `DAMAGE` for others.
+
+    Returns Python's values, numbers with fractions as `Real`; the last value of a repeated name. `second_parser`: reads what
+    msgspec refuses.
     """
+    brackets = payload.count(b"{") + payload.count(b"[")
+    if brackets > MAX_BRACKETS:
+        return _parsed_by_python(payload, second_parser)
+    try:
+        document = _parsed(payload)
+    except msgspec.MsgspecError:
+        return _parsed_by_python(payload, second_parser)
+    if brackets > MAX_LEVELS:
+        _check_depth(document)
+    return document
+
+
+def _parsed_by_python(payload: bytes, parser: json.JSONDecoder) -> object:
+    """As Python's parser reads it, with checks of what that allows; raises `DAMAGE`."""
     text = payload.decode()
     try:
-        document = (parser or _STRICT).decode(text)
+        document = parser.decode(text)
     except json.JSONDecodeError as error:
         ended = error.pos >= len(text.rstrip()) and not error.msg.startswith("Extra")
         reason = Reason.TRUNCATED if ended or error.msg.startswith("Unterminated string") else Reason.MALFORMED
@@ -104,28 +134,16 @@ def parse(payload: bytes, parser: json.JSONDecoder | None = None) -> object:
         raise DamageError(Reason.TOO_DEEP, f"nested more than {MAX_LEVELS} levels") from None
     except ValueError:
         raise DamageError(Reason.OUT_OF_RANGE, "a number of thousands of digits") from None
-    if text.count("{") + text.count("[") > MAX_LEVELS:
-        _check_depth(document)
-    if "\\u" in text and _SURROGATE.search(text):
-        _check_surrogates(document)
+    _check_depth(document)
+    _check_surrogates(document)
     return document
-
-
-def _constant(name: str) -> NoReturn:
-    raise DamageError(Reason.MALFORMED, f"no JSON document: {name} is no JSON number")
-
-
-_INNER: dict[type, Callable[[Any], Iterable[Any]]] = {dict: dict.values, list: iter}
-_STRICT = json.JSONDecoder(parse_float=Real, parse_constant=_constant)
-#: NaN and infinities, which Python and JavaScript libraries write, are bad values instead of no JSON.
-_LENIENT = json.JSONDecoder(parse_float=Real, parse_constant=Constant)
 
 
 def _check_depth(document: object) -> None:
     level = [document]
     for _ in range(MAX_LEVELS):
-        level = [inner for value in level if type(value) in _INNER for inner in _INNER[type(value)](value)]
-    if any(type(value) in _INNER for value in level):
+        level = [inner for value in level if type(value) in _CONTAINERS for inner in _CONTAINERS[type(value)](value)]
+    if any(type(value) in _CONTAINERS for value in level):
         raise DamageError(Reason.TOO_DEEP, f"nested more than {MAX_LEVELS} levels")
 
 
@@ -159,15 +177,20 @@ def converter(type_: JsonType, budget: CellBudget, zone: ZoneInfo | None = None,
     `zone`: of times without one; `guard`: changes this function and those of the values inside.
     """
     if type_.item is not None:
-        make, cells = _list if type_.kind == "list" else _map, cells_of_element(type_.arrow)
-        found = make(converter(type_.item, budget, zone, guard), lambda values: budget.spend(len(values) * cells))
+        item = converter(type_.item, budget, zone, guard)
+        cells = cells_of_element(type_.arrow)
+
+        def spend(values: Collection[object]) -> None:
+            budget.spend(len(values) * cells)
+
+        convert = _list(item, spend) if type_.kind == "list" else _map(item, spend)
     elif type_.kind == "struct":
-        found = _struct([(name, converter(inner, budget, zone, guard)) for name, inner in type_.fields])
+        convert = _struct([(name, converter(inner, budget, zone, guard)) for name, inner in type_.fields])
     elif type_.kind == "timestamp":
-        found = partial(_timestamp, zone)
+        convert = partial(_timestamp, zone)
     else:
-        found = _SCALARS[type_.kind]
-    return found if guard is None else guard(found)
+        convert = _SCALARS[type_.kind]
+    return convert if guard is None else guard(convert)
 
 
 def _or_null(nulled: list[str], column: str) -> Guard:
@@ -188,45 +211,51 @@ def _or_null(nulled: list[str], column: str) -> Guard:
     return guard
 
 
-def _of_type(kind: type, name: str, convert: Convert | None = None) -> Convert:
-    def checked(value: object) -> object:
+def _of_type(kind: type, name: str) -> Convert:
+    def convert(value: object) -> object:
         if type(value) is not kind:
             raise _wrong(value, name)
-        return value if convert is None else convert(value)
+        return value
 
-    return checked
+    return convert
 
 
 def _struct(members: list[tuple[str, Convert]]) -> Convert:
-    def convert(value: dict[str, Any]) -> dict[str, Any]:
+    def convert(value: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
+        if type(value) is not dict:
+            raise _wrong(value, "object")
         row: dict[str, Any] = {}
         for name, inner in members:
-            found = value.get(name)
-            if found is not None:
+            member = value.get(name)
+            if member is not None:
                 try:
-                    row[name] = inner(found)
+                    row[name] = inner(member)
                 except DamageError as damage:
                     damage.path.append(name)
                     raise
         return row
 
-    return _of_type(dict, "object", convert)
+    return convert
 
 
 def _list(item: Convert, spend: Convert) -> Convert:
-    def convert(values: list[Any]) -> list[Any]:
+    def convert(values: Any) -> list[Any]:  # noqa: ANN401 - any JSON
+        if type(values) is not list:
+            raise _wrong(values, "array")
         spend(values)
         return [None if v is None else item(v) for v in values]
 
-    return _of_type(list, "array", convert)
+    return convert
 
 
 def _map(item: Convert, spend: Convert) -> Convert:
-    def convert(value: dict[str, Any]) -> list[tuple[str, Any]]:
+    def convert(value: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 - any JSON
+        if type(value) is not dict:
+            raise _wrong(value, "object")
         spend(value)
         return [(k, None if v is None else item(v)) for k, v in value.items()]
 
-    return _of_type(dict, "object", convert)
+    return convert
 
 
 def _integer(value: object) -> int:
@@ -262,10 +291,10 @@ def _number(value: object) -> float:
 
 def _timestamp(naive: ZoneInfo | None, value: object) -> datetime:
     """A time in UTC; `naive`: the zone of one that names none."""
-    found = _TIME.fullmatch(value) if type(value) is str else None
-    if found is None:
+    written = _TIME.fullmatch(value) if type(value) is str else None
+    if written is None:
         raise _wrong(value, _A_TIME)
-    day, minutes, seconds, zone = found.groups()
+    day, minutes, seconds, zone = written.groups()
     if zone is None:
         if naive is None:
             raise DamageError(

@@ -1,23 +1,16 @@
-"""JSON Schemas of a registry: text, references, nested schemas with their addresses, and resolution of ``$ref``.
+"""JSON Schemas of a registry: text, references, resolution of ``$ref``; their column types; and what decoding needs of them.
 
 Sources: JSON Schema drafts 4, 6, 7, 2019-09, 2020-12 (``$id``, ``$ref``, ``$anchor``); RFC 6901 (JSON pointers); in a registry
-a ``$ref`` names a reference.
-
-JSON Schema -> column types; values without a single type are kept as JSON text.
-
-Only keywords that determine types are read (type, properties, items, format, enum, const, ``$ref``, allOf, oneOf, anyOf); other
-validation (required, pattern, minimum) is left to quality rules.
-
-What decoding needs of a JSON Schema: the rest (examples, comments, definitions that nothing uses) is kept by no process.
-
-Source: the keywords that are read for types.
+a ``$ref`` names a reference. Only keywords that determine types are read (type, properties, items, format, enum, const,
+``$ref``, allOf, oneOf, anyOf); other validation (required, pattern, minimum) is left to quality rules. Values without a single
+type are kept as JSON text. What is not read (examples, comments, definitions that nothing uses) is kept by no process.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,13 +27,10 @@ from game_events.errors import DataError
 
 #: Message name of a schema that has none.
 UNNAMED = "json"
-
 #: Keyword of nested schemas -> the type of its value.
 INNER: dict[str, type] = {"allOf": list, "oneOf": list, "anyOf": list, "items": dict, "additionalProperties": dict}
-
 #: Digits of a list index in a JSON pointer at most.
 _INDEX_DIGITS = 10
-
 T = TypeVar("T", list[Any], dict[str, Any])
 
 
@@ -55,8 +45,8 @@ class SchemaNode:
     @classmethod
     def of_document(cls, document: object, name: str = "") -> SchemaNode:
         """A whole document; `name`: its address if it has no ``$id`` (draft 4: ``id``)."""
-        found = document.get("$id", document.get("id")) if isinstance(document, dict) else None
-        return cls(document, document, found if _is_address(found) and found else name)
+        address = document.get("$id", document.get("id")) if isinstance(document, dict) else None
+        return cls(document, document, address if _is_address(address) and address else name)
 
     def inner(self, node: object) -> SchemaNode:
         """A nested schema: one with an ``$id`` is a document."""
@@ -87,19 +77,19 @@ class JsonSchema(SingleTypeSchema):
     @cached_property
     def documents(self) -> dict[str, SchemaNode]:
         """Schemas by address: the schema, its references by name and ``$id``, and nested schemas with an ``$id``."""
-        found: dict[str, SchemaNode] = {}
+        documents: dict[str, SchemaNode] = {}
 
         def collect(place: SchemaNode) -> None:
             for here in place.nested():
                 if here.base and here.node is here.document:
-                    found.setdefault(here.base.partition("#")[0], here)
+                    documents.setdefault(here.base.partition("#")[0], here)
 
         collect(self.root)
         for name, text in self.references:
             place = SchemaNode.of_document(self._load(text, f"reference {name!r}"), name)
-            found[name] = found[place.base.partition("#")[0]] = place
+            documents[name] = documents[place.base.partition("#")[0]] = place
             collect(place)
-        return found
+        return documents
 
     @property
     def message(self) -> str:
@@ -129,7 +119,8 @@ class JsonSchema(SingleTypeSchema):
 
     def parts(self, places: Iterable[SchemaNode], keywords: Iterable[str] = ("allOf",)) -> Iterator[SchemaNode]:
         """These schemas, targets of ``$ref``, and those of the keywords: breadth first, each once; raises as `follow`."""
-        waiting, seen = deque(places), set[int]()
+        waiting = deque(places)
+        seen: set[int] = set()
         while waiting:
             place = waiting.popleft()
             if id(place.node) in seen:
@@ -173,9 +164,9 @@ class JsonSchema(SingleTypeSchema):
         return document
 
 
-def _is_address(found: object) -> TypeGuard[str]:
+def _is_address(identity: object) -> TypeGuard[str]:
     """Whether an ``$id`` is an address, not an anchor."""
-    return isinstance(found, str) and not found.startswith("#")
+    return isinstance(identity, str) and not identity.startswith("#")
 
 
 def joined(base: str, address: str) -> str:
@@ -188,8 +179,8 @@ def joined(base: str, address: str) -> str:
 
 def typed(node: dict[str, Any], keyword: str, kind: type[T]) -> T:
     """A keyword's value of the expected type; of another one, an empty value."""
-    found = node.get(keyword)
-    return found if isinstance(found, kind) else kind()
+    value = node.get(keyword)
+    return value if isinstance(value, kind) else kind()
 
 
 def pointed(document: object, pointer: str) -> object:
@@ -208,37 +199,31 @@ def pointed(document: object, pointer: str) -> object:
 
 def anchors(document: object) -> dict[str, Any]:
     """Anchor -> the first node that has it."""
-    found: dict[str, Any] = {}
-    for node in (here.node for here in SchemaNode(document, document, "").nested() if isinstance(here.node, dict)):
-        names = [node.get("$anchor"), node.get("$dynamicAnchor")]
-        names += [i[1:] for i in (node.get("$id"), node.get("id")) if isinstance(i, str) and i.startswith("#")]
-        for name in names:
-            if isinstance(name, str):
-                found.setdefault(name, node)
-    return found
+    first: dict[str, Any] = {}
+    for here in SchemaNode(document, document, "").nested():
+        node = here.node
+        if isinstance(node, dict):
+            names = [node.get("$anchor"), node.get("$dynamicAnchor")]
+            names += [i[1:] for i in (node.get("$id"), node.get("id")) if isinstance(i, str) and i.startswith("#")]
+            for name in names:
+                if isinstance(name, str):
+                    first.setdefault(name, node)
+    return first
 
 
 #: Depth to which values become columns; deeper ones are JSON text.
 MAX_DEPTH = 32
-
 #: Repeated use of definitions can double the columns with every level.
 MAX_COLUMNS = 10_000
-
 #: Names of JSON Schema's types.
 Types = frozenset[str]
-
 _PYTHON = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", list: "array", type(None): "null"}
-
 _TYPES = frozenset(_PYTHON.values())
-
 #: Format -> kind of column, see `JsonType`.
 _FORMATS = {"date-time": "timestamp", "date": "date"}
-
 Parts = list[SchemaNode]
-
 #: Identities of the schemas of each value around one.
 Above = tuple[tuple[int, ...], ...]
-
 _CHOICES = ("oneOf", "anyOf")
 
 _SCALARS = {
@@ -323,7 +308,8 @@ class _Types:
         key = tuple(sorted(id(p.node) for p in parts if allowed_types([p]) is not None or has_keyword([p], *_CHOICES)))
         if key and key in above:
             return TEXT
-        choices, make = self._choices(parts), self._makers.get(allowed_types(parts))
+        choices = self._choices(parts)
+        make = self._makers.get(allowed_types(parts))
         return TEXT if make is None else make(parts, choices, (*above, key))
 
     def _expand(self, places: Iterable[SchemaNode]) -> Parts | None:
@@ -342,10 +328,10 @@ class _Types:
 
     def _one_of(self, _parts: Parts, choices: list[Parts], above: Above) -> JsonType:
         """The common type of all alternatives; objects become one struct with the members of all."""
-        found = [self.of(option, above) for option in choices] or [TEXT]
-        if len(set(found)) == 1:
-            return found[0]
-        return JsonType("struct", tuple(_merged(found).items())) if {f.kind for f in found} == {"struct"} else TEXT
+        types = [self.of(option, above) for option in choices] or [TEXT]
+        if len(set(types)) == 1:
+            return types[0]
+        return JsonType("struct", tuple(_merged(types).items())) if {t.kind for t in types} == {"struct"} else TEXT
 
     def _object(self, parts: Parts, choices: list[Parts], above: Above) -> JsonType:
         fields = {name: self.of(places, above) for name, places in properties(parts).items()}
@@ -390,13 +376,16 @@ def _types_of(node: dict[str, Any]) -> Types | None:
             types = frozenset({_PYTHON[type(value)]})
         case {"enum": list() as values}:
             types = frozenset(_PYTHON[type(value)] for value in values)
-        case {"properties": _}:
-            types = frozenset({"object"})
-        case {"items": _} | {"prefixItems": _}:
-            types = frozenset({"array"})
         case _:
-            return None
+            return _implied(node)
     return types | {"integer"} if "number" in types else types
+
+
+def _implied(node: dict[str, Any]) -> Types | None:
+    """The type of which a schema without type names has keywords."""
+    if "properties" in node:
+        return frozenset({"object"})
+    return frozenset({"array"}) if not node.keys().isdisjoint({"items", "prefixItems"}) else None
 
 
 def has_keyword(parts: Iterable[SchemaNode], *keywords: str) -> bool:
@@ -421,13 +410,10 @@ def string_kind(parts: Iterable[SchemaNode]) -> str:
 
 #: Bytes of texts, below which nothing is worth the work.
 SMALL = 2**14
-
 #: Keywords of which the text matters.
 _TEXTS = frozenset({"$ref", "$id", "id", "$anchor", "$dynamicAnchor", "title", "format"})
-
 #: Keywords that matter even if they are empty.
 _PRESENT = frozenset({*INNER, "properties", "prefixItems", "patternProperties"})
-
 #: Of a part that nothing uses.
 _UNUSED = object()
 
@@ -458,7 +444,8 @@ def _text(document: object, used: set[int]) -> str:
 
 def _used(schema: JsonSchema) -> set[int]:
     """Identities of the schemas that values may have; the documents outlive them."""
-    waiting, seen = [schema.root], set[int]()
+    waiting = [schema.root]
+    seen: set[int] = set()
     while waiting:
         place = waiting.pop()
         if not isinstance(place.node, dict) or id(place.node) in seen:
@@ -473,58 +460,71 @@ def _used(schema: JsonSchema) -> set[int]:
 
 def _inner(place: SchemaNode) -> Iterator[SchemaNode]:
     for keyword, kind in INNER.items():
-        found = place.node.get(keyword)
-        if isinstance(found, kind):
-            yield from map(place.inner, found if isinstance(found, list) else [found])
+        value = place.node.get(keyword)
+        if isinstance(value, kind):
+            yield from map(place.inner, value if isinstance(value, list) else [value])
     yield from map(place.inner, typed(place.node, "properties", dict).values())
 
 
 def _reduced(node: object, used: set[int]) -> Any:  # noqa: ANN401 - any JSON
     """A part of a document: used schemas with the keywords that count, and the way to them."""
     if isinstance(node, list):
-        parts = [_reduced(item, used) for item in node]
-        while parts and parts[-1] is _UNUSED:
-            parts.pop()
-        # Pointers count the items.
-        return [None if part is _UNUSED else part for part in parts] or _UNUSED
+        return _reduced_list(node, used)
     if not isinstance(node, dict):
         return _UNUSED
     is_used = id(node) in used
-    found = {}
+    kept = {}
     for keyword, value in node.items():
         part = _of_keyword(keyword, value, used) if is_used else _reduced(value, used)
         if part is not _UNUSED:
-            found[keyword] = part
-    if found or is_used:
-        # They change the addresses of the schemas inside.
-        found |= {name: node[name] for name in ("$id", "id", "$anchor") if isinstance(node.get(name), str)}
-    return found if found or is_used else _UNUSED
+            kept[keyword] = part
+    if not kept and not is_used:
+        return _UNUSED
+    # They change the addresses of the schemas inside.
+    return kept | {name: node[name] for name in ("$id", "id", "$anchor") if isinstance(node.get(name), str)}
 
 
-def _of_keyword(keyword: str, value: object, used: set[int]) -> Any:  # noqa: ANN401 - any JSON
+def _reduced_list(nodes: list[Any], used: set[int]) -> Any:  # noqa: ANN401 - any JSON
+    parts = [_reduced(item, used) for item in nodes]
+    while parts and parts[-1] is _UNUSED:
+        parts.pop()
+    # Pointers count the items.
+    return [None if part is _UNUSED else part for part in parts] or _UNUSED
+
+
+def _of_keyword(keyword: str, value: Any, used: set[int]) -> Any:  # noqa: ANN401 - any JSON
     """What counts of a keyword's value."""
-    found: object
-    match keyword, value:
-        case _, str() if keyword in _TEXTS or keyword == "type":
-            found = value
-        case "type", list():
-            found = [item for item in value if isinstance(item, str)]
-        case "const", _:
-            found = type(value)()
-        case "enum", list():
-            found = [kind() for kind in dict.fromkeys(map(type, value))]
-        case "properties", dict():
-            found = {name: _part(item, used) for name, item in value.items()}
-        case "allOf" | "oneOf" | "anyOf", list():
-            found = [_part(item, used) for item in value]
-        case _:
-            found = _reduced(value, used)
-            if found is _UNUSED and keyword in _PRESENT:
-                found = type(value)() if isinstance(value, dict | list) else value
-    return found
+    if isinstance(value, str) and (keyword == "type" or keyword in _TEXTS):
+        return value
+    if keyword == "const":
+        return type(value)()
+    reduce = _REDUCED.get((keyword, type(value)))
+    if reduce is not None:
+        return reduce(value, used)
+    part = _reduced(value, used)
+    if part is _UNUSED and keyword in _PRESENT:
+        return type(value)() if isinstance(value, dict | list) else value
+    return part
+
+
+def _parts(items: list[Any], used: set[int]) -> list[Any]:
+    return [_part(item, used) for item in items]
+
+
+#: Keyword and type of its value -> what counts of it.
+_REDUCED: Mapping[tuple[str, type], Callable[[Any, set[int]], Any]] = {
+    ("type", list): lambda names, _: [name for name in names if isinstance(name, str)],
+    ("enum", list): lambda values, _: [kind() for kind in dict.fromkeys(map(type, values))],
+    ("properties", dict): lambda members, used: {name: _part(item, used) for name, item in members.items()},
+    ("allOf", list): _parts,
+    ("oneOf", list): _parts,
+    ("anyOf", list): _parts,
+}
 
 
 def _part(item: object, used: set[int]) -> Any:  # noqa: ANN401 - any JSON
     """What counts of a schema: of one that nothing uses an empty one, true and false as they are."""
+    if not isinstance(item, dict | list):
+        return item
     part = _reduced(item, used)
-    return item if not isinstance(item, dict | list) else ({} if part is _UNUSED else part)
+    return {} if part is _UNUSED else part

@@ -1,18 +1,16 @@
 """Decoder of protobuf payloads into Arrow columns, equal to Python's protobuf; a bad row affects no other one.
 
-The native decoder reads whole batches. Rows that it refuses, or may have read differently (see `verification`), are re-encoded
-by Python's protobuf and decoded natively again; rows that Python's protobuf refuses are rejected with a diagnosis.
-
-The native decoder (ptars, Rust) of a message type, on a surrogate schema; panics become errors.
+The native decoder (ptars, Rust) reads whole batches, on a surrogate schema. Rows that it refuses, or may have read differently
+(see `verification`), are re-encoded by Python's protobuf and decoded natively again; rows that Python's protobuf refuses are
+rejected with a diagnosis.
 
 The surrogate schema has the same wire format without constructs that the native decoder refuses or misreads: only names
 ``f<number>``, one proto3 file, no recursion, no google types, no enums. 32-bit integers are read as 64-bit ones, to detect
 truncation, and strings as bytes, so that bad UTF-8 does not fail a batch; `verification` converts the result.
 
-Counts the cells of the lists in protobuf payloads before anything is decoded: parsers allocate each element in full.
-
-Walks over the tags only, and enters only messages with lists in them, and those that are parsed whole. What is malformed ends
-the count: parsers end there, too.
+Before anything is decoded, the cells of the lists in long payloads are counted, as parsers allocate each element in full: a
+walk over the tags that enters only messages with lists in them, and those that are parsed whole. What is malformed ends the
+count: parsers end there, too.
 """
 
 from __future__ import annotations
@@ -81,7 +79,6 @@ _WIDER = {
 
 #: Failed attempts after which bisection ends (two or three bad rows of 100,000): with more, checking each row is cheaper.
 MAX_FAILURES = 48
-
 #: Rows by their positions, and the same rows decoded.
 Part = tuple[Rows, pa.RecordBatch]
 
@@ -149,7 +146,8 @@ def _fill(message: DescriptorProto, path: str, nodes: list[Node]) -> None:
             key.type = FieldDescriptorProto.TYPE_STRING if is_text else _scalar(node.key)
             value = entry.field.add(name="value", number=2, label=FieldDescriptorProto.LABEL_OPTIONAL)
             _typed(value, node, message, path)
-            item.type, item.type_name = FieldDescriptorProto.TYPE_MESSAGE, f"{path}.{entry.name}"
+            item.type = FieldDescriptorProto.TYPE_MESSAGE
+            item.type_name = f"{path}.{entry.name}"
             continue
         _typed(item, node, message, path)
         if node.label is Label.ONE and node.descriptor.has_presence and item.type != FieldDescriptor.TYPE_MESSAGE:
@@ -161,7 +159,8 @@ def _fill(message: DescriptorProto, path: str, nodes: list[Node]) -> None:
 def _typed(item: FieldDescriptorProto, node: Node, into: DescriptorProto, path: str) -> None:
     if node.role in MESSAGES:
         name = f"M{node.native}"
-        item.type, item.type_name = FieldDescriptorProto.TYPE_MESSAGE, f"{path}.{name}"
+        item.type = FieldDescriptorProto.TYPE_MESSAGE
+        item.type_name = f"{path}.{name}"
         _fill(into.nested_type.add(name=name), f"{path}.{name}", node.children)
     elif node.role is Role.SCALAR:
         item.type = _scalar(node)
@@ -176,7 +175,6 @@ def _scalar(node: Node) -> FieldDescriptorProto.Type.ValueType:
 #: Longer payloads are parsed by Python's protobuf first, which refuses more than 100 levels: the native decoder overflows its
 #: stack at ~150,000 levels of at least one byte.
 GUARDED_BYTES = 32_768
-
 #: Reason and detail -> positions.
 Bad = dict[tuple[Reason, str], list[int]]
 
@@ -224,23 +222,25 @@ class ProtobufDecoder:
             if len(left):
                 # Many are bad: Python's protobuf finds them in one pass.
                 more, left, others = self._native.decode(payloads, self._readable(payloads, left, bad))
-                decoded, failed = decoded + more, failed + others
-            again = np.concatenate([left, np.asarray([at for at, _ in failed], dtype=np.int64)])
+                decoded += more
+                failed += others
+            again = np.concatenate([left, np.asarray([pos for pos, _ in failed], dtype=np.int64)])
             for part, batch in decoded:
                 sure, doubted = self._verified(payloads, part, batch, lengths, bad)
                 parts.append(sure)
                 again = np.concatenate([again, doubted])
         if len(again):
             parts += self._reencoded(payloads, again, bad)
-        found = self._projection.decoded(parts, columns, bad)
-        found.nulled, self._nulled = self._nulled, Counter()
-        return found
+        result = self._projection.decoded(parts, columns, bad)
+        result.nulled = self._nulled
+        self._nulled = Counter()
+        return result
 
     def _countable(self, payloads: pa.BinaryArray, lengths: Rows, bad: Bad) -> Rows:
         """The rows without those with too many values, which become bad before a parser allocates them."""
         rows = np.arange(len(payloads), dtype=np.int64)
         large = np.flatnonzero(lengths > self._cells.safe_bytes)
-        over = [at for at in large.tolist() if self._cells.is_too_large(payloads[at].as_py())]
+        over = [pos for pos in large.tolist() if self._cells.is_too_large(payloads[pos].as_py())]
         if not over:
             return rows
         bad[Reason.TOO_MANY_VALUES, f"{self.message}: {TOO_MANY}"] = over
@@ -273,35 +273,37 @@ class ProtobufDecoder:
         """
         kept: list[int] = []
         texts: list[bytes] = []
-        for at, payload in zip(rows.tolist(), payloads.take(pa.array(rows)).to_pylist(), strict=True):
+        for pos, payload in zip(rows.tolist(), payloads.take(pa.array(rows)).to_pylist(), strict=True):
             message = self._python()
             try:
                 message.ParseFromString(payload)
             except DecodeError as error:
-                self._reject(bad, at, payload, str(error))
+                self._reject(bad, pos, payload, str(error))
                 continue
             message.DiscardUnknownFields()
             # Partial: a missing required field is NULL, as in Python.
             # Deterministic: without it the entries of maps have another order in each process.
             text = message.SerializePartialToString(deterministic=True)
             texts.append(text if self._foreign is None else self._foreign.converted(text))
-            kept.append(at)
-        written, origin = pa.array(texts, pa.binary()), np.asarray(kept, dtype=np.int64)
+            kept.append(pos)
+        written = pa.array(texts, pa.binary())
+        origin = np.asarray(kept, dtype=np.int64)
         lengths = np.asarray([len(text) for text in texts], dtype=np.int64)
         decoded, _, failed = self._native.decode(written, np.arange(len(kept)), max_failures=None)
-        for at, failure in failed:
-            self._reject(bad, kept[at], payloads[kept[at]].as_py(), str(failure))
+        for pos, failure in failed:
+            self._reject(bad, kept[pos], payloads[kept[pos]].as_py(), str(failure))
         parts = []
         for part, batch in decoded:
-            reading, places = read(self._nodes, batch, lengths[part], self._nullable), origin[part]
+            reading = read(self._nodes, batch, lengths[part], self._nullable)
+            places = origin[part]
             # Only values may be wrong now.
             unfit = _distinct(reading.doubts.unfit)
-            for at in places[unfit].tolist():
+            for pos in places[unfit].tolist():
                 # Without a fault: a time that is out of range only after merging two.
-                self._reject(bad, at, payloads[at].as_py(), Reason.OUT_OF_RANGE.explanation, Reason.OUT_OF_RANGE)
+                self._reject(bad, pos, payloads[pos].as_py(), Reason.OUT_OF_RANGE.explanation, Reason.OUT_OF_RANGE)
             wrong = np.setdiff1d(_distinct(reading.doubts.wrong), unfit, assume_unique=True)
-            for at in places[wrong].tolist():
-                self._reject(bad, at, payloads[at].as_py(), "the native decoder and Python's protobuf disagree")
+            for pos in places[wrong].tolist():
+                self._reject(bad, pos, payloads[pos].as_py(), "the native decoder and Python's protobuf disagree")
             dropped = np.concatenate([unfit, wrong])
             self._note_nulled(reading.doubts, dropped)
             parts.append(_without((places, reading.batch), dropped))
@@ -312,19 +314,20 @@ class ProtobufDecoder:
         checked = rows if among is None else among
         if not len(checked):
             return rows
-        parse, refused = self._python().ParseFromString, []
-        for at, payload in zip(checked.tolist(), payloads.take(pa.array(checked)).to_pylist(), strict=True):
+        parse = self._python().ParseFromString
+        refused: list[int] = []
+        for pos, payload in zip(checked.tolist(), payloads.take(pa.array(checked)).to_pylist(), strict=True):
             try:
                 parse(payload)
             except DecodeError as error:
-                self._reject(bad, at, payload, str(error))
-                refused.append(at)
+                self._reject(bad, pos, payload, str(error))
+                refused.append(pos)
         return np.setdiff1d(rows, np.asarray(refused, dtype=np.int64), assume_unique=True) if refused else rows
 
-    def _reject(self, bad: Bad, at: int, payload: bytes, message: str, reason: Reason = Reason.MALFORMED) -> None:
+    def _reject(self, bad: Bad, pos: int, payload: bytes, message: str, reason: Reason = Reason.MALFORMED) -> None:
         """Add a bad row, with its first fault, or else with this reason."""
         why = self._faults.first(payload) or (reason, f"{self.message}: {message}")
-        bad.setdefault(why, []).append(at)
+        bad.setdefault(why, []).append(pos)
 
 
 def _distinct(rows: list[Rows]) -> Rows:
@@ -343,7 +346,6 @@ def _without(part: Part, dropped: Rows) -> Part:
 
 #: The smallest number with a varint of two bytes.
 _TWO_BYTES = 0x80
-
 #: For `bytes.translate`: what is left are the last bytes of varints.
 _CONTINUED = bytes(range(0x80, 0x100))
 
@@ -359,7 +361,6 @@ class _Item:
 
 
 _OTHER = _Item(0, {}, is_group=False, packed=None)
-
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
@@ -378,37 +379,40 @@ class CellCounter:
             return False
 
     def _walk(self, payload: bytes) -> bool:
-        total = at = 0
+        total = pos = 0
         levels: list[tuple[int, Mapping[int, _Item], int]] = [(len(payload), self._fields, 0)]
         # Fields that are no elements make no cells, but take as long.
         for _ in range(2 * MAX_RECORD_CELLS):
             end, fields, group = levels[-1]
-            if at >= end:
+            if pos >= end:
                 levels.pop()
                 if group or not levels:
                     return False
                 continue
-            tag, at = (payload[at], at + 1) if payload[at] < _TWO_BYTES else varint(payload, at, end)
-            number, wire, item = tag >> 3, tag & 7, fields.get(tag >> 3, _OTHER)
+            tag, pos = (payload[pos], pos + 1) if payload[pos] < _TWO_BYTES else varint(payload, pos, end)
+            number = tag >> 3
+            wire = tag & 7
+            item = fields.get(number, _OTHER)
             if wire == LENGTH:
-                size, at = (payload[at], at + 1) if at < end and payload[at] < _TWO_BYTES else varint(payload, at, end)
-                if size > end - at:
+                size, pos = (payload[pos], pos + 1) if pos < end and payload[pos] < _TWO_BYTES else varint(payload, pos, end)
+                if size > end - pos:
                     return False
-                many = 1 if item.packed is None else _packed(payload[at : at + size], item.packed)
+                many = 1 if item.packed is None else _packed(payload[pos : pos + size], item.packed)
                 total += item.cells * many
                 if item.inside and not item.is_group:
-                    levels.append((at + size, item.inside, 0))
+                    levels.append((pos + size, item.inside, 0))
                 else:
-                    at += size
+                    pos += size
             elif wire == END_OF_GROUP:
                 if group != number:
                     return False
                 levels.pop()
             elif wire == GROUP:
+                total += item.cells
                 levels.append((end, item.inside if item.is_group else {}, number))
             else:
-                at = at + FIXED_WIRES[wire] if wire in FIXED_WIRES else varint(payload, at, end)[1]
-            total += item.cells if wire not in (LENGTH, END_OF_GROUP) else 0
+                total += item.cells
+                pos = pos + FIXED_WIRES[wire] if wire in FIXED_WIRES else varint(payload, pos, end)[1]
             if total > MAX_RECORD_CELLS or len(levels) > MAX_LEVELS + 1:
                 return total > MAX_RECORD_CELLS
         return True
@@ -420,21 +424,26 @@ def _packed(content: bytes, size: int) -> int:
 
 def _items(nodes: Iterable[Node], pool: DescriptorPool, parsed: dict[str, dict[int, _Item]]) -> dict[int, _Item]:
     """The fields that are lists or maps, or messages with lists in them, by number."""
-    found = {}
-    for node in nodes:
-        inside: Mapping[int, _Item] = _items(node.children, pool, parsed) if node.role is Role.STRUCT else {}
-        cells, packed = 0, None
-        if node.label is not Label.ONE:
-            cells = cells_of_element(node.stored())
-            if node.role is Role.SCALAR and node.descriptor.type not in _TEXTS and node.key is None:
-                packed = FIXED_SIZES.get(node.descriptor.type, 0)
-        if node.role in (Role.OPAQUE, Role.JSON):
-            cells, inside = cells + len(node.message.fields), _parsed(node.message, pool, parsed)
-        if node.label is Label.MAP and inside:
-            inside = {2: _Item(0, inside, is_group(node.descriptor), None)}
-        if cells or inside:
-            found[node.number] = _Item(cells, inside, is_group(node.descriptor), packed)
-    return found
+    items = {node.number: _item(node, pool, parsed) for node in nodes}
+    return {number: item for number, item in items.items() if item.cells or item.inside}
+
+
+def _item(node: Node, pool: DescriptorPool, parsed: dict[str, dict[int, _Item]]) -> _Item:
+    cells = 0
+    packed: int | None = None
+    inside: Mapping[int, _Item] = {}
+    if node.role is Role.STRUCT:
+        inside = _items(node.children, pool, parsed)
+    if node.label is not Label.ONE:
+        cells = cells_of_element(node.stored())
+        if node.role is Role.SCALAR and node.descriptor.type not in _TEXTS and node.key is None:
+            packed = FIXED_SIZES.get(node.descriptor.type, 0)
+    if node.role in (Role.OPAQUE, Role.JSON):
+        cells += len(node.message.fields)
+        inside = _parsed(node.message, pool, parsed)
+    if node.label is Label.MAP and inside:
+        inside = {2: _Item(0, inside, is_group(node.descriptor), None)}
+    return _Item(cells, inside, is_group(node.descriptor), packed)
 
 
 def _parsed(message: Descriptor, pool: DescriptorPool, known: dict[str, dict[int, _Item]]) -> dict[int, _Item]:

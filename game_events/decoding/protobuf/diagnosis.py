@@ -29,8 +29,16 @@ _NAMED = 10
 _F = FieldDescriptor
 #: A varint has ten bytes at most (bits beyond 64 are ignored).
 _LONG_VARINT = re.compile(rb"[\x80-\xff]{10}")
-LENGTH, GROUP, END_OF_GROUP, FIXED_WIRES = 2, 3, 4, {1: 8, 5: 4}
-_TAG_BYTES, _MAX_TAG, _MAX_LENGTH, _ALL_BITS = 5, 2**32, 2**31, 2**64 - 1
+#: Wire types; those of fixed size with it. A tag is the field's number and, in the lowest three bits, the wire type: ``12`` is
+#: 2 << 3 | 2, field 2 of a LENGTH.
+LENGTH = 2
+GROUP = 3
+END_OF_GROUP = 4
+FIXED_WIRES = {1: 8, 5: 4}
+_TAG_BYTES = 5
+_MAX_TAG = 2**32
+_MAX_LENGTH = 2**31
+_ALL_BITS = 2**64 - 1
 
 
 class FaultError(Exception):
@@ -77,31 +85,34 @@ class FaultFinder:
         try:
             walk.run(self._plain_end(payload))
         except FaultError as fault:
-            reason, what, at = fault.args
+            reason, what, pos = fault.args
             name = ".".join(walk.path if len(walk.path) <= _NAMED else [*walk.path[:_NAMED], "..."])
             where = f"{self._message.full_name}: field {name}: " if name else f"{self._message.full_name}: "
-            return reason, f"{where}{what} at byte {at}"
+            return reason, f"{where}{what} at byte {pos}"
         return None
 
     def _plain_end(self, payload: bytes) -> int:
         """The position behind the first fields at the top that are short and have no fault, which costs a third of the walk."""
-        at, end, plain = 0, len(payload), self._plain
+        pos = 0
+        end = len(payload)
+        plain = self._plain
         try:
             for _ in range(MAX_STEPS):
-                check, size = plain.get(payload[at]), payload[at + 1]
+                check = plain.get(payload[pos])
+                size = payload[pos + 1]
                 if check is None or size > 0x7F:
                     break
-                if payload[at] & 7 != LENGTH:
-                    at += 2
+                if payload[pos] & 7 != LENGTH:
+                    pos += 2
                     continue
-                stop = at + 2 + size
+                stop = pos + 2 + size
                 if stop > end:
                     break
-                check(payload[at + 2 : stop])
-                at = stop
+                check(payload[pos + 2 : stop])
+                pos = stop
         except _NOT_PLAIN:
             pass
-        return at
+        return pos
 
     def _of(self, message: Descriptor) -> dict[int, _Known]:
         known = self._known.get(message.full_name)
@@ -120,15 +131,15 @@ class _Walk:
         # (end of the level, its message type if known, its group's number)
         self._levels: list[tuple[int, Descriptor | None, int]] = [(len(payload), message, 0)]
 
-    def run(self, at: int) -> None:
+    def run(self, pos: int) -> None:
         """Raises FaultError for the first fault from a position at the top on."""
         for _ in range(MAX_STEPS):
             end, message, group = self._levels[-1]
-            if at < end:
-                at = self._field(at, end, message, group)
+            if pos < end:
+                pos = self._field(pos, end, message, group)
                 continue
             if group:
-                raise FaultError(Reason.MALFORMED, "the group is never closed", at)
+                raise FaultError(Reason.MALFORMED, "the group is never closed", pos)
             self._levels.pop()
             if not self._levels:
                 return
@@ -136,58 +147,65 @@ class _Walk:
 
     def _field(self, begin: int, end: int, message: Descriptor | None, group: int) -> int:
         """One field, or the tag that opens or closes a level; returns the next position."""
-        tag, at = varint(self._payload, begin, end)
-        number, wire = tag >> 3, tag & 7
-        if not number:
-            raise FaultError(Reason.MALFORMED, "field number 0", begin)
-        if at - begin > _TAG_BYTES or tag >= _MAX_TAG:
-            raise FaultError(Reason.MALFORMED, "the field number is too great", begin)
+        number, wire, pos = self._tag(begin, end)
         if wire == END_OF_GROUP and group == number:
             self._levels.pop()
             self.path.pop()
-            return at
+            return pos
         known = self._known_of(message).get(number) if message is not None else None
         self.path.append(known.name if known is not None else str(number))
         if wire == LENGTH:
-            return self._delimited(begin, at, end, known)
+            return self._delimited(begin, pos, end, known)
         if wire == GROUP:
             self._open(end, known.message if known is not None and known.is_group else None, number, begin)
-            return at
-        if wire == 0:
-            _, at = varint(self._payload, at, end)
-        elif wire in FIXED_WIRES:
-            at += FIXED_WIRES[wire]
-            if at > end:
-                raise FaultError(Reason.TRUNCATED, "the value runs past the end", begin)
-        else:
-            what = "the end of a group that was not opened" if wire == END_OF_GROUP else f"wire type {wire}"
-            raise FaultError(Reason.MALFORMED, what, begin)
+            return pos
+        pos = self._number(wire, begin, pos, end)
         self.path.pop()
-        return at
+        return pos
 
-    def _delimited(self, begin: int, at: int, end: int, known: _Known | None) -> int:
+    def _tag(self, begin: int, end: int) -> tuple[int, int, int]:
+        """Field number and wire type, and the position after them."""
+        tag, pos = varint(self._payload, begin, end)
+        if not tag >> 3:
+            raise FaultError(Reason.MALFORMED, "field number 0", begin)
+        if pos - begin > _TAG_BYTES or tag >= _MAX_TAG:
+            raise FaultError(Reason.MALFORMED, "the field number is too great", begin)
+        return tag >> 3, tag & 7, pos
+
+    def _number(self, wire: int, begin: int, pos: int, end: int) -> int:
+        """A varint or a value of fixed size; returns the position after it."""
+        if wire == 0:
+            return varint(self._payload, pos, end)[1]
+        if wire in FIXED_WIRES:
+            if pos + FIXED_WIRES[wire] > end:
+                raise FaultError(Reason.TRUNCATED, "the value runs past the end", begin)
+            return pos + FIXED_WIRES[wire]
+        what = "the end of a group that was not opened" if wire == END_OF_GROUP else f"wire type {wire}"
+        raise FaultError(Reason.MALFORMED, what, begin)
+
+    def _delimited(self, begin: int, pos: int, end: int, known: _Known | None) -> int:
         """A delimited value."""
-        length, at = varint(self._payload, at, end)
+        length, pos = varint(self._payload, pos, end)
         if length >= _MAX_LENGTH:
             raise FaultError(Reason.MALFORMED, "the length is impossible", begin)
-        if length > end - at:
+        if length > end - pos:
             raise FaultError(Reason.TRUNCATED, "the length runs past the end", begin)
         if known is not None and known.message is not None and not known.is_group:
             if known.parse is not None:
                 with suppress(DecodeError):
-                    _check_time(self._payload[at : at + length], known.parse, known.time, begin)
-            self._open(at + length, known.message, 0, begin)
-            return at
+                    _check_time(self._payload[pos : pos + length], known.parse, known.time, begin)
+            self._open(pos + length, known.message, 0, begin)
+            return pos
         if known is not None:
-            _check(self._payload, at, at + length, known)
+            _check(self._payload, pos, pos + length, known)
         self.path.pop()
-        return at + length
+        return pos + length
 
-    def _open(self, end: int, message: Descriptor | None, group: int, at: int) -> None:
+    def _open(self, end: int, message: Descriptor | None, group: int, pos: int) -> None:
         self._levels.append((end, message, group))
         # The outermost message does not count.
         if len(self._levels) > MAX_LEVELS + 1:
-            raise FaultError(Reason.TOO_DEEP, f"more than {MAX_LEVELS} levels", at)
+            raise FaultError(Reason.TOO_DEEP, f"more than {MAX_LEVELS} levels", pos)
 
 
 def _known(field: FieldDescriptor) -> _Known:
@@ -203,7 +221,7 @@ def _known(field: FieldDescriptor) -> _Known:
 def _plain_checks(known: _Known) -> Iterator[tuple[int, Callable[[bytes], object]]]:
     """Wire types that a field may have, with the check of such a value."""
     if known.parse is not None:
-        yield LENGTH, partial(_check_time, parse=known.parse, role=known.time, at=0)
+        yield LENGTH, partial(_check_time, parse=known.parse, role=known.time, pos=0)
     elif known.is_text:
         yield LENGTH, bytes.decode
     elif known.message is None and known.packed is None:
@@ -229,24 +247,29 @@ def _check(payload: bytes, begin: int, end: int, known: _Known) -> None:
         raise FaultError(Reason.TRUNCATED, "the last value of a packed list runs past its end", end - 1)
 
 
-def _check_time(content: bytes, parse: Callable[[bytes], Any], role: Role | None, at: int) -> None:
+def _check_time(content: bytes, parse: Callable[[bytes], Any], role: Role | None, pos: int) -> None:
     """Raises FaultError for a time or a duration out of range, DecodeError for a malformed one."""
-    time, is_time = parse(content), role is Role.TIME
+    time = parse(content)
+    is_time = role is Role.TIME
     if not is_in_range(time.seconds, time.nanos, is_time=is_time):
         what = "outside protobuf's range of a " + ("time" if is_time else "duration")
-        raise FaultError(Reason.OUT_OF_RANGE, what, at)
+        raise FaultError(Reason.OUT_OF_RANGE, what, pos)
 
 
-def varint(payload: bytes, at: int, end: int) -> tuple[int, int]:
-    """A varint, and the position after it."""
-    begin, value, shift = at, 0, 0
-    while at < end:
-        octet = payload[at]
-        at += 1
+def varint(payload: bytes, pos: int, end: int) -> tuple[int, int]:
+    """A varint, and the position after it: seven bits in each byte, the lowest first, and 0x80 where another byte follows.
+
+    ``ac 02`` is 0x2c + (0x02 << 7) = 300.
+    """
+    begin = pos
+    value = shift = 0
+    while pos < end:
+        octet = payload[pos]
+        pos += 1
         value |= (octet & 0x7F) << shift
         shift += 7
         if octet < 0x80:
-            return value & _ALL_BITS, at
+            return value & _ALL_BITS, pos
         if shift == 70:
             raise FaultError(Reason.MALFORMED, "a varint of more than ten bytes", begin)
     raise FaultError(Reason.TRUNCATED, "the varint runs past the end", begin)

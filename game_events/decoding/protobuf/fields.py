@@ -1,12 +1,8 @@
 """Tree of a protobuf message type's fields, from which surrogate schema, columns and verification are derived.
 
-It alone maps types that Spark does not have (docs/decoding.md, "Protobuf types").
-
-Conversion of fields that the native decoder cannot read: groups, message sets, great field numbers.
-
-A group becomes a delimited message, a great number another one (`Node.native`).
-
-Messages that are decimals: their exact values as Arrow decimals, if the setting `decimal_messages` asks for that.
+It alone maps types that Spark does not have (docs/decoding.md, "Protobuf types"). Fields that the native decoder cannot read
+are converted before: a group becomes a delimited message, a great field number another one (`Node.native`), a message set a
+message. Messages that are decimals become exact Arrow decimals, if the setting `decimal_messages` asks for that.
 
 Sources: confluent/type/decimal.proto (unscaled value, big endian; scale), google/type/decimal.proto (a text), and
 google/type/money.proto (units, nanos of the same sign).
@@ -31,29 +27,27 @@ from game_events.decoding.columns import UINT64, Field, decimal_array
 from game_events.decoding.frame import Mask
 
 #: Columns of `confluent.type.Decimal` and `google.type.Decimal`, whose values have a scale each; and of a sum of money.
-DECIMAL, MONEY = pa.decimal128(38, 18), pa.decimal128(28, 9)
-
+DECIMAL = pa.decimal128(38, 18)
+MONEY = pa.decimal128(28, 9)
 #: Bytes of an unscaled value, and characters of a text, at most: far more than 38 digits.
 _MOST = 100
-
 _TEXT = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,5}))?", re.ASCII)
-
 _NANOS = 10**9
-
 #: Values of the fields 1, 2, ... of a message, None if it lacks one (fields with presence) -> unscaled value of its column;
 #: None: the column cannot hold it exactly.
 Unscaled = Callable[..., int | None]
 
 
 def _scaled(number: int, exponent: int) -> int | None:
-    """``number * 10**exponent`` in units of `DECIMAL`."""
-    shift, limit = exponent + DECIMAL.scale, 10**DECIMAL.precision
+    """``number * 10**exponent`` in units of `DECIMAL`, 1e-18: of 125 and -1 (12.5) 125 * 10**17; None: it does not fit."""
+    shift = exponent + DECIMAL.scale
+    limit = 10**DECIMAL.precision
     if not number:
         return 0
     if shift < -4 * _MOST or shift > DECIMAL.precision:
         return None
-    found, rest = (number * 10**shift, 0) if shift >= 0 else divmod(number, 10**-shift)
-    return found if not rest and -limit < found < limit else None
+    scaled, rest = (number * 10**shift, 0) if shift >= 0 else divmod(number, 10**-shift)
+    return scaled if not rest and -limit < scaled < limit else None
 
 
 def _confluent(value: bytes | None, _precision: int | None, scale: int | None) -> int | None:
@@ -62,11 +56,14 @@ def _confluent(value: bytes | None, _precision: int | None, scale: int | None) -
 
 
 def _google(value: str | None) -> int | None:
-    found = _TEXT.fullmatch(value or "") if len(value or "") <= _MOST else None
-    if found is None or not (found[2] or found[3]):
+    text = value or ""
+    number = _TEXT.fullmatch(text) if len(text) <= _MOST else None
+    if number is None:
         return None
-    digits = found[2] + (found[3] or "")
-    return _scaled(int(found[1] + digits), int(found[4] or 0) - len(found[3] or ""))
+    sign, whole, fraction, exponent = number.groups("")
+    if not whole and not fraction:
+        return None
+    return _scaled(int(sign + whole + fraction), int(exponent or 0) - len(fraction))
 
 
 def _money(_currency: str | None, units: int | None, nanos: int | None) -> int | None:
@@ -87,7 +84,8 @@ def amounts(name: str, fields: list[pa.Array], kind: pa.DataType, present: Mask)
 
     `fields`: their fields by number, shape (n,) each; `present`: messages that are set.
     """
-    read, rows = _READ[name], zip(*(field.to_pylist() for field in fields), strict=True)
+    read = _READ[name]
+    rows = zip(*(field.to_pylist() for field in fields), strict=True)
     values = [read(*row) if is_set else None for row, is_set in zip(rows, present.tolist(), strict=True)]
     bad = present & np.fromiter((value is None for value in values), dtype=bool, count=len(values))
     return decimal_array(values, kind), bad
@@ -95,10 +93,8 @@ def amounts(name: str, fields: list[pa.Array], kind: pa.DataType, present: Mask)
 
 #: Depth to which nested messages become columns; deeper ones become bytes.
 MAX_DEPTH = 32
-
 #: Fields of a tree at most, as types that refer to each other multiply; messages beyond become bytes.
 MAX_NODES = 5_000
-
 #: Greater field numbers are replaced (see `Node.native`): the native decoder allocates 16 bytes for each number up to a
 #: message's greatest, and ends the process without memory.
 MAX_NATIVE_NUMBER = 100_000
@@ -119,7 +115,8 @@ class Role(Enum):
     OPAQUE = auto()  # a recursive message: serialized bytes
 
 
-INT64, INT32 = FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_INT32
+INT64 = FieldDescriptor.TYPE_INT64
+INT32 = FieldDescriptor.TYPE_INT32
 
 _WRAPPED = {
     "Double": FieldDescriptor.TYPE_DOUBLE, "Float": FieldDescriptor.TYPE_FLOAT, "Int64": INT64, "Int32": INT32,
@@ -148,13 +145,11 @@ _JSON = {
     "Struct": {"fields"}, "ListValue": {"values"},
     "Value": {"null_value", "number_value", "string_value", "bool_value", "struct_value", "list_value"},
 }  # fmt: skip
-
 #: Bytes of types of fixed size.
 FIXED_SIZES = {
     **dict.fromkeys((FieldDescriptor.TYPE_FIXED32, FieldDescriptor.TYPE_SFIXED32, FieldDescriptor.TYPE_FLOAT), 4),
     **dict.fromkeys((FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED64, FieldDescriptor.TYPE_DOUBLE), 8),
 }
-
 #: Number of a type that has no name -> the word that declares it.
 DECLARED: dict[int, str] = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
 
@@ -169,10 +164,8 @@ class Label(Enum):
 
 #: Roles that the native decoder reads as a message.
 MESSAGES = frozenset({Role.STRUCT, Role.TIME, Role.DURATION, Role.WRAPPER, Role.DECIMAL, Role.MONEY})
-
 #: Of these, those that become one value, or a struct of their own.
 WHOLE = MESSAGES - {Role.STRUCT}
-
 #: Fields of a sum of money, as stored: the amount has the place of its units.
 MONEY_FIELDS = (Field(1, "currency_code", pa.string()), Field(2, "amount", MONEY))
 
@@ -302,7 +295,8 @@ def members(message: Descriptor, pool: DescriptorPool) -> Iterator[FieldDescript
 
 def _nodes(message: Descriptor, pool: DescriptorPool, decimals: bool) -> list[Node]:
     fields = sorted(members(message, pool), key=lambda f: int(f.number))
-    used, names = {f.number for f in fields}, Counter(f.name for f in fields)
+    used = {f.number for f in fields}
+    names = Counter(f.name for f in fields)
     free = (number for number in range(1, MAX_NATIVE_NUMBER) if number not in used)
     nodes = []
     for item in fields:
@@ -378,43 +372,43 @@ class ForeignFields:
 
 def _items(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Fields of well-formed bytes: number, wire type, and value (content of messages and groups)."""
-    at = 0
-    while at < len(data):
-        tag, at = _read_varint(data, at)
-        begin, at = _skip(data, at, tag)
-        inside = at - len(varint(tag + 1)) if tag & 7 == _GROUP else at
+    pos = 0
+    while pos < len(data):
+        tag, pos = _read_varint(data, pos)
+        begin, pos = _skip(data, pos, tag)
+        inside = pos - len(varint(tag + 1)) if tag & 7 == _GROUP else pos
         yield tag >> 3, tag & 7, data[begin:inside]
 
 
-def _skip(data: bytes, at: int, tag: int) -> tuple[int, int]:
+def _skip(data: bytes, pos: int, tag: int) -> tuple[int, int]:
     """Start of a value (after its length) and its end (of a group, after its end tag)."""
     match tag & 7:
         case 0:
-            return at, _read_varint(data, at)[1]
+            return pos, _read_varint(data, pos)[1]
         case 1:
-            return at, at + 8
+            return pos, pos + 8
         case 5:
-            return at, at + 4
+            return pos, pos + 4
         case 2:
-            length, at = _read_varint(data, at)
-            return at, at + length
-    begin = at
+            length, pos = _read_varint(data, pos)
+            return pos, pos + length
+    begin = pos
     while True:
-        inner, at = _read_varint(data, at)
+        inner, pos = _read_varint(data, pos)
         if inner & 7 == _END:
-            return begin, at
-        at = _skip(data, at, inner)[1]
+            return begin, pos
+        pos = _skip(data, pos, inner)[1]
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, pos: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        octet = data[at]
-        at += 1
+        octet = data[pos]
+        pos += 1
         value |= (octet & 0x7F) << shift
         shift += 7
         if octet < 0x80:
-            return value, at
+            return value, pos
 
 
 def varint(value: int) -> bytes:

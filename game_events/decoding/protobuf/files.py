@@ -1,14 +1,12 @@
-"""Compiles a registry's protobuf schema, with all imports, to descriptors.
+"""Compiles a registry's protobuf schema, with all imports, to descriptors with what decoding needs.
 
 Only for `compiler_process`: protoc is C++ code that reads untrusted text, and writes errors to the process's stderr. Nothing of
 a schema becomes an argument of protoc or a path: each text is compiled as the only file of a folder, under a generated name;
 imports are passed as data (`--descriptor_set_in`), under their names.
 
-What decoding needs of a protobuf schema: message types, with fields, enums and imports.
-
-Services, JSON names and most options change nothing that is decoded. They are cut out of `.proto` texts that do not compile
-with them, so that a mistake there (a rule of a validator, a file of options that was never registered) loses no record, and
-out of all descriptors, so that no process keeps them.
+Decoding needs message types, with fields, enums and imports. Services, JSON names and most options change nothing that is
+decoded. They are cut out of `.proto` texts that do not compile with them, so that a mistake there (a rule of a validator, a
+file of options that was never registered) loses no record, and out of all descriptors, so that no process keeps them.
 
 Source: Protocol Buffers language specification; google/protobuf/descriptor.proto.
 """
@@ -38,17 +36,14 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_tools import protoc
 
 from game_events.decoding.frame import RegistrySchema, schema_guid
-from game_events.decoding.protobuf.schema import Names, ProtobufSchema, from_base64, imports, without_map_entries
+from game_events.decoding.protobuf.schema import Names, ProtobufSchema, from_base64, imports, without_map_entries, words_of
 from game_events.errors import DataError
 
 #: Modules of confluent-kafka for files that Confluent's serializers register without a reference.
 _CONFLUENT = {f"confluent/{name}.proto": f"confluent/{name}_pb2.py" for name in ("meta", "type/decimal", "type/variant")}
-
 STDERR = 2
-
 #: Lines of protoc's log among its errors.
 _LOGGED = re.compile(r"WARNING: All log messages before|[IWEF]\d{4} ")
-
 #: Free bytes that a folder needs, else protoc's failure is not the schema's fault.
 ROOM = 2**20
 
@@ -118,7 +113,10 @@ class _Files:
     """
 
     def __init__(self, references: Mapping[str, str], folder: Path, options: Sequence[str], *, essential: bool = False) -> None:
-        self._references, self._folder, self._options, self._essential = references, folder, options, essential
+        self._references = references
+        self._folder = folder
+        self._options = options
+        self._essential = essential
         self._begun: set[str] = set()
         self._done: dict[str, FileDescriptorProto] = {}
         self._lacks_imports = False
@@ -169,8 +167,8 @@ class _Files:
 
     def _homes(self, text: str, named: Collection[str]) -> list[str]:
         """Known files that define types of which a text has the full names, without those it imports by itself."""
-        found = dict.fromkeys(file for kind in sorted(known_types(text)) for file in _homes(*kind))
-        return [file for file in found if file not in named and file not in self._begun]
+        homes = dict.fromkeys(file for kind in sorted(known_types(text)) for file in _homes(*kind))
+        return [file for file in homes if file not in named and file not in self._begun]
 
     def _import(self, name: str, by: str) -> None:
         if name in self._done:
@@ -190,7 +188,9 @@ class _Files:
         taken = {*self._references, *self._done, *imports(text)}
         own = next(n for n in _names("f") if n not in taken)
         # Alone in its folder: imports are never files.
-        alone, known, output = self._folder / "text", self._folder / "known.bin", self._folder / "compiled.bin"
+        alone = self._folder / "text"
+        known = self._folder / "known.bin"
+        output = self._folder / "compiled.bin"
         alone.mkdir(exist_ok=True)
         (alone / own).write_bytes(text.encode())
         known.write_bytes(FileDescriptorSet(file=self._needed(imports(text))).SerializeToString())
@@ -204,7 +204,8 @@ class _Files:
 
     def _needed(self, names: Iterable[str]) -> list[FileDescriptorProto]:
         """Files by name with their imports, dependencies first."""
-        wanted, left = set(), list(names)
+        wanted = set()
+        left = list(names)
         while left:
             name = left.pop()
             if name in self._done and name not in wanted:
@@ -233,20 +234,28 @@ class _Files:
         return files.SerializeToString()
 
 
+#: Name, number and label of a map entry's fields.
+_ENTRY_FIELDS = [("key", 1, FieldDescriptorProto.LABEL_OPTIONAL), ("value", 2, FieldDescriptorProto.LABEL_OPTIONAL)]
+
+
 def _make_map_entry(file: FileDescriptorProto, path: Names) -> None:
     """Restore a message's option `map_entry`, if it has the form of a map entry."""
     messages: Sequence[DescriptorProto] = file.message_type
-    outer, inner = DescriptorProto(), DescriptorProto()
+    around = [DescriptorProto()]
     for name in path:
-        outer, inner = inner, next(m for m in messages if m.name == name)
-        messages = inner.nested_type
-    full = ".".join(["", *([file.package] if file.package else []), *path])
-    fields = [(f.name, f.number, f.label) for f in inner.field]
-    optional, repeated = FieldDescriptorProto.LABEL_OPTIONAL, FieldDescriptorProto.LABEL_REPEATED
-    used = any(f.type_name == full and f.label == repeated for f in outer.field)
-    if fields != [("key", 1, optional), ("value", 2, optional)] or not used or inner.oneof_decl or inner.nested_type:
-        raise DataError(f"{full[1:]} has the option map_entry and is no entry of a map")
-    inner.options.map_entry = True
+        around.append(next(m for m in messages if m.name == name))
+        messages = around[-1].nested_type
+    full = ".".join([file.package, *path] if file.package else path)
+    if not _is_map_entry(around[-1], around[-2], f".{full}"):
+        raise DataError(f"{full} has the option map_entry and is no entry of a map")
+    around[-1].options.map_entry = True
+
+
+def _is_map_entry(message: DescriptorProto, outer: DescriptorProto, type_name: str) -> bool:
+    fields = [(f.name, f.number, f.label) for f in message.field]
+    if fields != _ENTRY_FIELDS or message.oneof_decl or message.nested_type:
+        return False
+    return any(f.type_name == type_name and f.label == FieldDescriptorProto.LABEL_REPEATED for f in outer.field)
 
 
 def _protoc(arguments: Sequence[str], output: Path, names: Sequence[str]) -> str | None:
@@ -277,13 +286,13 @@ def _homes(package: str, name: str) -> list[str]:
     """Files that registries do not hold which define a type of a package."""
     folder = package.replace(".", "/")
     declared = re.compile(rf"^(?:message|enum)\s+{name}\b", re.MULTILINE | re.ASCII)
-    found = [
+    homes = [
         file
         for file, root in _google_files().items()
         if file.rpartition("/")[0] == folder and declared.search((root / file).read_text("utf-8"))
     ]
     of_confluent = [file for file in _CONFLUENT if file.rpartition("/")[0] == folder]
-    return found + [file for file in of_confluent if any(m.name == name for m in _of_confluent(file)[-1].message_type)]
+    return homes + [file for file in of_confluent if any(m.name == name for m in _of_confluent(file)[-1].message_type)]
 
 
 @cache
@@ -291,11 +300,11 @@ def _google_files() -> Mapping[str, Path]:
     """Files of google/protobuf (protoc's own copies) and google/type (googleapis-common-protos), each with its folder."""
     folders = [Path(str(importlib.resources.files("grpc_tools") / "_proto"))]
     folders += [Path(p) for p in sys.path if (Path(p) / "google" / "type" / "date.proto").is_file()]
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for folder in folders:
         for path in (folder / "google").rglob("*.proto"):
-            found.setdefault(path.relative_to(folder).as_posix(), folder)
-    return found
+            files.setdefault(path.relative_to(folder).as_posix(), folder)
+    return files
 
 
 @cache
@@ -316,35 +325,25 @@ def _of_confluent(name: str) -> Sequence[FileDescriptorProto]:
     """The descriptor of a generated module of confluent-kafka, without importing its package, which loads an HTTP client."""
     package = importlib.util.find_spec("confluent_kafka")
     folders = package.submodule_search_locations if package is not None else None
-    found = FileDescriptorProto()
+    described = FileDescriptorProto()
     for folder in folders or ():
         module = runpy.run_path(str(Path(folder) / "schema_registry" / _CONFLUENT[name]))
-        module["DESCRIPTOR"].CopyToProto(found)
-    return [*(file for imported in found.dependency for file in known_files(imported)), found]
+        module["DESCRIPTOR"].CopyToProto(described)
+    return [*(file for imported in described.dependency for file in known_files(imported)), described]
 
 
-#: As in `schema`: comments are skipped, a string is one word, an unclosed one extends to the end. Other
-#: characters are words of their own.
-_TOKENS = re.compile(
-    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|(?P<word>"(?:\\.|[^"\\])*"?|'(?:\\.|[^'\\])*'?|[\w.]+|\S)""", re.DOTALL | re.ASCII
-)
-
-_OPEN, _CLOSED = frozenset("{[("), frozenset("}])")
-
+_OPEN = frozenset("{[(")
+_CLOSED = frozenset("}])")
 #: Options of Google's that change what is decoded, or whether a text is valid at all; `features`: those without an import.
 _NEEDED = re.compile(r"allow_alias|message_set_wire_format|packed|default|features(?:\.[a-z_]+)*")
-
 #: The messages that custom options extend.
 _EXTENDED = re.compile(
     r"\.?google\.protobuf\.(?:File|Message|Field|Oneof|ExtensionRange|Enum|EnumValue|Service|Method|Stream)Options"
 )
-
 #: Protoc refuses two fields with one JSON name unless the message has this option.
 _ANY_JSON_NAMES = " option deprecated_legacy_json_field_conflicts = true; "
-
 #: The same options in descriptors.
 _NEEDED_FIELDS = ("map_entry", "message_set_wire_format", "packed", "allow_alias", "features")
-
 #: A type of a file that registries do not hold: its package, its name.
 _KNOWN_TYPE = re.compile(r"(?<![\w.])\.?((?:google|confluent)(?:\.[a-z]\w*)+)\.([A-Z]\w*)", re.ASCII)
 
@@ -365,73 +364,77 @@ class _Cutter:
     """One pass over the words of a text; a statement begins behind `{`, `}` or `;`."""
 
     def __init__(self, text: str, without: Container[str]) -> None:
-        self._text, self._without = text, without
-        found = [match for match in _TOKENS.finditer(text) if match["word"]]
-        self._words = [match["word"] for match in found]
-        self._spans = [match.span("word") for match in found]
+        self._text = text
+        self._without = without
+        matches = words_of(text)
+        self._words = [match["word"] for match in matches]
+        self._spans = [match.span("word") for match in matches]
         self._parts: list[str] = []
         self._copied = 0
 
     def cut(self) -> str:
         """The text that is left."""
-        at = depth = 0
+        pos = depth = 0
         begins = True
-        while at < len(self._words):
-            word = self._words[at]
-            end = self._statement(at, depth) if begins else None
+        while pos < len(self._words):
+            word = self._words[pos]
+            end = self._statement(pos, depth) if begins else None
             if end is not None:
-                at = end
+                pos = end
                 continue
             if word == "[":
-                at = self._field_options(at)
+                pos = self._field_options(pos)
             else:
                 depth += (word == "{") - (word == "}")
-                if word == "{" and self._is_message(at):
-                    self._replace(at + 1, at + 1, _ANY_JSON_NAMES)
-                at += 1
+                if word == "{" and self._is_message(pos):
+                    self._replace(pos + 1, pos + 1, _ANY_JSON_NAMES)
+                pos += 1
             begins = word in {"{", "}", ";"}
         return "".join([*self._parts, self._text[self._copied :]])
 
-    def _statement(self, at: int, depth: int) -> int | None:
+    def _statement(self, pos: int, depth: int) -> int | None:
         """The end of a statement that is looked at as a whole, and cut out unless it is needed; None: any other."""
         words = self._words
-        following = words[at + 1] if at + 1 < len(words) else ""
-        match words[at]:
+        following = words[pos + 1] if pos + 1 < len(words) else ""
+        match words[pos]:
             case "option":
-                end = self._end(at, ";")
-                needed = self._is_needed(at + 1, end)
+                end = self._end(pos, ";")
+                needed = self._is_needed(pos + 1, end)
             case "import" if not depth:
-                end = self._end(at, ";")
-                needed = not any(word[1:-1] in self._without for word in words[at:end] if word[0] in "\"'")
+                end = self._end(pos, ";")
+                needed = not any(word[1:-1] in self._without for word in words[pos:end] if word[0] in "\"'")
             case "service" if not depth:
-                end, needed = self._end(at, "}"), False
+                end = self._end(pos, "}")
+                needed = False
             case "extend" if _EXTENDED.fullmatch(following):
-                end = self._end(at, "}")
+                end = self._end(pos, "}")
                 # A group declares a message type, which has an index.
-                needed = "group" in words[at:end]
+                needed = "group" in words[pos:end]
             case _:
                 return None
         if not needed:
-            self._replace(at, end, "")
+            self._replace(pos, end, "")
         return end
 
-    def _is_message(self, at: int) -> bool:
+    def _is_message(self, pos: int) -> bool:
         """Whether a brace opens a message type."""
-        begun = self._words[at - 3] if at > 2 else ";"
-        return at > 1 and self._words[at - 2] == "message" and begun in {"{", "}", ";", "export", "local"}
+        begun = self._words[pos - 3] if pos > 2 else ";"
+        return pos > 1 and self._words[pos - 2] == "message" and begun in {"{", "}", ";", "export", "local"}
 
-    def _field_options(self, at: int) -> int:
+    def _field_options(self, pos: int) -> int:
         """Cut the options between brackets, except the needed ones; returns the end."""
-        end, depth, begin = self._end(at, "]"), 0, at + 1
+        end = self._end(pos, "]")
+        depth = 0
+        begin = pos + 1
         kept = []
-        for here in range(at + 1, end):
+        for here in range(pos + 1, end):
             word = self._words[here]
             if (word == "," and not depth) or here == end - 1:
                 if self._is_needed(begin, here):
                     kept.append(self._text[self._spans[begin][0] : self._spans[here][0]])
                 begin = here + 1
             depth += (word in _OPEN) - (word in _CLOSED)
-        self._replace(at, end, f"[{', '.join(kept)}]" if kept else "")
+        self._replace(pos, end, f"[{', '.join(kept)}]" if kept else "")
         return end
 
     def _is_needed(self, begin: int, end: int) -> bool:
@@ -439,17 +442,17 @@ class _Cutter:
         name = "".join(takewhile(lambda word: word != "=", self._words[begin:end]))
         return _NEEDED.fullmatch(name) is not None
 
-    def _end(self, at: int, last: str) -> int:
+    def _end(self, pos: int, last: str) -> int:
         """The position behind the next word `last` outside of brackets, or that closes them."""
         depth = 0
-        for here in range(at, len(self._words)):
+        for here in range(pos, len(self._words)):
             word = self._words[here]
             depth += (word in _OPEN) - (word in _CLOSED)
             if depth < 0:
                 break
             if word == last and not depth:
                 return here + 1
-        raise DataError(f"brackets do not match behind {self._words[at]!r}")
+        raise DataError(f"brackets do not match behind {self._words[pos]!r}")
 
     def _replace(self, begin: int, end: int, new: str) -> None:
         """Replace the words from `begin` to before `end`."""

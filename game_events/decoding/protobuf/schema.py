@@ -1,8 +1,7 @@
-"""Protobuf descriptors of a schema id, and message types by the indexes of records.
+"""Protobuf descriptors of a schema id, message types by the indexes of records, and a scanner of `.proto` texts.
 
-Scanner of `.proto` texts before compilation: package, messages, imports, map entries.
-
-Source: Protocol Buffers language specification, "Lexical Elements", "Import Statement".
+The scanner reads package, messages, imports and map entries before compilation. Source: Protocol Buffers language
+specification, "Lexical Elements", "Import Statement".
 """
 
 import base64
@@ -23,7 +22,6 @@ from game_events.decoding.frame import IndexPath
 from game_events.decoding.projection import CompiledSchema
 
 FileSet = descriptor_pb2.FileDescriptorSet
-
 Types = Sequence[descriptor_pb2.DescriptorProto]
 
 
@@ -87,13 +85,13 @@ class ProtobufSchema(CompiledSchema):
 
     def enums(self) -> dict[str, dict[int | str, str]]:
         """Full names of the enums of all files, with names of values by number (the first of aliases)."""
-        found: dict[str, dict[int | str, str]] = {}
+        enums: dict[str, dict[int | str, str]] = {}
         for file in FileSet.FromString(self.files).file:
             for name, enum in _enums(file, file.package):
-                values = found.setdefault(name, {})
+                values = enums.setdefault(name, {})
                 for value in enum.value:
                     values.setdefault(value.number, value.name)
-        return found
+        return enums
 
     @property
     def paths_without_entries(self) -> dict[IndexPath, str]:
@@ -116,7 +114,8 @@ def _types(level: Types, above: IndexPath, around: str, entries: bool) -> Iterat
     """Index paths and full names of message types without map entries, which indexes count or not."""
     for index, item in enumerate(level):
         if not item.options.map_entry:
-            path, name = (*above, index), f"{around}.{item.name}" if around else item.name
+            path = (*above, index)
+            name = f"{around}.{item.name}" if around else item.name
             yield path, name
             yield from _types([m for m in item.nested_type if entries or not m.options.map_entry], path, name, entries)
 
@@ -140,51 +139,57 @@ def from_base64(text: str) -> descriptor_pb2.FileDescriptorProto | None:
         return None
 
 
-#: Comments are skipped, and strings are one token. An unclosed one extends to the end, so that each character is read once.
+#: Comments are skipped, and strings are one word. An unclosed one extends to the end, so that each character is read once.
+#: Other characters are words of their own.
 _WORDS = re.compile(
-    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|(?P<word>"(?:\\.|[^"\\])*"?|'(?:\\.|[^'\\])*'?|[A-Za-z_][\w.]*|[{}();=])""",
-    re.DOTALL | re.ASCII,
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|(?P<word>"(?:\\.|[^"\\])*"?|'(?:\\.|[^'\\])*'?|[\w.]+|\S)""", re.DOTALL | re.ASCII
 )
-
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-
+#: Brace -> by how much it changes the depth.
+_DEPTHS = {"{": 1, "}": -1}
 _MAP_ENTRY = ("option", "map_entry", "=", "true", ";")
-
 #: Nested messages at most; protoc's limit is 32.
 MAX_NESTING = 100
-
 #: Names of messages, outermost first.
 Names = tuple[str, ...]
 
 
+def words_of(text: str) -> list[re.Match[str]]:
+    """The words of a `.proto` text, in the group `word`, with their places."""
+    return [match for match in _WORDS.finditer(text) if match["word"]]
+
+
 def _words(text: str) -> list[str]:
-    return [m["word"] for m in _WORDS.finditer(text) if m["word"]]
+    return [match["word"] for match in words_of(text)]
 
 
 def imports(text: str) -> list[str]:
     """Names of imports, in order."""
-    words, found = _words(text), []
-    for at, word in enumerate(words):
+    words = _words(text)
+    names = []
+    for index, word in enumerate(words):
         if word == "import":
-            name = next((w for w in words[at + 1 : at + 3] if w[0] in "\"'"), "")
+            name = next((w for w in words[index + 1 : index + 3] if w[0] in "\"'"), "")
             if name:
-                found.append(name[1:-1])
-    return found
+                names.append(name[1:-1])
+    return names
 
 
 def top_messages(text: str) -> tuple[str, list[str]]:
     """Package and top-level messages, in order; no messages if the text is invalid."""
-    package, names, depth = "", [], 0
+    package = ""
+    names: list[str] = []
+    depth = 0
     for word, following in pairwise([*_words(text), ""]):
-        if word in {"{", "}"}:
-            depth += 1 if word == "{" else -1
-        elif not depth and word == "package":
+        if word in _DEPTHS:
+            depth += _DEPTHS[word]
+        elif depth == 0 and word == "package":
             package = following
-        elif not depth and word == "message":
+        elif depth == 0 and word == "message":
             names.append(following)
     # Braces must match, and names be valid.
-    good = not depth and all(_NAME.fullmatch(name) for name in names)
-    return package, names if good else []
+    is_valid = depth == 0 and all(map(_NAME.fullmatch, names))
+    return package, names if is_valid else []
 
 
 def without_map_entries(text: str) -> tuple[str, list[Names]]:
@@ -194,24 +199,28 @@ def without_map_entries(text: str) -> tuple[str, list[Names]]:
     """
     if "map_entry" not in text:
         return text, []
-    found_at = [m for m in _WORDS.finditer(text) if m["word"]]
-    words = [m["word"] for m in found_at]
-    found: list[Names] = []
-    spans: list[tuple[int, int]] = []
-    around: list[str | None] = []
-    for at, word in enumerate(words):
-        if word == "{":
-            # None: a block other than a message.
-            around.append(words[at - 1] if at > 1 and words[at - 2] == "message" else None)
-        elif word == "}" and around:
-            around.pop()
-        elif word == "option" and tuple(words[at : at + 5]) == _MAP_ENTRY:
-            names = tuple(name for name in around[: MAX_NESTING + 1] if name is not None)
-            if names and len(names) == len(around):
-                found.append(names)
-                spans.append((found_at[at].start(), found_at[at + 4].end()))
-    parts, last = [], 0
-    for begin, end in spans:
+    entries: list[Names] = []
+    parts: list[str] = []
+    last = 0
+    for names, begin, end in _map_entries(text):
+        entries.append(names)
         parts += [text[last:begin], re.sub(r"[^\n]", " ", text[begin:end])]
         last = end
-    return "".join([*parts, text[last:]]), found
+    return "".join([*parts, text[last:]]), entries
+
+
+def _map_entries(text: str) -> Iterator[tuple[Names, int, int]]:
+    """Messages with the option `map_entry`, and where it begins and ends."""
+    matches = words_of(text)
+    words = [match["word"] for match in matches]
+    #: Names of the messages around a word; "": of a block that is none.
+    around: list[str] = []
+    for index, word in enumerate(words):
+        if word == "{":
+            around.append(words[index - 1] if words[max(0, index - 2) : index - 1] == ["message"] else "")
+        elif word == "}":
+            del around[-1:]
+        elif word == "option" and tuple(words[index : index + 5]) == _MAP_ENTRY:
+            names = tuple(around)
+            if 0 < len(names) <= MAX_NESTING + 1 and "" not in names:
+                yield names, matches[index].start(), matches[index + 4].end()

@@ -4,7 +4,9 @@ The native decoder silently drops bytes that it does not understand. A row is ve
 is as long as the payload: then every byte belongs to one of these values, once, in its shortest form. Rows are doubtful
 otherwise, if several encodings have the same length, or if a value may be wrong (two members of one oneof, a repeated map key).
 
-Buffers of the native decoder's arrays, conversion to stored types, and sizes of values in the canonical encoding.
+For example the message ``{id: 300, name: "ab"}`` of the fields 1 and 2 has the canonical encoding ``08 ac 02  12 02 61 62``: a
+tag of one byte and a varint of two, then a tag, a length and two bytes of text, 7 in all. A payload of 7 bytes holds nothing
+else; one of 9 bytes has a field that the native decoder dropped, a number in a longer form, or a field twice.
 
 Sources: the comments of google/protobuf/timestamp.proto and duration.proto; protobuf's own JSON mapping, by which a Struct,
 Value or ListValue becomes text: whole numbers have no fraction, a Value without a kind is null; NaN and infinities, which JSON
@@ -15,7 +17,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import cast
 
 import numpy as np
@@ -32,20 +33,13 @@ from game_events.decoding.protobuf.fields import DECIMAL, FIXED_SIZES, MESSAGES,
 
 #: One size for all values, or one for each.
 Sizes = int | npt.NDArray[np.int64]
-
 Numbers = npt.NDArray[np.uint64]
-
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-
 #: The smallest number with a varint of two bytes.
 _TWO_BYTES = 128
-
 _TIME_SECONDS = tuple(bound // 1_000_000 for bound in TIMESTAMP_RANGE)
-
 _DURATION_SECONDS = (-315_576_000_000, 315_576_000_000)
-
 _NANOS = 999_999_999
-
 #: Integers up to this one are exact as floats.
 _EXACT = 2**53
 
@@ -92,12 +86,16 @@ def no_utf8(array: pa.Array) -> Rows:
         array.validate(full=True)
     except pa.ArrowInvalid:
         texts = array.view(pa.binary()).to_pylist()
-        return np.asarray([at for at, text in enumerate(texts) if text is not None and not _is_utf8(text)], dtype=np.int64)
+        return np.asarray([pos for pos, text in enumerate(texts) if text is not None and not _is_utf8(text)], dtype=np.int64)
     return np.empty(0, dtype=np.int64)
 
 
 def _is_ascii(data: pa.Buffer | None) -> bool:
-    """Whether all bytes are below 128: usual, and ten times faster to check than UTF-8."""
+    """Whether all bytes are below 128: usual, and ten times faster to check than UTF-8.
+
+    Eight bytes are one word, and a byte from 128 on has its highest bit: of ``61 62 63 64 65 66 67 c3`` and the mask
+    ``80 80 80 80 80 80 80 80`` the last one is left. First all words are combined by "or", so that one look at it is enough.
+    """
     if data is None:
         return True
     whole = data.size // 8 * 8
@@ -133,20 +131,21 @@ def microseconds(seconds: pa.Array, nanos: pa.Array, kind: pa.DataType) -> tuple
     """
     if not len(seconds):
         return pa.array([], kind), np.zeros(0, dtype=bool)
-    whole, parts = seconds.to_numpy(), nanos.to_numpy()
+    whole = seconds.to_numpy()
+    parts = nanos.to_numpy()
     is_time = pa.types.is_timestamp(kind)
     low, high = _TIME_SECONDS if is_time else _DURATION_SECONDS
     least, most = (0, _NANOS) if is_time else (-_NANOS, _NANOS)
     bad = np.zeros(len(whole), dtype=bool)
     if whole.min() < low or whole.max() > high or parts.min() < least or parts.max() > most:
         bad |= (whole < low) | (whole > high) | (parts < least) | (parts > most)
-    if not is_time:
-        bad |= (whole > 0) & (parts < 0) | (whole < 0) & (parts > 0)
-        # numpy rounds down, protobuf towards zero.
-        micros = np.sign(parts) * (np.abs(parts) // 1_000)
-    else:
+    if is_time:
         # Unsigned: numpy divides those twice as fast, and what is negative is bad.
         micros = (parts.view(np.uint64) // np.uint64(1_000)).view(np.int64)
+    else:
+        bad |= (whole > 0) & (parts < 0) | (whole < 0) & (parts > 0)
+        # numpy rounds down, protobuf towards zero: -1,500 ns are -1 us.
+        micros = np.sign(parts) * (np.abs(parts) // 1_000)
     micros += np.where(bad, 0, whole) * 1_000_000 if bad.any() else whole * 1_000_000
     return pa.Array.from_buffers(kind, len(micros), [None, pa.py_buffer(micros)], 0), bad
 
@@ -183,26 +182,37 @@ def _plain(message: Message) -> Json:
     kind = message.WhichOneof("kind")
     if kind is None or kind == "null_value":
         return None
-    value = getattr(message, kind)
-    if kind != "number_value":
-        return _plain(value) if isinstance(value, Message) else bool(value) if kind == "bool_value" else str(value)
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    whole = value.is_integer() and abs(value) <= _EXACT and (value != 0 or math.copysign(1, value) > 0)
-    return int(value) if whole else float(value)
+    value: float | str | Message = getattr(message, kind)
+    if isinstance(value, Message):
+        return _plain(value)
+    return _plain_number(value) if isinstance(value, float) else value
+
+
+def _plain_number(value: float) -> Json:
+    """A number as JSON has it: without a fraction if it is whole, exact and not -0.0."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    is_negative_zero = value == 0 and math.copysign(1, value) < 0
+    return int(value) if value.is_integer() and abs(value) <= _EXACT and not is_negative_zero else value
 
 
 def varint_size(value: int) -> int:
-    """Bytes of one varint, 1 to 10."""
+    """Bytes of one varint, 1 to 10: seven bits in each. 300 has 9 bits (1 0010 1100), so (9 + 6) // 7 = 2 bytes."""
     return max(1, (value.bit_length() + 6) // 7)
 
 
 def varint_sizes(values: npt.NDArray[np.int64] | Numbers) -> Sizes:
-    """Bytes of each varint; ten for negative numbers."""
+    """Bytes of each varint; ten for negative numbers, whose 64 bits as an unsigned number begin with a one.
+
+    Of 5, 300 and 70,000, with 1 to 3 bytes: one each, one more for those from 2**7 on, and one more from 2**14 on.
+    """
     if not len(values):
         return 0
     unsigned = values.view(np.uint64)
-    low, high = varint_size(int(unsigned.min())), varint_size(int(unsigned.max()))
+    low = varint_size(int(unsigned.min()))
+    high = varint_size(int(unsigned.max()))
     if low == high:
         return low
     sizes = np.full(len(values), low, dtype=np.int64)
@@ -212,7 +222,10 @@ def varint_sizes(values: npt.NDArray[np.int64] | Numbers) -> Sizes:
 
 
 def zigzag(values: npt.NDArray[np.int64]) -> Numbers:
-    """Signed numbers as encoded by ``sint32`` and ``sint64``."""
+    """Signed numbers as encoded by ``sint32`` and ``sint64``: 0, -1, 1, -2, 2 are 0, 1, 2, 3, 4.
+
+    ``value >> 63`` is -1, all bits set, for a negative number, else 0: -2 is (-4) ^ (-1) = 3, and 2 is 4 ^ 0 = 4.
+    """
     zigzagged: Numbers = ((values << 1) ^ (values >> 63)).view(np.uint64)
     return zigzagged
 
@@ -225,7 +238,10 @@ def delimited(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def sums(sizes: Sizes, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Sum of the sizes of each list's elements; `offsets` of the lists: shape (n + 1,)."""
+    """Sum of the sizes of each list's elements; `offsets` of the lists: shape (n + 1,).
+
+    Of the sizes 1, 2, 3 and the offsets 0, 2, 2, 3: the sums so far are 0, 1, 3, 6, and those of the lists 3, 0, 3.
+    """
     if isinstance(sizes, int):
         return np.diff(offsets) * sizes
     total = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
@@ -244,7 +260,6 @@ _FIXED_DTYPES = {
 _RANGES_32 = {
     **dict.fromkeys((_F.TYPE_INT32, _F.TYPE_SINT32, _F.TYPE_ENUM), (-(2**31), 2**31 - 1)), _F.TYPE_UINT32: (0, 2**32 - 1),
 }  # fmt: skip
-
 #: From an element of a list or map to its row.
 Lift = Callable[[Rows], Rows]
 
@@ -312,26 +327,22 @@ class _Reader:
         total = np.zeros(count, dtype=np.int64)
         arrays: list[pa.Array] = []
         members: dict[str, list[Mask]] = {}
+        sizes: Sizes
         for node in nodes:
             array = columns[f"f{node.native}"]
             if nullable is not None:
                 self._column = nullable.get(node.number)
             tag = varint_size(node.native << 3)
-            match node.label:
-                case Label.ONE:
-                    stored, sizes, present = self._one(node, array, lift)
-                    if present is None:
-                        constant += tag
-                    else:
-                        sizes = (sizes + tag) * present
-                    oneof = node.descriptor.containing_oneof
-                    # A oneof of one member (proto3 `optional`) is never doubtful.
-                    if oneof is not None and len(oneof.fields) > 1:
-                        members.setdefault(oneof.name, []).append(np.ones(count, dtype=bool) if present is None else present)
-                case Label.LIST:
-                    stored, sizes = self._list(node, array, tag, lift)
-                case Label.MAP:
-                    stored, sizes = self._map(node, array, tag, lift)
+            if node.label is Label.LIST:
+                stored, sizes = self._list(node, array, tag, lift)
+            elif node.label is Label.MAP:
+                stored, sizes = self._map(node, array, tag, lift)
+            else:
+                stored, sizes, present = self._one(node, array, tag, lift)
+                oneof = node.descriptor.containing_oneof
+                # A oneof of one member (proto3 `optional`) is never doubtful.
+                if oneof is not None and len(oneof.fields) > 1:
+                    members.setdefault(oneof.name, []).append(_mask(present, count))
             if isinstance(sizes, int):
                 constant += sizes
             else:
@@ -341,18 +352,22 @@ class _Reader:
             _add(self.doubts.wrong, np.flatnonzero(np.sum(masks, axis=0, dtype=np.int32) > 1), lift)
         return arrays, total + constant if constant else total
 
-    def _one(self, node: Node, array: pa.Array, lift: Lift) -> tuple[pa.Array, Sizes, Mask | None]:
-        """A singular field: stored array, sizes without tag, and mask of encoded values (None: all)."""
+    def _one(self, node: Node, array: pa.Array, tag: int, lift: Lift) -> tuple[pa.Array, Sizes, Mask | None]:
+        """A singular field: stored array, sizes with the tag (0 if not encoded), and mask of encoded values (None: all)."""
         stored, sizes, is_set = self._values(node, array, lift)
-        # A message field has presence whatever the syntax.
-        if node.descriptor.has_presence:
-            return stored, sizes, valid(array)
-        return stored, sizes, None if is_set.all() else is_set
+        if node.descriptor.has_presence:  # as a message field has whatever the syntax
+            present = valid(array)
+        elif is_set.all():
+            present = None
+        else:
+            present = is_set
+        return stored, sizes + tag if present is None else (sizes + tag) * present, present
 
     def _list(self, node: Node, array: pa.Array, tag: int, lift: Lift) -> tuple[pa.Array, npt.NDArray[np.int64]]:
         offsets = numbers_of(array, np.int32).astype(np.int64)
         stored, sizes, _ = self._values(node, array.values, _through(offsets, lift))
-        counts, content = np.diff(offsets), sums(sizes, offsets)
+        counts = np.diff(offsets)
+        content = sums(sizes, offsets)
         if node.descriptor.is_packed:
             total = np.where(counts > 0, tag + delimited(content), 0)
             _add(self.doubts.ambiguous, np.flatnonzero(counts == 1), lift)
@@ -371,6 +386,7 @@ class _Reader:
         # Missing keys and values are the default (natively NULL for a message).
         _add(self.doubts.ambiguous, np.flatnonzero(~(key_set & item_set)), inner)
         if (np.diff(offsets) > 1).any():
+            # A number for each row and key: of two keys, row 3 with the second one is 3 * 2 + 1 = 7. Twice: a key is repeated.
             codes = pc.dictionary_encode(array.keys)
             rows = np.repeat(np.arange(len(array), dtype=np.int64), np.diff(offsets))
             entries = np.sort(rows * len(codes.dictionary) + codes.indices.to_numpy())
@@ -409,21 +425,21 @@ class _Reader:
                 stored, bad = microseconds(arrays[0], arrays[1], node.element())
                 stored = self._fitting(with_validity(stored, array), bad, lift)
             case Role.DECIMAL | Role.MONEY:
-                kind = MONEY if node.role is Role.MONEY else DECIMAL
-                by_number = [
-                    held for _, held in sorted(zip((c.number for c in node.children), arrays, strict=True), key=itemgetter(0))
-                ]
-                stored, bad = amounts(node.message.full_name, by_number, kind, set_)
-                stored = self._fitting(stored, bad, lift)
-                if node.role is Role.MONEY:
-                    mask = array.is_null() if array.null_count else None
-                    stored = pa.StructArray.from_arrays([by_number[0], stored], fields=list(node.element()), mask=mask)
+                stored = self._amounts(node, array, arrays, lift)
             case Role.WRAPPER:
                 stored = with_validity(arrays[0], array)
             case _:
-                mask = array.is_null() if array.null_count else None
-                stored = pa.StructArray.from_arrays(arrays, fields=list(node.element()), mask=mask)
+                stored = _struct(node, array, arrays)
         return stored, delimited(sizes), set_
+
+    def _amounts(self, node: Node, array: pa.Array, arrays: list[pa.Array], lift: Lift) -> pa.Array:
+        """The decimals of messages; of sums of money, with their currencies."""
+        numbers = [child.number for child in node.children]
+        by_number = [arrays[numbers.index(number)] for number in sorted(numbers)]
+        kind = MONEY if node.role is Role.MONEY else DECIMAL
+        amount, bad = amounts(node.message.full_name, by_number, kind, _set(array))
+        amount = self._fitting(amount, bad, lift)
+        return _struct(node, array, [by_number[0], amount]) if node.role is Role.MONEY else amount
 
     def _fitting(self, stored: pa.Array, bad: Mask, lift: Lift) -> pa.Array:
         """Values of which some are outside of their range: NULL in a column that takes that, else their rows are unfit."""
@@ -479,13 +495,21 @@ def _booleans(_node: Node, array: pa.Array, _lift: Lift) -> tuple[pa.Array, Size
     return array, 1, np.asarray(pc.fill_null(array, False).to_numpy(zero_copy_only=False))
 
 
+def _struct(node: Node, message: pa.Array, members: list[pa.Array]) -> pa.Array:
+    mask = message.is_null() if message.null_count else None
+    return pa.StructArray.from_arrays(members, fields=list(node.element()), mask=mask)
+
+
 def _set(array: pa.Array) -> Mask:
-    present = valid(array)
-    return np.ones(len(array), dtype=bool) if present is None else present
+    return _mask(valid(array), len(array))
+
+
+def _mask(present: Mask | None, count: int) -> Mask:
+    return np.ones(count, dtype=bool) if present is None else present
 
 
 def _through(offsets: Rows, lift: Lift) -> Lift:
-    """Map elements of a list to the row."""
+    """Map elements of a list to the row: of the offsets 0, 2, 2, 5, the element 3 is in the list of row 2."""
     return lambda elements: lift(np.searchsorted(offsets, elements, side="right") - 1)
 
 

@@ -9,6 +9,7 @@ Retries of work that lost its commit to a concurrent writer.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ParamSpec, TypeVar
 from urllib.parse import unquote
 
@@ -24,12 +25,15 @@ from game_events.lakehouse.commits.log import Changes, TableLog, make_table, wri
 from game_events.lakehouse.commits.transactions import restored_between, txn
 from game_events.lakehouse.data.columns import comments_of, describe, described
 from game_events.lakehouse.data.staging import StagedFile, discard, unseen
-from game_events.lakehouse.handle import COMMIT_ID, Entry, Handle, KnownTable, log_retention_s, note_of, of_columns
+from game_events.lakehouse.open_table import COMMIT_ID, Entry, OpenTable, log_retention_s, note_of, of_columns
 from game_events.lakehouse.storage import storage_error, write_out
 from game_events.lakehouse.table_properties import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS, is_made_again, marked
 from game_events.lakehouse.tables import OWN_TABLES, Table, files_of, paths, table_id
 
 log = logging.getLogger(__name__)
+
+#: Key in `OpenTable.columns`: the columns and the description that a commit has found, or made, the table to have.
+_WRITTEN = "written"
 
 #: Attempts: each concurrent commit, of whatever kind, makes a commit compare again (some 20 ms on a local disk), and a loop
 #: commits to a table about twice a second.
@@ -43,58 +47,71 @@ class Commit:
     Attributes:
         table: the table; it is created if `table_id` is None.
         schema: columns of the files; missing ones are added to the table first.
-        expected: `txn` -> value it must have now (None: never set).
-        advance: `txn` -> value it has afterwards.
+        expect_transactions: `txn` -> value it must have now (None: never set).
+        set_transactions: `txn` -> value it has afterwards.
         table_id: id the table must have; None: the table must not exist.
-        seen: version that the plan was made from; the table must not have been restored since, as a restore leaves every `txn`
-            unchanged. None: the commit is right after any restore.
+        from_version: version that the plan was made from; the table must not have been restored since, as a restore leaves
+            every `txn` unchanged. None: the commit is right after any restore.
         replace: remove every file of the version it follows: readers see the old rows or the new, nothing else.
         reshape: with `replace`: the table's columns become exactly those of `schema`.
         rewritten: paths of files that the new ones replace: they are removed.
         same_rows: with `rewritten`: the new files hold the same rows, so streaming readers skip the commit.
         partition_by: columns of the files' folders. With `replace`, a table with other ones is replaced by a new table, in one
             version of its log, which may follow one that was not compared with (`restored`).
-        owns_map: the table's metadata holds the column map (bronze): entries by concurrent writers are kept.
+        merges_column_map: the table's metadata holds the column map (bronze): entries by concurrent writers are kept.
         description: description of a new table.
-        about: new description of an existing table; None: it stays.
+        description_now: new description of an existing table; None: it stays.
         compared_again: a conflict leaves the files, as the caller plans with them again (`commits.group`).
-        follows: the handle that the plan was made from; it is compared and followed if it has the newest version still, which
-            saves opening the table again. The commit moves it to a newer version: no other code may use it after that.
+        from_table: the opened table that the plan was made from; it is compared and followed if it is the newest version still,
+            which saves opening the table again.
     """
 
     table: Table
     schema: pa.Schema
     files: Sequence[StagedFile]
-    expected: Mapping[str, int | None]
-    advance: Mapping[str, int]
+    expect_transactions: Mapping[str, int | None]
+    set_transactions: Mapping[str, int]
     table_id: str | None
-    seen: int | None = None
+    from_version: int | None = None
     replace: bool = False
     reshape: bool = False
     rewritten: frozenset[str] = frozenset()
     same_rows: bool = False
     partition_by: tuple[str, ...] = ()
-    owns_map: bool = False
+    merges_column_map: bool = False
     info: Mapping[str, str] = field(default_factory=dict)
     description: str | None = None
-    about: str | None = None
+    description_now: str | None = None
     compared_again: bool = False
-    follows: DeltaTable | None = None
+    from_table: DeltaTable | None = None
 
 
 def without_rows(
-    table: Table, handle: DeltaTable, info: Mapping[str, str], expected: Mapping[str, int | None], advance: Mapping[str, int]
+    table: Table,
+    handle: DeltaTable,
+    info: Mapping[str, str],
+    expect_transactions: Mapping[str, int | None],
+    set_transactions: Mapping[str, int],
 ) -> Commit:
     """A commit that follows a version of bronze or quarantine and changes no row and no column."""
-    schema, found, seen = pa.schema(handle.schema()), table_id(handle), handle.version()
-    return Commit(table, schema, [], expected, advance, found, seen, owns_map=True, info=info)
+    return Commit(
+        table,
+        pa.schema(handle.schema()),
+        [],
+        expect_transactions,
+        set_transactions,
+        table_id(handle),
+        handle.version(),
+        merges_column_map=True,
+        info=info,
+    )
 
 
 @dataclass(frozen=True)
 class Landed:
     """A visible commit: what it added (rows, files, bytes), and the table's rows, bytes and column comments after it.
 
-    `handle`: the table after it.
+    `handle`: the table after it, opened.
     """
 
     table: str
@@ -106,7 +123,7 @@ class Landed:
     table_bytes: int
     bytes: int = 0
     comments: Mapping[str, str] = field(default_factory=dict)
-    handle: Handle | None = field(default=None, compare=False, repr=False)
+    handle: OpenTable | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass
@@ -114,20 +131,12 @@ class _Attempt:
     """One attempt: its mark, the version it follows, and whether it was handed to the storage."""
 
     mark: str = field(default_factory=new_mark)
-    handle: DeltaTable | None = None
+    handle: OpenTable | None = None
     sent: bool = False
 
 
-@dataclass(frozen=True)
-class _Written:
-    """A visible commit of `changes` after a handle's version, or the first one, of a table that this process has made.
-
-    `entry`: the log entry, if this process has written it itself.
-    """
-
-    after: DeltaTable | KnownTable
-    changes: Changes
-    entry: Entry | None
+#: Opens the table after a commit, without reading its log if all is known of that version.
+_Following = Callable[[], OpenTable | None]
 
 
 def commit(plan: Commit) -> Landed:
@@ -151,15 +160,13 @@ def commit(plan: Commit) -> Landed:
             f"{plan.table.uri}: {len(elsewhere)} of {len(plan.files)} files that Spark's workers have written are not there "
             f"({elsewhere[0]}): GAME_EVENTS_LAKEHOUSE has to be storage that all machines share (docs/cluster.md)"
         )
-    written: _Written | None = None
+    following: _Following = plan.table.open_to_read
     for number in range(ATTEMPTS):
         attempt = _Attempt()
         try:
-            planned = plan.follows if number == 0 and isinstance(plan.follows, Handle) else None
-            newest = planned is not None and plan.table.is_newest(planned)
-            attempt.handle = planned if newest else plan.table.open()
+            attempt.handle = (_planned_from(plan) if number == 0 else None) or plan.table.open()
             require(plan, attempt.handle)
-            written = _write(plan, attempt)
+            following = _write(plan, attempt)
             break
         except (ConflictError, DataError, ConfigurationError) as error:  # of the comparison: nothing was sent
             if not (plan.compared_again and isinstance(error, ConflictError)):
@@ -168,7 +175,13 @@ def commit(plan: Commit) -> Landed:
         except (CommitFailedError, DeltaError, OSError) as error:
             if _is_visible(plan, attempt, error, last=number == ATTEMPTS - 1):
                 break
-    return _landed(plan, written)
+    return _landed(plan, following)
+
+
+def _planned_from(plan: Commit) -> OpenTable | None:
+    """The version that a plan was made from, if it is the newest one still."""
+    opened = plan.from_table
+    return opened if isinstance(opened, OpenTable) and opened.is_newest() else None
 
 
 def require(plan: Commit, handle: DeltaTable | None) -> None:
@@ -177,34 +190,41 @@ def require(plan: Commit, handle: DeltaTable | None) -> None:
     Raises:
         ConflictError: it is not. DataError: the table was altered.
     """
-    found = table_id(handle)
-    if found != plan.table_id:
-        raise ConflictError(f"{plan.table.name}: table is {found or 'absent'}, planned with {plan.table_id or 'none'}")
+    now = table_id(handle)
+    if now != plan.table_id:
+        raise ConflictError(f"{plan.table.name}: table is {now or 'absent'}, planned with {plan.table_id or 'none'}")
     if handle is not None:
         plan.table.writable(handle, replaced=plan.replace or bool(plan.rewritten and not plan.same_rows))
-    for app, value in plan.expected.items():
-        now = txn(handle, app)
-        if now != value:
-            raise ConflictError(f"{plan.table.name}: a concurrent run moved {app} from {value} to {now}")
-    if handle is not None and plan.seen is not None and restored_between(plan.table, plan.seen, handle.version()):
-        raise ConflictError(f"{plan.table.name}: it was restored since version {plan.seen}, which was planned from")
-    # The files of the version that was planned from are known to be there.
-    if handle is not None and plan.rewritten and handle.version() != plan.seen and not plan.rewritten <= set(paths(handle)):
+    for app, expected in plan.expect_transactions.items():
+        value = txn(handle, app)
+        if value != expected:
+            raise ConflictError(f"{plan.table.name}: a concurrent run moved {app} from {expected} to {value}")
+    if handle is not None and handle.version() != plan.from_version:
+        _require_still_true(plan, handle)
+
+
+def _require_still_true(plan: Commit, handle: DeltaTable) -> None:
+    """What is compared of another version than the one that was planned from, of which it is known."""
+    if plan.from_version is not None and restored_between(plan.table, plan.from_version, handle.version()):
+        raise ConflictError(f"{plan.table.name}: it was restored since version {plan.from_version}, which was planned from")
+    if plan.rewritten and not plan.rewritten <= set(paths(handle)):
         raise ConflictError(f"{plan.table.name}: files to be rewritten are gone: somebody else rewrote them first")
 
 
-def _write(plan: Commit, attempt: _Attempt) -> _Written | None:
-    """Write the next version; None: nothing is known of it, so the table has to be opened."""
+def _write(plan: Commit, attempt: _Attempt) -> _Following:
+    """Write the next version; returns what opens it."""
     handle = attempt.handle
     if handle is None or (plan.replace and plan.partition_by != tuple(handle.metadata().partition_columns)):
         return _create(plan, attempt)
     reshaped = plan.replace and plan.reshape and not same_columns(handle, plan.schema)
     handle = _with_columns(plan, handle, reshaped=reshaped)
-    changes = _changes(plan, attempt, handle.note_after(plan.advance) if isinstance(handle, Handle) else {})
+    changes = _changes(plan, attempt, handle.noted_after(plan.set_transactions))
     changes = replace(changes, columns=_new_columns(plan)) if reshaped else replace(changes, removed=_removed(plan, handle))
     attempt.sent = True
     entry = write_version(plan.table, handle, changes)
-    return None if reshaped else _Written(handle, changes, entry)
+    if reshaped:  # nothing is known of that version
+        return plan.table.open_to_read
+    return partial(_followed, plan.table, handle, changes, entry)
 
 
 def _removed(plan: Commit, handle: DeltaTable) -> dict[str, int | None]:
@@ -215,19 +235,21 @@ def _removed(plan: Commit, handle: DeltaTable) -> dict[str, int | None]:
     return dict(sizes) if plan.replace else {path: sizes.get(path) for path in sorted(plan.rewritten)}
 
 
-def _with_columns(plan: Commit, handle: DeltaTable, *, reshaped: bool) -> DeltaTable:
-    """A handle on a version that has the plan's columns and descriptions; `reshaped`: that the plan's columns can replace."""
-    if isinstance(handle, Handle) and not reshaped and handle.has_columns(plan.schema, plan.about):
-        return handle
+def _with_columns(plan: Commit, handle: OpenTable, *, reshaped: bool) -> OpenTable:
+    """A version that has the plan's columns and descriptions; `reshaped`: that the plan's columns can replace."""
+    if not reshaped:
+        schema, description = handle.columns.get(_WRITTEN, (None, None))
+        if schema is not None and description == plan.description_now and schema.equals(plan.schema, check_metadata=True):
+            return handle
     wanted = described(plan.table, plan.schema)
     evolved = with_features(plan.table, handle, wanted)
     if not reshaped:
-        evolved = evolve(plan.table, evolved, wanted, owns_map=plan.owns_map)
-        evolved = describe(plan.table, evolved, wanted, plan.about)
+        evolved = evolve(plan.table, evolved, wanted, merges_column_map=plan.merges_column_map)
+        evolved = describe(plan.table, evolved, wanted, plan.description_now)
     if evolved is not handle:
         require(plan, evolved)
-    elif isinstance(handle, Handle) and not reshaped:
-        handle.note_columns(plan.schema, plan.about)
+    elif not reshaped:
+        handle.columns[_WRITTEN] = plan.schema, plan.description_now
     return evolved
 
 
@@ -239,14 +261,14 @@ def _new_columns(plan: Commit) -> Schema:
 def _changes(plan: Commit, attempt: _Attempt, noted: Mapping[str, str]) -> Changes:
     """What a plan adds; `noted`: values of transaction ids, for whoever opens the version."""
     info = {**plan.info, COMMIT_ID: attempt.mark, **noted}
-    return Changes(plan.files, same_rows=plan.same_rows, advance=plan.advance, info=info)
+    return Changes(plan.files, same_rows=plan.same_rows, set_transactions=plan.set_transactions, info=info)
 
 
-def _create(plan: Commit, attempt: _Attempt) -> _Written | None:
-    """Make the table, or a new one in place of another; None: it has to be opened."""
+def _create(plan: Commit, attempt: _Attempt) -> _Following:
+    """Make the table, or a new one in place of another; returns what opens it."""
     # Which version a new table in place of another becomes is not known.
     first = attempt.handle is None
-    noted = note_of(0, {**dict.fromkeys(plan.expected), **plan.advance}) if first else {}
+    noted = note_of(0, {**dict.fromkeys(plan.expect_transactions), **plan.set_transactions}) if first else {}
     changes = _changes(plan, attempt, noted)
     failpoints.reach("before_create", plan.table.name)
     if first:
@@ -262,7 +284,7 @@ def _create(plan: Commit, attempt: _Attempt) -> _Written | None:
     )
     if plan.table.key in OWN_TABLES and not is_made_again(plan.table.key):
         write_out(plan.table.uri)  # a power cut would leave a log that only a person could clear away
-    return None if made is None else _Written(made[0], changes, made[1])
+    return plan.table.open_to_read if made is None else partial(plan.table.opened, made)
 
 
 def _is_visible(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool) -> bool:
@@ -291,29 +313,19 @@ def _is_visible(plan: Commit, attempt: _Attempt, error: Exception, *, last: bool
     raise storage_error(error, plan.table.uri) or other from error
 
 
-def _landed(plan: Commit, written: _Written | None) -> Landed:
-    """The table after its commit; None: nothing is known of that version.
+def _landed(plan: Commit, following: _Following) -> Landed:
+    """The table after its commit.
 
     Raises:
         TransientError: it cannot be read. The commit is visible, so whatever the cause is its files must stay.
     """
     try:
-        handle = plan.table.open_to_read() if written is None else _moved(plan.table, written)
+        handle = following()
         if handle is None:
-            raise DataError(f"the table is gone: who else deletes below {plan.table.uri}?")
-        found = files_of(handle)
-        return Landed(
-            plan.table.name,
-            handle.version(),
-            str(handle.metadata().id),
-            sum(f.rows for f in plan.files),
-            len(plan.files),
-            sum(f.rows or 0 for f in found),
-            sum(f.size for f in found),
-            sum(f.size for f in plan.files),
-            of_columns(handle, comments_in),
-            handle,
-        )
+            raise DataError(
+                f"the table was deleted right after the commit; another program deletes files below {plan.table.uri}"
+            )
+        return landed_of(plan, handle)
     except (GameEventsError, DeltaError, OSError) as error:
         raise TransientError(
             f"{plan.table.name}: the commit landed, but the table cannot be read since: {error}. Run again: its own progress "
@@ -321,29 +333,37 @@ def _landed(plan: Commit, written: _Written | None) -> Landed:
         ) from error
 
 
+def landed_of(plan: Commit, handle: OpenTable) -> Landed:
+    """What a plan has added, and the table after it."""
+    files = files_of(handle)
+    return Landed(
+        plan.table.name,
+        handle.version(),
+        str(handle.metadata().id),
+        sum(f.rows for f in plan.files),
+        len(plan.files),
+        sum(f.rows or 0 for f in files),
+        sum(f.size for f in files),
+        sum(f.size for f in plan.files),
+        of_columns(handle, comments_in),
+        handle,
+    )
+
+
 def comments_in(handle: DeltaTable) -> dict[str, str]:
     """Column -> its comment."""
     return comments_of(pa.schema(handle.schema()))
 
 
-def _moved(table: Table, written: _Written) -> Handle | None:
-    """The handle on the version that was written; its log gets a checkpoint, and is shortened, if that is due."""
-    handle, changes = written.after, written.changes
+def _followed(table: Table, before: OpenTable, changes: Changes, entry: Entry | None) -> OpenTable:
+    """The version that was written after another one; its log gets a checkpoint, and is shortened, if that is due."""
     files = [file.data_file() for file in changes.files]
-    if isinstance(handle, KnownTable):
-        made = table.handle(handle)
-        table.note_entry(made, written.entry)
-        made.note_commit(changes.info, tuple(files))
-        return made
-    if not isinstance(handle, Handle):
-        return table.open()
-    handle.moved(changes.advance, changes.info, files, frozenset(changes.removed))
-    table.note_entry(handle, written.entry)
-    opened_anew = handle.was_opened and handle.version() == handle.first + 1
+    handle = before.after(changes.set_transactions, changes.info, files, frozenset(changes.removed), entry)
+    opened_anew = handle.was_read and handle.version() == handle.opened_version + 1
     interval = CHECKPOINT_COMMITS if opened_anew else KEPT_CHECKPOINT_COMMITS
     if (handle.version() + 1) % interval == 0:
         try:
-            if written.entry is not None:  # else delta-rs has made the checkpoint
+            if entry is not None:  # else delta-rs has made the checkpoint
                 handle.create_checkpoint()
             TableLog(table).delete_expired(log_retention_s(handle))
         except (OSError, DeltaError, DataError) as error:  # stays for the next time, or for maintenance

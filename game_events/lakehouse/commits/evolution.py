@@ -10,6 +10,7 @@ some commits have none.
 
 import json
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
@@ -21,23 +22,20 @@ from game_events.decoding.columns import METADATA_KEY, level_of, type_name
 from game_events.errors import ConflictError, DataError, GameEventsError, folded
 from game_events.lakehouse import failpoints
 from game_events.lakehouse.data.columns import DESCRIBING, metadata_of
-from game_events.lakehouse.handle import COMMIT_ID, Entry, Handle
+from game_events.lakehouse.open_table import COMMIT_ID, Entry, OpenTable
 from game_events.lakehouse.table_properties import KEEP_LOG
-from game_events.lakehouse.tables import Table, table_id
+from game_events.lakehouse.tables import AnyTable, Table, table_id
 
 #: Attempts to evolve a schema that concurrent writers evolve, too.
 EVOLVE_ATTEMPTS = 5
 
-#: (column, its metadata).
-Columns = Iterable[tuple[str, Mapping[str, object]]]
 
-
-def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: bool = False) -> DeltaTable:
+def evolve(table: Table, handle: AnyTable, wanted: pa.Schema, *, merges_column_map: bool = False) -> AnyTable | OpenTable:
     """Add missing columns and nested fields in a separate commit; types never change.
 
     `create_write_transaction` with new columns would fail silently.
 
-    `owns_map`: merge the column map with what concurrent writers have added to it. Returns a handle on the version that has the
+    `merges_column_map`: merge the column map with what concurrent writers have added to it. Returns the version that has the
     columns.
 
     Raises:
@@ -45,37 +43,48 @@ def evolve(table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: boo
         DataError: a column of the table has another type, or a name that differs by case alone; or delta-rs refuses to change
             its columns.
     """
+    now: AnyTable | OpenTable = handle
     for _ in range(EVOLVE_ATTEMPTS):
-        other = changed_types(handle, wanted)
-        if other:
-            raise DataError(
-                f"{table.name}: the table's types are others than those of the new rows: {'; '.join(other)}. Give the columns "
-                "other names, or refresh this table fully: that gives it the new types"
-            )
-        _refuse_other_case(table.name, (f.name for f in handle.schema().fields), wanted.names, concurrent=owns_map)
-        new, metadata = _differences(table, handle, wanted, owns_map=owns_map)
+        _refuse_other_types(table, now, wanted)
+        _refuse_other_case(table.name, (f.name for f in now.schema().fields), wanted.names, concurrent=merges_column_map)
+        new, metadata = _differences(table, now, wanted, merges_column_map=merges_column_map)
         if not new and not metadata:
-            return handle
-        table.require_writable()
-        refused: CommitFailedError | None = None
-        try:
-            if new:
-                handle.alter.add_columns(new, post_commithook_properties=KEEP_LOG)
-                failpoints.reach("columns_added", table.name)
-            for column, values in metadata.items():
-                handle.alter.set_column_metadata(column, values, post_commithook_properties=KEEP_LOG)
-        except CommitFailedError as error:  # a concurrent writer evolved it first: compare again
-            refused = error
-        reopened = table.open()
-        if reopened is None:
-            raise ConflictError(f"{table.name} was removed while its schema evolved")
-        if refused is not None and not is_refusal(refused, handle, reopened):
-            raise DataError(f"{table.name}: its columns cannot be changed: {refused}") from refused
-        handle = reopened
+            return now
+        now = _altered(table, now, new, metadata)
     raise ConflictError(f"{table.name}: its schema keeps changing: concurrent writers changed it {EVOLVE_ATTEMPTS} times")
 
 
-def with_features(table: Table, handle: DeltaTable, wanted: pa.Schema) -> DeltaTable:
+def _altered(table: Table, handle: DeltaTable, new: list[Field], metadata: Mapping[str, dict[str, str]]) -> OpenTable:
+    """The newest version, after columns and metadata were set; or after a concurrent writer was first: compare again."""
+    table.require_writable()
+    refused: CommitFailedError | None = None
+    alter = handle.alter
+    try:
+        if new:
+            alter.add_columns(new, post_commithook_properties=KEEP_LOG)
+            failpoints.reach("columns_added", table.name)
+        for column, values in metadata.items():
+            alter.set_column_metadata(column, values, post_commithook_properties=KEEP_LOG)
+    except CommitFailedError as error:
+        refused = error
+    reopened = table.open()
+    if reopened is None:
+        raise ConflictError(f"{table.name} was removed while its schema evolved")
+    if refused is not None and not is_refusal(refused, handle, reopened):
+        raise DataError(f"{table.name}: its columns cannot be changed: {refused}") from refused
+    return reopened
+
+
+def _refuse_other_types(table: Table, handle: DeltaTable, wanted: pa.Schema) -> None:
+    other = changed_types(handle, wanted)
+    if other:
+        raise DataError(
+            f"{table.name}: the table's types are others than those of the new rows: {'; '.join(other)}. Give the columns "
+            "other names, or refresh this table fully: that gives it the new types"
+        )
+
+
+def with_features(table: Table, handle: AnyTable, wanted: pa.Schema) -> AnyTable | OpenTable:
     """Give a table that gets its first times without a zone Delta's feature for them, in a separate commit.
 
     Delta-rs does so for an added column, but neither for one of maps nor for the columns of a replaced table: no reader would
@@ -100,14 +109,16 @@ def _is_without_zone(kind: pa.DataType) -> bool:
 
 
 def _differences(
-    table: Table, handle: DeltaTable, wanted: pa.Schema, *, owns_map: bool
+    table: Table, handle: DeltaTable, wanted: pa.Schema, *, merges_column_map: bool
 ) -> tuple[list[Field], dict[str, dict[str, str]]]:
     """Columns to add (also for new nested fields), and column -> metadata to set; descriptions are none of it."""
-    held, arrow = {f.name: f for f in handle.schema().fields}, {f.name: f.type for f in pa.schema(handle.schema())}
+    held = {f.name: f for f in handle.schema().fields}
+    types = {f.name: f.type for f in pa.schema(handle.schema())}
+    left_out = set(DESCRIBING)
     shares: dict[str, str] = {}
-    if owns_map:
-        fields = held.values(), map(Field.from_arrow, wanted)
-        shares = _merged_shares(table.name, *(((f.name, f.metadata) for f in of) for of in fields))
+    if merges_column_map:
+        left_out.add(METADATA_KEY)
+        shares = _merged_shares(table.name, _metadata(held.values()), _metadata(map(Field.from_arrow, wanted)))
     new: list[Field] = []
     metadata: dict[str, dict[str, str]] = {}
     for item in wanted:
@@ -115,19 +126,26 @@ def _differences(
         if have is None:
             new.append(Field.from_arrow(item))
             continue
-        if _adds(arrow[item.name], item.type):
+        if _adds(types[item.name], item.type):
             new.append(Field(item.name, Field.from_arrow(item).type, nullable=True, metadata=have.metadata))
-        left_out = {*DESCRIBING, METADATA_KEY} if owns_map else DESCRIBING
         wants = {key: value for key, value in metadata_of(item).items() if key not in left_out}
         if item.name in shares:
             wants[METADATA_KEY] = shares[item.name]
-        if any(have.metadata.get(key) != value for key, value in wants.items()):
+        if not wants.items() <= have.metadata.items():
             metadata[item.name] = wants
     return new, metadata
 
 
-def _merged_shares(table: str, held: Columns, wanted: Columns) -> dict[str, str]:
+def _metadata(fields: Iterable[Field]) -> dict[str, Mapping[str, object]]:
+    return {field.name: field.metadata for field in fields}
+
+
+def _merged_shares(
+    table: str, held: Mapping[str, Mapping[str, object]], wanted: Mapping[str, Mapping[str, object]]
+) -> dict[str, str]:
     """Add a plan's share of the column map to the table's; fields that concurrent writers have added are kept.
+
+    `held`, `wanted`: column -> its metadata.
 
     Returns:
         column -> share, for columns with a changed share.
@@ -136,23 +154,26 @@ def _merged_shares(table: str, held: Columns, wanted: Columns) -> dict[str, str]
         ConflictError: a concurrent writer gave a field another column, or its column to another field of the same message: the
             files have it in the wrong place; plan again.
     """
-    shares = {column: _share(metadata) for column, metadata in held}
+    shares = {column: _share(metadata) for column, metadata in held.items()}
     places = {key: (column, name) for column, share in shares.items() for key, name in share.items()}
-    owners: dict[tuple[str, ...], list[str]] = {}
+    owners: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for key, (column, name) in places.items():
-        owners.setdefault((column, name, *level_of(key)), []).append(key)
+        owners[column, name, *level_of(key)].append(key)
     changed: dict[str, str] = {}
-    for column, metadata in wanted:
+    for column, metadata in wanted.items():
         ours = _share(metadata)
         for key, name in ours.items():
-            if places.get(key, (column, name)) != (column, name):
-                raise ConflictError(f"{table}: a concurrent run gave the field {key} the column {places[key][0]}, not {column}")
-            # Fields that share a column on purpose (a key with a new kind or number) are all in the plan's own share.
-            others = [other for other in owners.get((column, name, *level_of(key)), ()) if other not in ours]
-            if others and key not in places:
-                raise ConflictError(f"{table}: a concurrent run gave {column} to the field {others[0]}, not to {key}")
-        merged = shares.get(column, {}) | ours
-        if merged != shares.get(column, {}):
+            place = places.get(key)
+            if place is None:
+                # Fields that share a column on purpose (a key with a new kind or number) are all in the plan's own share.
+                others = [other for other in owners[column, name, *level_of(key)] if other not in ours]
+                if others:
+                    raise ConflictError(f"{table}: a concurrent run gave {column} to the field {others[0]}, not to {key}")
+            elif place != (column, name):
+                raise ConflictError(f"{table}: a concurrent run gave the field {key} the column {place[0]}, not {column}")
+        before = shares.get(column, {})
+        merged = before | ours
+        if merged != before:
             changed[column] = json.dumps(dict(sorted(merged.items())), separators=(",", ":"))
     return changed
 
@@ -194,7 +215,8 @@ def changed_types(handle: DeltaTable, wanted: pa.Schema) -> list[str]:
 
 def same_columns(handle: DeltaTable, wanted: pa.Schema) -> bool:
     """Whether a table has exactly these columns, with these types."""
-    held, new = pa.schema(handle.schema()), _as_delta(wanted)
+    held = pa.schema(handle.schema())
+    new = _as_delta(wanted)
     if set(held.names) != set(new.names) or changed_types(handle, wanted):
         return False
     return not any(_adds(f.type, held.field(f.name).type) or _adds(held.field(f.name).type, f.type) for f in new)
@@ -261,8 +283,7 @@ def is_refusal(error: Exception, before: DeltaTable | None, now: DeltaTable | No
 
 def _entry(handle: DeltaTable) -> Entry | None:
     """The identity of a version's log entry in a local table, if it is known."""
-    noted = handle.entry if isinstance(handle, Handle) and handle.store is None else None
-    return noted[1] if noted is not None and noted[0] == handle.version() else None
+    return handle.entry if isinstance(handle, OpenTable) and handle.store is None else None
 
 
 def outcome_of(

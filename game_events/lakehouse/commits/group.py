@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from statistics import median
-from typing import TypeVar
+from typing import TypeVar, cast
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -27,15 +27,14 @@ from game_events.config.masking import without_secrets
 from game_events.config.settings import Settings
 from game_events.errors import ConflictError, DataError, GameEventsError
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.commits.commit import ATTEMPTS, Commit, Landed, comments_in, commit, require
+from game_events.lakehouse.commits.commit import ATTEMPTS, Commit, Landed, commit, landed_of, require
 from game_events.lakehouse.commits.evolution import changed_types
 from game_events.lakehouse.commits.transactions import RESTORE_CHECKED, Txn, counter, restored, restored_between
 from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.handle import of_columns
-from game_events.lakehouse.parts import Part, PartedHandle, PartState, of_part
+from game_events.lakehouse.parts import Part, PartedTable, PartState, of_part
 from game_events.lakehouse.table_properties import unmarked
-from game_events.lakehouse.tables import Table, table_id
+from game_events.lakehouse.tables import Table, table_id, version_of
 
 log = logging.getLogger(__name__)
 
@@ -80,32 +79,29 @@ class _Group:
         self._drop(self._left, ConflictError(f"{self._table.name}: concurrent runs won {ATTEMPTS} attempts to commit"))
         return self._outcome
 
-    def _opened(self) -> PartedHandle | None:
+    def _opened(self) -> PartedTable | None:
         """The newest version; after a restore one in which every part is noted as restored."""
-        planned = (plan.follows.whole for plan in self._left.values() if isinstance(plan.follows, Part))
-        whole = next((handle for handle in planned if self._table.is_newest(handle)), None) or self._table.open()
-        if not isinstance(whole, PartedHandle):
+        planned = (plan.from_table.whole for plan in self._left.values() if isinstance(plan.from_table, Part))
+        whole = next((handle for handle in planned if handle.is_newest()), None) or self._table.open()
+        if not isinstance(whole, PartedTable):
             return None
         if restored(whole):
             note_restored(self._table, whole)
             whole = self._table.open()
-        return whole if isinstance(whole, PartedHandle) else None
+        return whole if isinstance(whole, PartedTable) else None
 
-    def _compare(self, whole: PartedHandle | None) -> None:
+    def _compare(self, whole: PartedTable | None) -> None:
         """Take out the plans that do not hold for this version."""
-        seen = {plan.seen for plan in self._left.values() if plan.seen is not None}
-        back = {v for v in seen if whole is not None and restored_between(self._table, v, whole.version())}
+        restored_since = self._restored_since(whole)
         self._drop_other_types(whole)
-        columns, known = pa.schema([]), set[int]()
+        columns = pa.schema([])
+        known = set[int]()
         for game, plan in list(self._left.items()):
             try:
-                if plan.seen in back:
-                    raise ConflictError(f"{plan.table.name}: it was restored since version {plan.seen}, which was planned from")
-                part = whole.part(game) if whole is not None else None
-                if counter(part, Txn.RESTORED) and plan.seen is not None:
-                    raise ConflictError(f"{plan.table.name}: it was restored, and rows of {game} are to be replaced first")
-                # That it was restored is known.
-                require(replace(plan, seen=None if part is None or plan.seen != part.version() else plan.seen), part)
+                if plan.from_version in restored_since:
+                    was = f"it was restored since version {plan.from_version}, which was planned from"
+                    raise ConflictError(f"{plan.table.name}: {was}")
+                _require(plan, whole.part(game) if whole is not None else None)
                 if id(plan.schema) not in known:  # most plans have the same
                     columns = _with_columns(self._table, columns, plan.schema)
                     known.add(id(plan.schema))
@@ -113,7 +109,14 @@ class _Group:
                 self._drop([game], error)
         self._drop_other_types(whole)  # again: perhaps not all of the table is replaced any more
 
-    def _drop_other_types(self, whole: PartedHandle | None) -> None:
+    def _restored_since(self, whole: PartedTable | None) -> set[int]:
+        """Versions that were planned from, and since which the table was restored: looked for once for all plans."""
+        if whole is None:
+            return set()
+        versions = {plan.from_version for plan in self._left.values() if plan.from_version is not None}
+        return {version for version in versions if restored_between(self._table, version, whole.version())}
+
+    def _drop_other_types(self, whole: PartedTable | None) -> None:
         for game, other in _of_other_types(self._left, whole).items():
             self._drop([game], other)
 
@@ -123,7 +126,7 @@ class _Group:
             discard(plan.table, list(plan.files))
             self._outcome[game] = error
 
-    def _commit(self, whole: PartedHandle | None) -> bool:
+    def _commit(self, whole: PartedTable | None) -> bool:
         """Commit what is left; False: another commit came first, so each plan has to be compared again."""
         try:
             landed = commit(_merged(self._table, whole, self._left))
@@ -137,11 +140,23 @@ class _Group:
         return True
 
 
-def note_restored(table: Table, whole: PartedHandle) -> None:
+def _require(plan: Commit, part: Part | None) -> None:
+    """The comparison of a plan with a game's part, of which it is known whether the table was restored."""
+    if counter(part, Txn.RESTORED) and plan.from_version is not None:
+        raise ConflictError(f"{plan.table.name}: it was restored, and rows of {plan.table.part} are to be replaced first")
+    is_the_same = part is not None and plan.from_version == part.version()
+    require(plan if is_the_same else replace(plan, from_version=None), part)
+
+
+def note_restored(table: Table, whole: PartedTable) -> None:
     """Note for every part that the table was restored: the next commit to one of them would hide it from the others."""
     advance = {of_part(Txn.RESTORED, game): 1 for game in whole.games()}
     info = {RESTORE_CHECKED: "rows of each part are to be replaced"}
-    commit(Commit(table, pa.schema([]), [], {}, advance, table_id(whole), seen=whole.version(), info=info, follows=whole))
+    commit(
+        Commit(
+            table, pa.schema([]), [], {}, advance, table_id(whole), from_version=whole.version(), info=info, from_table=whole
+        )
+    )
 
 
 def _with_columns(table: Table, columns: pa.Schema, more: pa.Schema) -> pa.Schema:
@@ -159,48 +174,46 @@ def _with_columns(table: Table, columns: pa.Schema, more: pa.Schema) -> pa.Schem
     return pa.schema([*columns, *new], columns.metadata) if new else columns
 
 
-def _of_other_types(plans: Mapping[str, Commit], whole: PartedHandle | None) -> dict[str, DataError]:
+def _of_other_types(plans: Mapping[str, Commit], whole: PartedTable | None) -> dict[str, DataError]:
     """Game -> why its columns do not fit into the table, unless all of it is replaced."""
     if whole is None or _replaces_all(plans, whole):
         return {}
-    found: dict[str, DataError] = {}
+    refused: dict[str, DataError] = {}
     known: dict[int, list[str]] = {}
     for game, plan in plans.items():
         if id(plan.schema) not in known:
             known[id(plan.schema)] = changed_types(whole, plan.schema)
         if other := known[id(plan.schema)]:
-            found[game] = DataError(
+            refused[game] = DataError(
                 f"{plan.table.name}: the types of the table are others than those of the new rows: {'; '.join(other)}. Refresh "
                 "the table of all games fully, in one run: that gives it the new types"
             )
-    return found
+    return refused
 
 
-def _replaces_all(plans: Mapping[str, Commit], whole: PartedHandle) -> bool:
+def _replaces_all(plans: Mapping[str, Commit], whole: PartedTable) -> bool:
     """Whether the plans replace all rows of the table, columns included."""
     held = {game for game, state in whole.states().items() if state.files}
     return held <= plans.keys() and all(plan.replace and plan.reshape for plan in plans.values())
 
 
-def _merged(table: Table, whole: PartedHandle | None, plans: Mapping[str, Commit]) -> Commit:
+def _merged(table: Table, whole: PartedTable | None, plans: Mapping[str, Commit]) -> Commit:
     """One commit of all plans."""
-    columns, expected, advance, removed = pa.schema([]), dict[str, int | None](), dict[str, int](), set[str]()
-    info = dict[str, str]()
+    columns = pa.schema([])
     for schema in {id(plan.schema): plan.schema for plan in plans.values()}.values():
         columns = _with_columns(table, columns, schema)
+    expected: dict[str, int | None] = {}
+    advance: dict[str, int] = {}
+    removed: set[str] = set()
+    info: dict[str, str] = {}
     for game, plan in plans.items():
         state = whole.states().get(game, PartState()) if whole is not None else PartState()
-        moved = dict(plan.advance)
-        if plan.replace and state.transactions.get(Txn.RESTORED):
-            moved[Txn.RESTORED] = 0
-        expected |= {of_part(app, game): state.transactions.get(app) for app in (*plan.expected, *moved)}
+        moved = _moved(plan, state)
+        expected |= {of_part(app, game): state.transactions.get(app) for app in (*plan.expect_transactions, *moved)}
         advance |= {of_part(app, game): to for app, to in moved.items()}
-        if plan.replace or not state.transactions:  # files of no part are leftovers
-            removed |= {unquote(file.path) for file in state.files}
-        removed |= plan.rewritten
+        removed |= _removed(plan, state)
         _add_info(info, plan.info)
     reshaped = whole is not None and _replaces_all(plans, whole)
-    some = next(iter(plans.values()))
     return Commit(
         table,
         unmarked(columns),
@@ -208,16 +221,30 @@ def _merged(table: Table, whole: PartedHandle | None, plans: Mapping[str, Commit
         expected,
         advance,
         table_id(whole),
-        seen=None if whole is None else whole.version(),
+        from_version=version_of(whole),
         replace=reshaped,
         reshape=reshaped,
         rewritten=frozenset() if reshaped else frozenset(removed),
         partition_by=(str(table.by),),
         info=info,
-        description=some.description,
+        description=next(iter(plans.values())).description,
         compared_again=True,
-        follows=whole,
+        from_table=whole,
     )
+
+
+def _moved(plan: Commit, state: PartState) -> dict[str, int]:
+    """Transaction ids that a plan sets; with all rows replaced, a restore does not matter any more."""
+    if plan.replace and state.transactions.get(Txn.RESTORED):
+        return {**plan.set_transactions, Txn.RESTORED: 0}
+    return dict(plan.set_transactions)
+
+
+def _removed(plan: Commit, state: PartState) -> frozenset[str]:
+    """Paths of the files that a plan removes."""
+    if plan.replace or not state.transactions:  # files of no part are leftovers
+        return plan.rewritten.union(unquote(file.path) for file in state.files)
+    return plan.rewritten
 
 
 def _add_info(info: dict[str, str], more: Mapping[str, str]) -> None:
@@ -230,21 +257,12 @@ def _add_info(info: dict[str, str], more: Mapping[str, str]) -> None:
 
 def _landed(plan: Commit, landed: Landed, game: str) -> Landed:
     """What a group's commit is for one part."""
-    whole = landed.handle
-    part = whole.part(game) if isinstance(whole, PartedHandle) else None
-    files = part.files() if part is not None else ()
-    return Landed(
-        landed.table,
-        landed.version,
-        landed.table_id,
-        sum(file.rows for file in plan.files),
-        len(plan.files),
-        sum(file.rows or 0 for file in files),
-        sum(file.size for file in files),
-        sum(file.size for file in plan.files),
-        of_columns(part, comments_in) if part is not None else {},
-        part,
-    )
+    part = cast("PartedTable", landed.handle).part(game)
+    if part is not None:
+        return landed_of(plan, part)
+    # Somebody has taken it away since.
+    rows = sum(file.rows for file in plan.files)
+    return replace(landed, rows=rows, files=len(plan.files), table_rows=0, table_bytes=0, handle=None)
 
 
 T = TypeVar("T")
@@ -306,7 +324,8 @@ def in_threads(items: Iterable[T], work: Callable[[T], R]) -> list[R]:
 
 def ahead(items: Iterable[T], work: Callable[[T], R]) -> Iterator[R]:
     """As `in_threads`, with no more than a few results for each thread in memory before they are taken."""
-    waiting, seconds = iter(items), list[float]()
+    waiting = iter(items)
+    seconds: list[float] = []
     alone = 1 if isinstance(items, Sized) and len(items) <= FEW else MEASURED
     for item in islice(waiting, alone):
         began = time.monotonic()
@@ -316,7 +335,11 @@ def ahead(items: Iterable[T], work: Callable[[T], R]) -> Iterator[R]:
     threads = threads_for(median(seconds)) if len(seconds) == alone else FEWEST_THREADS
     if threads == FEWEST_THREADS or (alone == 1 and seconds[0] < SLOW_S):
         yield from map(work, waiting)
-        return
+    else:
+        yield from _in_pool(waiting, work, threads)
+
+
+def _in_pool(waiting: Iterator[T], work: Callable[[T], R], threads: int) -> Iterator[R]:
     with ThreadPoolExecutor(threads) as pool:
         # One more for each thread: while the oldest is waited for, no thread has nothing to do.
         under_way = deque(pool.submit(work, item) for item in islice(waiting, 2 * threads))
@@ -357,10 +380,10 @@ def opened(
         if wanted.uri not in wholes:
             wholes[wanted.uri] = take(wanted.whole)
         whole = wholes[wanted.uri]
-        return whole.part(game) if isinstance(whole, PartedHandle) else None
+        return whole.part(game) if isinstance(whole, PartedTable) else None
 
-    found = for_games(games, one)
-    return {game: handle for game, handle in found.items() if handle is not None}
+    handles = for_games(games, one)
+    return {game: handle for game, handle in handles.items() if handle is not None}
 
 
 def commit_games(
@@ -371,11 +394,12 @@ def commit_games(
     `plans`: game -> function that opens the table and makes the plan on that handle; None: to be planned again. `failpoint` is
     reached after each commit, with the number of games committed so far; `of` is the prefix of that number.
     """
-    outcome, parts = Committed(), dict[str, Commit]()
+    outcome = Committed()
+    parts = dict[str, Commit]()
     done = count(1)
 
-    def landed(game: str, found: Landed) -> None:
-        outcome.landed[game] = found
+    def landed(game: str, commit_of_it: Landed) -> None:
+        outcome.landed[game] = commit_of_it
         failpoints.reach(failpoint, f"{of}{next(done)}")
 
     def lost(game: str, error: Exception) -> None:
@@ -401,9 +425,9 @@ def commit_games(
             lost(game, error)
 
     in_threads(plans.items(), one)
-    for game, found in (commit_group(parts) if parts else {}).items():
-        if isinstance(found, Landed):
-            landed(game, found)
+    for game, result in (commit_group(parts) if parts else {}).items():
+        if isinstance(result, Landed):
+            landed(game, result)
         else:
-            lost(game, found)
+            lost(game, result)
     return outcome

@@ -29,7 +29,7 @@ from game_events.lakehouse.commits.transactions import (
     version_before_restores,
 )
 from game_events.lakehouse.data.reading import BATCH_INFO
-from game_events.lakehouse.handle import COMMIT_ID
+from game_events.lakehouse.open_table import COMMIT_ID
 from game_events.lakehouse.table_properties import REBUILD
 from game_events.lakehouse.tables import QUARANTINE, Table
 
@@ -122,15 +122,11 @@ def _version(number: int, actions: list[dict[str, Any]]) -> Version:
 
 
 def _kind(info: Mapping[str, Any], adds: list[Any], removes: list[Any]) -> str:
-    found = next((kind for key, kind in _KINDS.items() if key in info), None)
-    if found is not None:
-        return found if found != "rows" or adds or removes else "no rows"
     operation = str(info.get("operation", ""))
-    if operation in _OPERATIONS:
-        return _OPERATIONS[operation]
-    if COMMIT_ID in info:
-        return "rows" if adds or removes else "no rows"
-    return operation.lower() or "unknown"
+    kind = next((kind for key, kind in _KINDS.items() if key in info), None) or _OPERATIONS.get(operation)
+    if kind is None:
+        kind = "rows" if COMMIT_ID in info else operation.lower() or "unknown"
+    return "no rows" if kind == "rows" and not (adds or removes) else kind
 
 
 def _rows(files: list[dict[str, Any]]) -> int | None:
@@ -143,8 +139,8 @@ def _rows(files: list[dict[str, Any]]) -> int | None:
 def refuse_restored(table: Table, handle: DeltaTable, rebuild: str | None = None) -> DeltaTable:
     """Return a version of the table that lacks no row because of a restore; one small file is read.
 
-    Commits that are planned from it compare its version (`Commit.seen`). A restore that was undone is acknowledged by a commit
-    without rows.
+    Commits that are planned from it compare its version (`Commit.from_version`). A restore that was undone is acknowledged by a
+    commit without rows.
 
     `rebuild`: the way out where the restore cannot be undone; None: the table's usual one.
 

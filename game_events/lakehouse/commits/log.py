@@ -37,12 +37,13 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction, create_table_with_add_actions
 
 from game_events.lakehouse.data.staging import StagedFile, file_system, partition_of
-from game_events.lakehouse.handle import (
+from game_events.lakehouse.open_table import (
     PLAIN_WRITER,
     UNFINISHED,
     Entry,
-    Handle,
-    KnownTable,
+    KnownVersion,
+    OpenTable,
+    TableMetadata,
     entry_of,
     identity_of,
     of_columns,
@@ -88,7 +89,7 @@ class Changes:
         files: files to add.
         removed: path, below the table's folder, of each file to remove -> its bytes (None: not known).
         same_rows: the added files have the rows of the removed ones, so streaming readers skip the commit.
-        advance: transaction id -> value.
+        set_transactions: transaction id -> value.
         info: the commit's information.
         columns: the table's new columns: all files that it has are removed; None: columns and files stay.
     """
@@ -96,7 +97,7 @@ class Changes:
     files: Sequence[StagedFile] = ()
     removed: Mapping[str, int | None] = field(default_factory=dict)
     same_rows: bool = False
-    advance: Mapping[str, int] = field(default_factory=dict)
+    set_transactions: Mapping[str, int] = field(default_factory=dict)
     info: Mapping[str, str] = field(default_factory=dict)
     columns: Schema | None = None
 
@@ -116,7 +117,7 @@ class Changes:
             # is noted of a later one.
             max_commit_retries=0,
             custom_metadata=dict(self.info),
-            app_transactions=[Transaction(app, to) for app, to in self.advance.items()],
+            app_transactions=[Transaction(app, to) for app, to in self.set_transactions.items()],
         )
         return {"commit_properties": properties, "post_commithook_properties": KEEP_LOG}
 
@@ -131,7 +132,7 @@ def write_version(table: Table, handle: DeltaTable, changes: Changes) -> Entry |
         CommitFailedError: another commit has taken the version.
         OSError, DeltaError: the storage failed; the commit may be visible all the same.
     """
-    if table.is_local and isinstance(handle, Handle) and of_columns(handle, _is_plain) and _are_plain(changes):
+    if table.is_local and isinstance(handle, OpenTable) and of_columns(handle, _is_plain) and _are_plain(changes):
         return _append(table, handle, _actions(changes, _WRITE))
     actions: list[AddAction | RemoveAction] = [*changes.added, *removals(changes.removed, same_rows=changes.same_rows)]
     if changes.columns is None:
@@ -144,12 +145,12 @@ def write_version(table: Table, handle: DeltaTable, changes: Changes) -> Entry |
 
 def make_table(
     table: Table, columns: Schema, changes: Changes, *, description: str | None, partition_by: Sequence[str], replaces: bool
-) -> tuple[KnownTable, Entry] | None:
+) -> KnownVersion | None:
     """Make a table with these columns and files.
 
     `replaces`: in place of another table, as the next version of its log; else as version 0.
 
-    Returns the table and the identity of its log entry if it was made here; None: delta-rs has made it.
+    Returns its first version if it was made here; None: delta-rs has made it.
 
     Raises:
         CommitFailedError, DeltaError: there is a table already.
@@ -157,10 +158,11 @@ def make_table(
     """
     properties = {"delta.dataSkippingNumIndexedCols": "32", **table.retention.properties(table.key)}
     if table.is_local and not replaces and _are_plain(changes) and _are_plain_columns(columns, partition_by):
-        metadata = str(uuid.uuid4()), table.name, description, list(partition_by), _now_ms(), properties
-        made = KnownTable(table.uri, columns, *metadata, dict(changes.advance))
+        metadata = TableMetadata(columns, str(uuid.uuid4()), table.name, description, list(partition_by), _now_ms(), properties)
         commit, *others = _actions(changes, _CREATE)
-        return made, _begin(table, [commit, *made.actions(), *others], has_files=bool(changes.files))
+        entry = _begin(table, [commit, *metadata.actions(), *others], has_files=bool(changes.files))
+        files = tuple(file.data_file() for file in changes.files)
+        return KnownVersion(0, entry, metadata, dict(changes.set_transactions), True, dict(changes.info), files)
     create_table_with_add_actions(
         table.uri,
         columns,
@@ -206,13 +208,14 @@ def _are_plain(changes: Changes) -> bool:
     return (
         changes.columns is None
         and all(map(_PLAIN_PATH.fullmatch, paths))
-        and all(type(to) is int and abs(to) < _BEYOND for to in changes.advance.values())
+        and all(type(to) is int and abs(to) < _BEYOND for to in changes.set_transactions.values())
     )
 
 
 def _actions(changes: Changes, operation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The entry's actions; readers of a version look for its information in the first one."""
-    now, rows_change = _now_ms(), not changes.same_rows
+    now = _now_ms()
+    rows_change = not changes.same_rows
     info = {"timestamp": now, **operation, "engineInfo": "game_events"}
     yield {"commitInfo": info | dict(changes.info)}
     for file in changes.files:
@@ -230,13 +233,14 @@ def _actions(changes: Changes, operation: Mapping[str, Any]) -> Iterator[dict[st
         removed = {"path": path, "deletionTimestamp": now, "dataChange": rows_change, "extendedFileMetadata": size is not None}
         more = {} if size is None else {"partitionValues": partition_of(path), "size": size}
         yield {"remove": removed | more}
-    for app, to in changes.advance.items():
+    for app, to in changes.set_transactions.items():
         yield {"txn": {"appId": app, "version": to}}
 
 
 def _begin(table: Table, actions: Iterable[dict[str, Any]], *, has_files: bool) -> Entry:
     """Make the actions the first entry of a log; `has_files`: in the table's folder, unless somebody has deleted it since."""
-    content, log = _content(actions), Path(table.uri, path_of(0)).parent
+    content = _content(actions)
+    log = Path(table.uri, path_of(0)).parent
     log.mkdir(parents=not has_files, exist_ok=True)
 
     def require_none() -> None:
@@ -247,13 +251,13 @@ def _begin(table: Table, actions: Iterable[dict[str, Any]], *, has_files: bool) 
     return _linked(table, 0, content, require_none)
 
 
-def _append(table: Table, handle: Handle, actions: Iterable[dict[str, Any]]) -> Entry:
+def _append(table: Table, handle: OpenTable, actions: Iterable[dict[str, Any]]) -> Entry:
     """Make the actions the entry after a handle's."""
     version = handle.version()
 
     def require_same() -> None:
         # In a table that was made again the entry would leave a gap, and no reader could open it.
-        if handle.entry is not None and handle.entry != (version, entry_of(table.uri, None, version)):
+        if handle.entry is not None and handle.entry != entry_of(table.uri, None, version):
             raise CommitFailedError(f"version {version} of {table.uri} is gone: was the table deleted, or made again?")
 
     return _linked(table, version + 1, _content(actions), require_same)
@@ -282,14 +286,14 @@ def _linked(table: Table, version: int, content: bytes, require: Callable[[], No
         with written.open("xb") as file:
             file.write(content)
             file.flush()
-            found = identity_of(os.fstat(file.fileno()))
+            identity = identity_of(os.fstat(file.fileno()))
         require()
         os.link(written, entry)
     except FileExistsError as error:
         raise CommitFailedError(f"version {version} of {table.uri} already exists") from error
     finally:
         written.unlink(missing_ok=True)
-    return found
+    return identity
 
 
 def _now_ms() -> int:
@@ -345,8 +349,8 @@ class TableLog:
             if lines is None:
                 return
             # Spark and delta-rs write it first, the protocol leaves the order open.
-            found = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
-            yield next((dict(info) for info in found if info is not None), {})
+            infos = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
+            yield next((dict(info) for info in infos if info is not None), {})
 
     def removed_by(self, version: int) -> list[Removed]:
         """What one version removed; nothing if its entry is missing."""
@@ -373,25 +377,24 @@ class TableLog:
         """
         before = time.time() - kept_s
         files = self._files()
-        named = {info.base_name: info for info in files if info.base_name[:_DIGITS].isdigit()}
         for info in files:
-            if info.base_name.startswith(UNFINISHED) and info.mtime is not None and info.mtime.timestamp() < before:
+            if info.base_name.startswith(UNFINISHED) and _is_older(info, before):
                 self._delete(info)  # a crash has left it
-        old = [
-            int(name[:_DIGITS])
-            for name, info in named.items()
-            if name[_DIGITS:] == CHECKPOINT and info.mtime is not None and info.mtime.timestamp() < before
-        ]
-        if old and self._is_bronze:
-            needed = self._newest_with_sources(max(int(name[:_DIGITS]) for name in named))
-            old = [version for version in old if version <= needed]
-        # The oldest first: if this process is killed, no gap is left.
-        expired = sorted(name for name in named if int(name[:_DIGITS]) < max(old, default=0))
+        expired = self._expired([info for info in files if info.base_name[:_DIGITS].isdigit()], before)
         if expired and kept_s < WRITTEN_OUT_S:
             write_out(self._uri)
-        for name in expired:
-            self._delete(named[name])
+        for info in expired:
+            self._delete(info)
         return len(expired)
+
+    def _expired(self, files: list[pafs.FileInfo], before: float) -> list[pafs.FileInfo]:
+        """Entries and checkpoints that may go, the oldest first: if this process is killed, no gap is left."""
+        checkpoints = [f for f in files if f.base_name[_DIGITS:] == CHECKPOINT and _is_older(f, before)]
+        if checkpoints and self._is_bronze:
+            needed = self._newest_with_sources(max(map(_version_of, files)))
+            checkpoints = [file for file in checkpoints if _version_of(file) <= needed]
+        kept_from = max(map(_version_of, checkpoints), default=0)
+        return sorted((file for file in files if _version_of(file) < kept_from), key=lambda file: str(file.base_name))
 
     def _delete(self, file: pafs.FileInfo) -> None:
         with suppress(FileNotFoundError):  # another run has deleted it
@@ -422,7 +425,16 @@ class TableLog:
             return None
 
 
+def _is_older(file: pafs.FileInfo, than: float) -> bool:
+    return file.mtime is not None and file.mtime.timestamp() < than
+
+
+def _version_of(file: pafs.FileInfo) -> int:
+    """The version of an entry or a checkpoint."""
+    return int(file.base_name[:_DIGITS])
+
+
 def _below_the_table(removes: list[dict[str, Any]]) -> list[Removed]:
     """Removals without files that are elsewhere, as those of a clone are."""
-    found = [Removed(unquote(str(r["path"])), int(r.get("deletionTimestamp") or 0)) for r in removes]
-    return [removed for removed in found if "://" not in removed.path and not removed.path.startswith("/")]
+    removals = [Removed(unquote(str(r["path"])), int(r.get("deletionTimestamp") or 0)) for r in removes]
+    return [removed for removed in removals if "://" not in removed.path and not removed.path.startswith("/")]

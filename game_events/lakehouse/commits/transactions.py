@@ -21,16 +21,16 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.lakehouse.commits.log import TableLog
-from game_events.lakehouse.handle import COMMIT_ID, Handle
-from game_events.lakehouse.parts import Part
+from game_events.lakehouse.open_table import COMMIT_ID, OpenTable
+from game_events.lakehouse.parts import Part, PartedTable
 from game_events.lakehouse.tables import QUARANTINE, Layer, Table, add_actions, layer_of
 
 
 class Txn(StrEnum):
     """Every application transaction id of the project. The values are in the tables' logs: changing one is a format change.
 
-    A commit compares and advances them (`Commit.expected`, `Commit.advance`). An id "by x" ends with x: `Txn.REPLAY.of(x)`. It
-    stays in the log for ever, so few ids are by run.
+    A commit compares and sets them (`Commit.expect_transactions`, `Commit.set_transactions`). An id "by x" ends with x:
+    `Txn.REPLAY.of(x)`. It stays in the log for ever, so few ids are by run.
     """
 
     # Where the records of bronze come from. Quarantine has the first three, too.
@@ -134,7 +134,7 @@ def counter(handle: DeltaTable | None, app: str) -> int:
 
 
 def txns(handle: DeltaTable | None, apps: Iterable[str]) -> dict[str, int | None]:
-    """Transaction id -> value, for `Commit.expected`."""
+    """Transaction id -> value, for `Commit.expect_transactions`."""
     return {app: txn(handle, app) for app in apps}
 
 
@@ -261,14 +261,9 @@ def restored_lately(table: Table, marks: frozenset[str] = BATCHES, version: int 
 
 def restored(handle: DeltaTable) -> bool:
     """Whether a table was restored or replaced since this project's newest commit of rows; mostly reads one log entry."""
-    if isinstance(handle, Part) and counter(handle, Txn.RESTORED):
-        return True
-    if isinstance(handle, Part) and handle.whole.version() == handle.version():
-        whole = handle.whole
-        if whole.restored[0] != whole.version():
-            whole.restored = whole.version(), restored(whole)
-        return whole.restored[1]
-    if isinstance(handle, Handle) and _is_checked(handle.newest_commit(), BATCHES):
+    if isinstance(handle, Part):
+        return counter(handle, Txn.RESTORED) > 0 or _is_restored(handle.whole)
+    if isinstance(handle, OpenTable) and _is_checked(handle.newest_commit(), BATCHES):
         return False
     for limit in RESTORE_HISTORY:
         for entry in handle.history(limit):
@@ -277,6 +272,13 @@ def restored(handle: DeltaTable) -> bool:
             if entry.get("operation") in REPLACING:
                 return True
     return False
+
+
+def _is_restored(whole: PartedTable) -> bool:
+    """As `restored`, looked at once for all parts."""
+    if whole.restored is None:
+        whole.restored = restored(whole)
+    return whole.restored
 
 
 def marks_of(table: Table) -> frozenset[str]:
@@ -305,10 +307,10 @@ def unchecked_restore(table: Table, handle: DeltaTable) -> str | None:
 
 def version_before_restores(table: Table, version: int, marks: frozenset[str] = BATCHES) -> int:
     """The version before the first of the unchecked restores up to a version; without any, that version."""
-    found = version
+    before = version
     for number, info in enumerate(TableLog(table).infos(version, -1)):
         if _is_checked(info, marks):
             break
         if info.get("operation") == "RESTORE":
-            found = version - number - 1
-    return found
+            before = version - number - 1
+    return before

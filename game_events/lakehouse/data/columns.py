@@ -22,8 +22,9 @@ from deltalake.exceptions import DeltaError
 
 from game_events.decoding.columns import ColumnMap
 from game_events.decoding.frame import SchemaId, SchemaRef
+from game_events.lakehouse.open_table import OpenTable
 from game_events.lakehouse.table_properties import KEEP_LOG
-from game_events.lakehouse.tables import QUARANTINE, REST_DELIVERIES, REST_FAILED_CHUNKS, REST_OUTBOX, Table
+from game_events.lakehouse.tables import QUARANTINE, REST_DELIVERIES, REST_FAILED_CHUNKS, REST_OUTBOX, AnyTable, Table
 
 log = logging.getLogger(__name__)
 
@@ -218,10 +219,10 @@ AGGREGATE = {
 @cache
 def own_comments(table: str, person: str | None = None) -> dict[str, str]:
     """Comments of a table's own columns, by its key; `person`: the column that gold aggregates by."""
-    found = _EVERYWHERE | _BY_TABLE.get(table, {})
+    texts = _EVERYWHERE | _BY_TABLE.get(table, {})
     if table.startswith("gold_") and person is not None:
-        found |= {person: "Whom the row is about"}
-    return found
+        texts |= {person: "Whom the row is about"}
+    return texts
 
 
 def metadata_of(item: pa.Field) -> dict[str, str]:
@@ -231,7 +232,8 @@ def metadata_of(item: pa.Field) -> dict[str, str]:
 
 def with_comments(schema: pa.Schema, comments: Mapping[str, tuple[str, int]]) -> pa.Schema:
     """A schema with comments: column -> (comment, schema id that it is of)."""
-    fields, room = [], MAX_TABLE_CHARS
+    fields = []
+    room = MAX_TABLE_CHARS
     for item in schema:
         text, of = comments.get(item.name, ("", 0))
         room -= len(text)
@@ -270,29 +272,36 @@ def tags_of(handle: DeltaTable) -> dict[str, str]:
     return dict(json.loads(str(fields[0].metadata.get(TAGS, "{}")))) if fields else {}
 
 
-def describe(table: Table, handle: DeltaTable, wanted: pa.Schema, description: str | None = None) -> DeltaTable:
+def describe(table: Table, handle: AnyTable, wanted: pa.Schema, description: str | None = None) -> AnyTable | OpenTable:
     """Update a table's descriptions: one commit for all new ones, and one for each changed comment.
 
     Delta-rs merges new keys of metadata, and refuses other values of old ones.
 
     `wanted`: its columns, from `described`; `description`: None: it stays. Returns a handle on the newest version.
     """
-    held = {f.name: f for f in handle.schema().fields}
-    new, changed = _differences(held, wanted)
-    about = description if description is not None and description != handle.metadata().description else None
-    if not new and not changed and about is None:
-        return handle
-    table.require_writable()
+    new, changed = _differences({f.name: f for f in handle.schema().fields}, wanted)
+    if description == handle.metadata().description:
+        description = None
+    if new or changed or description is not None:
+        table.require_writable()
+        return _described_anew(table, handle, new, changed, description) or handle
+    return handle
+
+
+def _described_anew(
+    table: Table, handle: DeltaTable, new: list[Field], changed: Mapping[str, dict[str, str]], description: str | None
+) -> OpenTable | None:
     try:
+        alter = handle.alter
         if new:
-            handle.alter.add_columns(new, post_commithook_properties=KEEP_LOG)
+            alter.add_columns(new, post_commithook_properties=KEEP_LOG)
         for column, values in changed.items():
-            handle.alter.set_column_metadata(column, values, post_commithook_properties=KEEP_LOG)
-        if about is not None:
-            handle.alter.set_table_description(about, post_commithook_properties=KEEP_LOG)
+            alter.set_column_metadata(column, values, post_commithook_properties=KEEP_LOG)
+        if description is not None:
+            alter.set_table_description(description, post_commithook_properties=KEEP_LOG)
     except (DeltaError, OSError) as error:  # e.g. a concurrent commit: the next commit of rows tries again
         log.info("table=%s comments_not_written=true cause=%s", table.name, type(error).__name__)
-    return table.open() or handle
+    return table.open()
 
 
 def _differences(held: Mapping[str, Field], wanted: pa.Schema) -> tuple[list[Field], dict[str, dict[str, str]]]:
@@ -303,19 +312,25 @@ def _differences(held: Mapping[str, Field], wanted: pa.Schema) -> tuple[list[Fie
         have = held.get(item.name)
         if have is None:
             continue
-        wants = {key: value for key, value in metadata_of(item).items() if key in DESCRIBING}
         known = {key: str(value) for key, value in have.metadata.items()}
-        if COMMENT in wants and COMMENT in known:
-            newer = COMMENT_OF in wants and int(wants[COMMENT_OF]) > int(known.get(COMMENT_OF, -1))
-            if not newer or wants[COMMENT] == known[COMMENT]:
-                wants = {k: v for k, v in wants.items() if k not in (COMMENT, COMMENT_OF)}
-        lacking = {k: v for k, v in wants.items() if k not in known}
+        wants = _wanted_descriptions(metadata_of(item), known)
+        lacking = {key: value for key, value in wants.items() if key not in known}
         if lacking:
             new.append(Field(item.name, have.type, nullable=have.nullable, metadata=lacking))
-        other = {k: v for k, v in wants.items() if k in known and known[k] != v}
+        other = {key: value for key, value in wants.items() if known.get(key, value) != value}
         if other:
             changed[item.name] = other
     return new, changed
+
+
+def _wanted_descriptions(metadata: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
+    """What describes a column, by its `metadata`; a comment stays as it is `known`, unless another one of a newer schema is."""
+    wants = {key: value for key, value in metadata.items() if key in DESCRIBING}
+    if COMMENT in wants and COMMENT in known:
+        is_newer = COMMENT_OF in wants and int(wants[COMMENT_OF]) > int(known.get(COMMENT_OF, -1))
+        if not is_newer or wants[COMMENT] == known[COMMENT]:
+            return {key: value for key, value in wants.items() if key not in (COMMENT, COMMENT_OF)}
+    return wants
 
 
 def _labels(table: Table) -> dict[str, str]:

@@ -7,8 +7,9 @@ Files of a table, or parts of large ones, that Spark's workers read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from urllib.parse import unquote
 
 import numpy as np
@@ -19,7 +20,7 @@ from deltalake import DeltaTable
 
 from game_events.errors import LostFileError
 from game_events.lakehouse.data.staging import file_system, partition_of
-from game_events.lakehouse.handle import DataFile
+from game_events.lakehouse.open_table import DataFile
 from game_events.lakehouse.storage import store_errors_named
 from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Table, files_of, paths
@@ -82,11 +83,12 @@ class FileSelection:
 
 def selection(handle: DeltaTable, above: int | None = None) -> FileSelection:
     """Files that may hold rows of later bronze batches than `above`; None: all files."""
-    found, exact = files_of(handle), True
+    files = files_of(handle)
+    exact = True
     if above is not None:
-        found = tuple(file for file in found if file.highest_batch is None or file.highest_batch > above)
-        exact = all(file.lowest_batch is not None and file.lowest_batch > above for file in found)
-    return FileSelection(handle.table_uri.rstrip("/"), found, exact)
+        files = tuple(file for file in files if file.highest_batch is None or file.highest_batch > above)
+        exact = all(file.lowest_batch is not None and file.lowest_batch > above for file in files)
+    return FileSelection(handle.table_uri.rstrip("/"), files, exact)
 
 
 def may_hold(actions: pa.Table, column: str, low: object, high: object) -> pa.Array | pa.ChunkedArray:
@@ -105,7 +107,8 @@ def row_count(handle: DeltaTable | None) -> int:
     """
     if handle is None:
         return 0
-    rows, root = 0, handle.table_uri.rstrip("/")
+    rows = 0
+    root = handle.table_uri.rstrip("/")
     for file in files_of(handle):
         if file.rows is None:
             raise LostFileError(f"{root}/{file.path} is gone or damaged, though the table's log lists it")
@@ -165,16 +168,23 @@ def _parts(
     file = pq.ParquetFile(data, pre_buffer=not small, coerce_int96_timestamp_unit="us")
     names = set(file.schema_arrow.names)
     held = [name for name in schema.names if name in names]
-    starts = np.cumsum([0, *(file.metadata.row_group(n).num_rows for n in range(file.num_row_groups))]).tolist()
+    sizes_of_groups = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+    starts = np.cumsum([0, *sizes_of_groups]).tolist()
     # Not across row groups, whose sizes are bounded.
     for group in range(file.num_row_groups)[row_groups]:
         first = starts[group]
         for batch in file.iter_batches(sizes.read_rows, row_groups=[group], columns=held, use_threads=not small):
-            own = {name: pa.repeat(value, batch.num_rows) for name, value in partition_of(path).items()}
-            own |= {name: batch.column(name) for name in held}
-            arrays = [own[f.name].cast(f.type) if f.name in own else pa.nulls(batch.num_rows, f.type) for f in schema]
-            yield first, pa.Table.from_arrays(arrays, schema=schema)
+            yield first, _with_all_columns(batch, schema, partition_of(path))
             first += batch.num_rows
+
+
+def _with_all_columns(batch: pa.RecordBatch, schema: pa.Schema, partition: Mapping[str, str]) -> pa.Table:
+    """Rows of a file with the columns of a schema: those that the file lacks have the value of its partition, or are NULL."""
+    count = batch.num_rows
+    own = {name: pa.repeat(value, count) for name, value in partition.items()}
+    own |= dict(zip(batch.schema.names, batch.columns, strict=True))
+    arrays = [own[f.name].cast(f.type) if f.name in own else pa.nulls(count, f.type) for f in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 @dataclass(frozen=True)
@@ -194,6 +204,6 @@ def parts_of(files: FileSelection, table: str, rows: int) -> Sequence[FilePart]:
     """The files, those with more than so many rows in parts."""
     parts = list[FilePart]()
     for file, path in zip(files.data, files.paths, strict=True):
-        of = max(1, -(-(file.rows or 0) // max(1, rows)))
+        of = max(1, ceil((file.rows or 0) / max(1, rows)))
         parts += [FilePart(table, path, number, of) for number in range(of)]
     return parts

@@ -30,7 +30,8 @@ def read_files(spark: SparkSession, uris: Sequence[str], schema: StructType) -> 
     """
     if not uris:
         return spark.createDataFrame([], schema)
-    paths, read = [unquote(uri.removeprefix("file://")) for uri in uris], spark.read.schema(schema)
+    paths = [unquote(uri.removeprefix("file://")) for uri in uris]
+    read = spark.read.schema(schema)
     root, _, folder = paths[0].rpartition("/")[0].rpartition("/")
     if folder.partition("=")[0] in schema.names:
         read = read.option("basePath", root)
@@ -79,11 +80,12 @@ def no_headers() -> Column:
 def of_schemas(chosen: Collection[SchemaId]) -> Column:
     """Condition: the record was written with one of these schemas."""
     refs = [SchemaRef.of(schema_id) for schema_id in chosen]
-    numbers, guids = [r.number for r in refs if r.number is not None], [r.guid for r in refs if r.guid is not None]
+    numbers = [r.number for r in refs if r.number is not None]
+    guids = [r.guid for r in refs if r.guid is not None]
     return F.col("_schema_id").isin(numbers) | F.col("_schema_guid").isin(guids)
 
 
 def schema_ids(rows: DataFrame) -> list[SchemaId]:
     """The schema ids and GUIDs of rows of bronze or quarantine, each once. Runs a Spark job."""
-    found = (SchemaRef(*row).schema_id for row in rows.select(*SCHEMA_COLUMNS).distinct().collect())
-    return [schema_id for schema_id in found if schema_id is not None]
+    ids = (SchemaRef(*row).schema_id for row in rows.select(*SCHEMA_COLUMNS).distinct().collect())
+    return [schema_id for schema_id in ids if schema_id is not None]

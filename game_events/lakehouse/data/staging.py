@@ -47,7 +47,7 @@ from deltalake.transaction import AddAction
 from game_events.decoding.frame import NO_ROWS, Rows
 from game_events.decoding.projection import Shape, cuts
 from game_events.lakehouse import failpoints
-from game_events.lakehouse.handle import DataFile
+from game_events.lakehouse.open_table import DataFile
 from game_events.lakehouse.storage import store_errors_named
 from game_events.lakehouse.tables import Lakehouse, Table, is_person
 
@@ -168,11 +168,14 @@ class StagedWriter:
         refresh reads and replaces the files, so Snappy compresses them: a third larger than by Zstandard, and a third quicker
         to write and read.
         """
-        self._table, self.schema, self._game, self._folder = table, table.in_files(schema), game, folder or table.folder
+        self._table = table
+        self.schema = table.in_files(schema)
+        self._game = game
+        self._folder = folder or table.folder
         self._group_rows = group_rows or table.sizes.row_group_rows
-        self._file_bytes, self._short_lived = file_bytes, short_lived
-        self._buffer: list[pa.Table] = []
-        self._rows = self._bytes = self._cells = 0
+        self._file_bytes = file_bytes
+        self._short_lived = short_lived
+        self._forget_buffered()
         self._shape = Shape.of(schema.types) if any(map(pa.types.is_nested, schema.types)) else Shape(0)
         self._writer: pq.ParquetWriter | None = None
         self._sink: pa.NativeFile | None = None
@@ -206,7 +209,8 @@ class StagedWriter:
             return
         cells = np.concatenate([self._shape.in_lists(batch) for batch in rows.to_batches()] or [NO_ROWS])
         for begin, end in _parts(cells, size):
-            share, held = size * (end - begin) // max(len(cells), 1), int(cells[begin:end].sum())
+            share = size * (end - begin) // max(len(cells), 1)
+            held = int(cells[begin:end].sum())
             if self._cells + held > ROW_GROUP_CELLS:
                 self.flush()
             self._add(rows.slice(begin, end - begin), share, held)
@@ -219,35 +223,43 @@ class StagedWriter:
         if self._rows >= self._table.sizes.row_group_rows or self._bytes >= ROW_GROUP_BYTES:
             self.flush()
 
+    def _forget_buffered(self) -> None:
+        self._buffer: list[pa.Table] = []
+        self._rows = self._bytes = self._cells = 0
+
     def flush(self, *, last: bool = False) -> None:
         """Write what is buffered as a row group; `last`: no rows follow."""
         if not self._rows:
             return
-        rows, size = pa.concat_tables(self._buffer), self._bytes
-        self._buffer, self._rows, self._bytes, self._cells = [], 0, 0, 0
-        if self._writer is None:
-            system, prefix = writable_file_system(self._table)
-            quick = self._short_lived or (last and size < SMALL_FILE_BYTES)
-            codec, level = ("snappy", None) if quick else ("zstd", 1)
-            self._name = f"{self._folder}{new_name(codec)}"
-            self._sink = system.open_output_stream(prefix + self._name)
-            floating = floating_columns(self.schema)
-            exact = exact_columns(self.schema, floating)
-            self._nulls = {name: 0 for name in self.schema.names if name in floating}
-            self._writer = pq.ParquetWriter(
-                self._sink,
-                self.schema,
-                compression=codec,
-                compression_level=level,
-                use_dictionary=repeated_columns(rows) if rows.num_rows >= SAMPLE_ROWS else exact,
-                write_statistics=exact,
-            )
-        self._writer.write_table(rows, row_group_size=self._group_rows)
+        rows = pa.concat_tables(self._buffer)
+        size = self._bytes
+        self._forget_buffered()
+        writer = self._writer or self._begin_file(rows, is_small=last and size < SMALL_FILE_BYTES)
+        writer.write_table(rows, row_group_size=self._group_rows)
         for name in self._nulls:
             self._nulls[name] += rows.column(name).null_count
         failpoints.reach("file_open", self._table.name)
         if self._sink is not None and self._sink.tell() >= self._file_bytes:
             self._finish()
+
+    def _begin_file(self, rows: pa.Table, *, is_small: bool) -> pq.ParquetWriter:
+        """Open a file, for these rows first; `is_small`: for these alone."""
+        system, prefix = writable_file_system(self._table)
+        codec = "snappy" if self._short_lived or is_small else "zstd"
+        self._name = f"{self._folder}{new_name(codec)}"
+        self._sink = system.open_output_stream(prefix + self._name)
+        floating = floating_columns(self.schema)
+        exact = exact_columns(self.schema, floating)
+        self._nulls = {name: 0 for name in self.schema.names if name in floating}
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            self.schema,
+            compression=codec,
+            compression_level=1 if codec == "zstd" else None,
+            use_dictionary=repeated_columns(rows) if rows.num_rows >= SAMPLE_ROWS else exact,
+            write_statistics=exact,
+        )
+        return self._writer
 
     def close(self) -> list[StagedFile]:
         """Write the rest; returns every file of this writer, each complete."""
@@ -257,7 +269,7 @@ class StagedWriter:
 
     def abort(self) -> None:
         """Delete everything that was written; `close` then returns no file."""
-        self._buffer, self._rows, self._bytes, self._cells = [], 0, 0, 0
+        self._forget_buffered()
         self._finish()
         discard(self._table, self.files)
         self.files = []
@@ -296,11 +308,13 @@ def repeated_columns(rows: pa.Table) -> list[str]:
     is a third larger. Floating-point columns have none (`file_statistics`).
     """
     first = rows.slice(0, SAMPLE_ROWS)
-    nested = [leaf for field in rows.schema if pa.types.is_nested(field.type) for leaf in leaves(field)]
-    flat = [f.name for f in rows.schema if not (pa.types.is_nested(f.type) or pa.types.is_floating(f.type))]
-    return [path for path, kind in nested if not pa.types.is_floating(kind)] + [
-        name for name in flat if _is_repeated(first.column(name))
-    ]
+    paths: list[str] = []
+    for column in rows.schema:
+        if pa.types.is_nested(column.type):
+            paths += [path for path, kind in leaves(column) if not pa.types.is_floating(kind)]
+        elif not pa.types.is_floating(column.type) and _is_repeated(first.column(column.name)):
+            paths.append(column.name)
+    return paths
 
 
 def _is_repeated(column: pa.ChunkedArray) -> bool:
@@ -381,7 +395,8 @@ def copy_file(lakehouse: Lakehouse, source: Table, path: str, to: Table, name: s
     system, prefix = file_system(to)
     try:
         with store_errors_named(to.uri), system.open_input_file(prefix + name) as copied:
-            metadata, size = pq.read_metadata(copied), copied.size()
+            metadata = pq.read_metadata(copied)
+            size = copied.size()
     except pa.ArrowInvalid:
         system.delete_file(prefix + name)
         raise
@@ -487,19 +502,25 @@ def _delta_statistics(metadata: pq.FileMetaData, person: str | None, known: Mapp
             nulls[name] = known[name]
             continue
         parts = [group.column(index).statistics for group in groups]
-        if any(p is None or not p.has_null_count for p in parts):
+        if any(part is None or not part.has_null_count for part in parts):
             continue
-        nulls[name] = sum(p.null_count for p in parts)
-        bounded = [p for p in parts if p.has_min_max] if has_bounds else []
-        if not bounded or any(not p.has_min_max and p.num_values for p in parts):
-            continue
-        try:
-            lowest, highest = _plain(min(p.min for p in bounded)), _plain(max(p.max for p in bounded))
-        except OverflowError:  # a time outside the years 1 to 9999, as a Kafka timestamp may be
-            continue
-        if lowest is not None and highest is not None:
-            low[name], high[name] = lowest, highest
+        nulls[name] = sum(part.null_count for part in parts)
+        bounds = _bounds(parts) if has_bounds else None
+        if bounds is not None:
+            low[name], high[name] = bounds
     return {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+
+
+def _bounds(parts: Sequence[pq.Statistics]) -> tuple[Any, Any] | None:
+    """Lowest and highest value of a column as JSON, by the statistics of its row groups; None: they are not known."""
+    with_values = [part for part in parts if part.has_min_max or part.num_values]
+    if not with_values or not all(part.has_min_max for part in with_values):
+        return None
+    try:
+        bounds = _plain(min(part.min for part in with_values)), _plain(max(part.max for part in with_values))
+    except OverflowError:  # a time outside the years 1 to 9999, as a Kafka timestamp may be
+        return None
+    return None if None in bounds else bounds
 
 
 @lru_cache

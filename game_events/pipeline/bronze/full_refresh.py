@@ -254,7 +254,7 @@ class _FullRefresh:
         expected = txns(bronze, compared)
         advance = self._advance(to, undecodable)
         plan = commit_of(pipeline, bronze, found, expected, advance, info, self.columns)
-        return replace(plan, replace=True, seen=bronze.version() if self.kept else None)
+        return replace(plan, replace=True, from_version=bronze.version() if self.kept else None)
 
     def _advance(self, to: Offsets, undecodable: int) -> dict[str, int]:
         """Transactions of bronze after the commit: next offsets, and counters of what quarantine has."""

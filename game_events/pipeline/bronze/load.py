@@ -122,8 +122,8 @@ def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
         pipeline.bronze,
         OWN_COLUMNS,
         [],
-        expected={},
-        advance={p.app: at for p, at in start.items()} | identity(start) | epochs_noted(now, start) | {Txn.BATCH: 0},
+        expect_transactions={},
+        set_transactions={p.app: at for p, at in start.items()} | identity(start) | epochs_noted(now, start) | {Txn.BATCH: 0},
         table_id=None,
         info=batch_info(0, 0, 0, {p: (at, at) for p, at in start.items()}, gaps),
         description=BRONZE_DESCRIPTION,
@@ -158,9 +158,8 @@ def _commit_micro_batch(
     planned = _planned(pipeline, tables, plan, part, staged, begun)
     about = about_bronze(pipeline, bronze, staged.types)
     known = names_of(bronze)
-    pipeline.handles.withdraw(pipeline.bronze)
-    landed = commit(replace(planned, about=about, follows=bronze))
-    pipeline.handles.share(pipeline.bronze, landed.handle)
+    landed = commit(replace(planned, description_now=about, from_table=bronze))
+    pipeline.tables.publish(pipeline.bronze, landed.handle)
     if one_pass is not None:
         one_pass.committed(staged.bronze)
     failpoints.reach("bronze_committed")
@@ -230,8 +229,8 @@ def commit_of(
         expected,
         advance,
         table_id=str(bronze.metadata().id),
-        seen=bronze.version(),
-        owns_map=True,
+        from_version=bronze.version(),
+        merges_column_map=True,
         info={**info, "run_id": pipeline.run_id},
     )
 
@@ -249,7 +248,7 @@ def report_batch(
     pipeline: Pipeline, report: RunReport, known: Collection[str], planned: Commit, landed: Landed, staged: StagedRows
 ) -> None:
     """Report a commit of decoded rows; `known`: bronze's columns before it."""
-    batch = planned.advance[Txn.BATCH]
+    batch = planned.set_transactions[Txn.BATCH]
     report.add_landed(Layer.BRONZE, pipeline.bronze, landed, planned.schema, batch, known_columns=known)
     report.add_batch(batch, (*staged.types, *staged.undecoded), pipeline.catalog.other_types(staged.undecoded))
 

@@ -179,10 +179,11 @@ def commit_undecodable(
         pipeline.quarantine,
         QUARANTINE_COLUMNS,
         staged.quarantine,
-        expected={p.app: until.get(p) for p in part.end} | {app: txn(quarantine, app)},
-        advance={p.app: max(end, until.get(p, 0)) for p, end in part.end.items()} | {app: counter(quarantine, app) + 1},
+        expect_transactions={p.app: until.get(p) for p in part.end} | {app: txn(quarantine, app)},
+        set_transactions={p.app: max(end, until.get(p, 0)) for p, end in part.end.items()}
+        | {app: counter(quarantine, app) + 1},
         table_id=table_id(quarantine),
-        seen=version_of(quarantine),
+        from_version=version_of(quarantine),
         info={"run_id": pipeline.run_id},
         description=QUARANTINE_DESCRIPTION,
     )
@@ -191,7 +192,7 @@ def commit_undecodable(
     except ConflictError:
         discard(pipeline.bronze, staged.bronze)
         raise
-    pipeline.handles.share(pipeline.quarantine, landed.handle)
+    pipeline.tables.publish(pipeline.quarantine, landed.handle)
     if staged.quarantine:
         report.add_landed(Layer.QUARANTINE, pipeline.quarantine, landed, QUARANTINE_COLUMNS, counter(bronze, Txn.BATCH) + 1)
     failpoints.reach("quarantine_committed")

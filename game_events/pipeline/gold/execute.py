@@ -37,7 +37,7 @@ from game_events.extending import COLUMN_PATTERN, GoldAggregate
 from game_events.lakehouse.data.reading import FilePart, FileSelection
 from game_events.lakehouse.data.spark_files import read_files, spark_schema
 from game_events.lakehouse.data.staging import discard
-from game_events.lakehouse.handle import of_columns
+from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.tables import Layer, silver_name
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.fanout import OnePass, write_game_files

@@ -36,7 +36,7 @@ from game_events.lakehouse.data.columns import AGGREGATE, COMMENT, has_decoded_c
 from game_events.lakehouse.data.reading import BATCH_INFO, FileSelection, selection
 from game_events.lakehouse.data.spark_files import spark_schema
 from game_events.lakehouse.data.staging import StagedFile, discard
-from game_events.lakehouse.handle import of_columns
+from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.system_tables import Mark, Progress
 from game_events.lakehouse.tables import add_actions, names_of, table_id
 from game_events.pipeline.context import Pipeline
@@ -107,11 +107,11 @@ def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: st
     None if gold has all rows of silver, or silver is missing or has rows of another bronze.
     """
     aggregate = run.aggregate
-    handles = run.pipeline.handles
+    tables = run.pipeline.tables
     lakehouse = run.pipeline.lakehouse
     # In this order: gold that followed a change of silver between the two reads has made a commit since.
-    gold = handles.take(lakehouse.gold(game, aggregate.name))
-    silver = handles.take(lakehouse.silver(game))
+    gold = tables.open(lakehouse.gold(game, aggregate.name))
+    silver = tables.open(lakehouse.silver(game))
     batch = run.bronze.taken(silver)
     if silver is None or batch is None:
         return None
@@ -210,12 +210,12 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
         table,
         schema,
         files,
-        expected=expected,
-        advance=advance,
+        expect_transactions=expected,
+        set_transactions=advance,
         table_id=table_id(gold),
-        follows=gold,
+        from_table=gold,
         # A restore leaves every `txn` as it is; a full refresh is right after any.
-        seen=None if plan.full or gold is None else gold.version(),
+        from_version=None if plan.full or gold is None else gold.version(),
         replace=plan.full and gold is not None,
         reshape=plan.full,  # all rows are new: columns may go
         # Without a new row of this game its files stay.

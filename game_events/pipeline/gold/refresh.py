@@ -234,8 +234,8 @@ def _committed(run: GoldRun, report: RunReport, plans: Mapping[str, GamePlan], p
             report.warn(*null_notices(settings, columns, game, staged.result.files.get(game, []), plan.silver))
         if counts is not None:
             report.add_rules(run.aggregate.layer, game, staged.rules.rules, counts)
-        pipeline.handles.keep(table, landed.handle)
-        pipeline.handles.keep(lakehouse.silver(game), plan.silver)
+        pipeline.tables.publish(table, landed.handle)
+        pipeline.tables.publish(lakehouse.silver(game), plan.silver)
     committed.failed |= failed
     return committed
 

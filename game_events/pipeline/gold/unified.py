@@ -25,7 +25,7 @@ from game_events.lakehouse.commits.group import GAME_ATTEMPTS, for_games, guarde
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, restored, txn
 from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.data.staging import StagedFile, copied_name, copy_file, discard, name_of_copy, partition_of
-from game_events.lakehouse.handle import of_columns
+from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.system_tables import Progress
 from game_events.lakehouse.tables import UNIFIED, Layer, files_of, game_of_gold, is_game, paths, table_id, version_of
 from game_events.pipeline.context import Pipeline, note
@@ -81,7 +81,7 @@ def gold_app(gold: DeltaTable) -> str:
 
 def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedPlan:
     """Compare the games that may have changed; or all games, if the table's `txn` do not tell what its rows are."""
-    unified = pipeline.handles.take(pipeline.lakehouse.table(UNIFIED))
+    unified = pipeline.tables.open(pipeline.lakehouse.table(UNIFIED))
     aggregate = player_agg(pipeline.settings)
     reshaped = unified is not None and not is_current(unified, aggregate)
     replaced = unified is not None and (full or reshaped or not is_partitioned(pipeline, unified))
@@ -90,7 +90,7 @@ def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedP
     whole = full or unified is None or reshaped or restored(unified) or (replaced and bool(names))
     if whole:
         names = state.games.keys() | _with_gold(pipeline)
-    opened = for_games(sorted(names), guarded(lambda game: pipeline.handles.take(pipeline.lakehouse.gold(game))))
+    opened = for_games(sorted(names), guarded(lambda game: pipeline.tables.open(pipeline.lakehouse.gold(game))))
     unread = {game: why for game, why in opened.items() if isinstance(why, str)}
     golds = _current(opened, aggregate)
     copies = _copies(pipeline, unified) if unified is not None and not replaced else {}
@@ -202,7 +202,7 @@ def _report_gold(pipeline: Pipeline, report: RunReport, state: Progress) -> None
     """Report the table of the layout `partitioned`, which is gold itself, if this run has committed to it."""
     games = [entry for entry in report.of(Layer.GOLD) if entry.error is None]
     table = pipeline.lakehouse.table(UNIFIED)
-    handle = pipeline.handles.look(table) if games else None
+    handle = pipeline.tables.peek(table) if games else None
     if handle is None:
         return
     files, rows = files_of(handle), sum(entry.rows for entry in games)
@@ -241,7 +241,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     plan = plan_unified(pipeline, state, full=full)
     table = pipeline.lakehouse.table(UNIFIED)
     if plan.is_empty:
-        pipeline.handles.keep(table, plan.unified)
+        pipeline.tables.publish(table, plan.unified)
         return plan.unread
     pipeline.on_progress(f"{table.name}: {len(plan.games)} {pipeline.settings.names.entities}")
     schema = unified_columns(plan, pipeline.settings.entity_column)
@@ -251,7 +251,7 @@ def _refresh(pipeline: Pipeline, state: Progress, report: RunReport, *, full: bo
     if not plan.is_empty:
         _commit_copies(pipeline, plan, schema, files, state.floor(Layer.GOLD), report)
     for game, compared in plan.games.items():
-        pipeline.handles.keep(pipeline.lakehouse.gold(game), compared.gold)
+        pipeline.tables.publish(pipeline.lakehouse.gold(game), compared.gold)
     return plan.unread | failed
 
 
@@ -275,7 +275,7 @@ def _commit_copies(
     report.add_landed(Layer.UNIFIED, table, landed, schema, batch, new=plan.unified is None)
     if plan.unified is not None and not is_partitioned(pipeline, plan.unified):
         raise ConflictError(f"{table.name} was partitioned, which may have replaced a concurrent commit: compare again")
-    pipeline.handles.keep(table, landed.handle)
+    pipeline.tables.publish(table, landed.handle)
 
 
 def _copied_game(pipeline: Pipeline, name: str, game: ComparedGame, schema: pa.Schema) -> list[StagedFile] | GameEventsError:
@@ -316,12 +316,12 @@ def _commit_plan(pipeline: Pipeline, plan: UnifiedPlan, schema: pa.Schema, files
         pipeline.lakehouse.table(UNIFIED),
         schema,
         files,
-        expected={Txn.COMMITS: commits},
-        advance=versions | {Txn.COMMITS: (commits or 0) + 1},
+        expect_transactions={Txn.COMMITS: commits},
+        set_transactions=versions | {Txn.COMMITS: (commits or 0) + 1},
         table_id=table_id(unified),
-        follows=unified,
+        from_table=unified,
         # A restore leaves every `txn` as it is, and may bring back old rows of games that are not in the plan.
-        seen=None if plan.replaced else version_of(unified),
+        from_version=None if plan.replaced else version_of(unified),
         replace=plan.replaced,
         reshape=plan.replaced,
         rewritten=plan.gone.union(*(game.outdated for game in plan.games.values())),

@@ -173,7 +173,7 @@ def decide(
     except ConflictError as error:
         log.info("rejections_conflict=%r planned_again=%d", str(error), len(planned))
         return None, set(planned)
-    pipeline.handles.share(pipeline.quarantine, landed.handle)
+    pipeline.tables.publish(pipeline.quarantine, landed.handle)
     failpoints.reach("rejections_decided")
     return landed, moved
 
@@ -214,10 +214,10 @@ def _commit_plan(
         pipeline.quarantine,
         QUARANTINE_COLUMNS,
         [*files, *rewritten.files],
-        expected=expected,
-        advance=advance,
+        expect_transactions=expected,
+        set_transactions=advance,
         table_id=table_id(now.handle),
-        seen=version_of(before.handle),
+        from_version=version_of(before.handle),
         rewritten=rewritten.paths,
         info={"rejected_rows": str(sum(file.rows for file in files)), "run_id": pipeline.run_id},
         description=QUARANTINE_DESCRIPTION,

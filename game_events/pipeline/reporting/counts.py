@@ -155,7 +155,8 @@ class Histogram:
 
     def to_dict(self) -> dict[str, float | int | None]:
         """For `--json`."""
-        p50, p95 = self.percentile(0.5), self.percentile(0.95)
+        p50 = self.percentile(0.5)
+        p95 = self.percentile(0.95)
         return {
             "p50_s": None if p50 is None else round(p50, 2),
             "p95_s": None if p95 is None else round(p95, 2),

@@ -112,8 +112,8 @@ class RunReport(RunResult):
     def add_rules(self, layer: str, game: str, rules: Iterable[Rule], counts: RuleCounts) -> None:
         """Add the evaluation of a layer's rules on a game's rows, once these are committed or have failed for good."""
         chosen = {(str(layer), game, rule.name): rule for rule in rules if rule.applies_to(game)}
-        found = {k: RuleReport(*k, r.action, r.sql, counts.rows, counts.violated[r.name]) for k, r in chosen.items()}
-        self.add(LayerResult(rules=found))
+        evaluated = {k: RuleReport(*k, r.action, r.sql, counts.rows, counts.violated[r.name]) for k, r in chosen.items()}
+        self.add(LayerResult(rules=evaluated))
 
     def mark_new(self, layer: str, games: Set[str]) -> None:
         """Report the tables of these games as created by this run."""

@@ -126,21 +126,21 @@ def merge_tables(first: Sequence[TableReport], second: Sequence[TableReport]) ->
         return first
     # Of a table of all games a commit may be of one game alone.
     committed = {(t.layer, t.table, t.game) for t in second if t.error is None}
-    found = {
-        (t.table, t.game, t.error is None): t
-        for t in first
-        if t.error is None or committed.isdisjoint([(t.layer, t.table, t.game), (t.layer, t.table, None)])
-    }
+    entries: dict[tuple[str, str | None, bool], TableReport] = {}
+    for table in first:
+        of_it = {(table.layer, table.table, table.game), (table.layer, table.table, None)}
+        if table.error is None or committed.isdisjoint(of_it):
+            entries[table.table, table.game, table.error is None] = table
     for table in second:
         key = (table.table, table.game, table.error is None)
-        before = found.get(key)
+        before = entries.get(key)
         if before is None or table.error is not None:
-            found[key] = table
+            entries[key] = table
         else:
             # Gold of a game is replaced, and copied to the unified table: rows of two refreshes are no sum.
             replaced = table.layer == Layer.UNIFIED or is_gold(table.layer)
-            found[key] = merge(replace(before, rows=0) if replaced else before, table)
-    return list(found.values())
+            entries[key] = merge(replace(before, rows=0) if replaced else before, table)
+    return list(entries.values())
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,9 @@ class RuleReport:
 
 def rules_dict(rules: Mapping[tuple[str, str, str], RuleReport]) -> list[dict[str, object]]:
     """Each rule over all games, with the games that violate it."""
-    found: dict[tuple[str, str], list[RuleReport]] = {}
+    by_rule: dict[tuple[str, str], list[RuleReport]] = {}
     for entry in rules.values():
-        found.setdefault((entry.layer, entry.rule), []).append(entry)
+        by_rule.setdefault((entry.layer, entry.rule), []).append(entry)
     return [
         {
             "layer": layer,
@@ -174,7 +174,7 @@ def rules_dict(rules: Mapping[tuple[str, str, str], RuleReport]) -> list[dict[st
             "violated": sum(e.violated for e in entries),
             "violated_by_game": {e.game: e.violated for e in entries if e.violated},
         }
-        for (layer, rule), entries in sorted(found.items())
+        for (layer, rule), entries in sorted(by_rule.items())
     ]
 
 
@@ -378,24 +378,34 @@ class RunResult(BronzeResult, SilverResult, GoldResult):
 
     def to_dict(self) -> dict[str, object]:
         """For `--json`: plain types only."""
-        games = sorted({t.game for t in self.tables if t.game})
         layers = [*REPORTED, *sorted({t.layer for t in self.tables} - set(REPORTED))]
-        found: dict[str, object] = {
+        committed = [t for t in self.tables if t.error is None]
+        parts: dict[str, object] = {
             "success": self.success,
             "rows": {str(layer): self.rows(layer) for layer in layers},
-            "games": {g: {t.layer: t.rows for t in self.tables if t.game == g and t.error is None} for g in games},
+            "games": self._rows_by_game(),
             "dropped": sum(t.dropped for t in self.tables),
             "quarantined_by_rules": sum(t.quarantined for t in self.tables),
             "errors": [{"table": t.table, "game": t.game, "error": t.error} for t in self.errors],
-            "tables": {t.table: t.location for t in self.tables if t.error is None},
+            "tables": {t.table: t.location for t in committed},
         }
+        return parts | self._fields_as_json() | {key: part.to_dict() for key, part in self.parts.items()}
+
+    def _fields_as_json(self) -> dict[str, object]:
+        values = {}
         for f in fields(self):
             value = f.metadata["json"](getattr(self, f.name)) if f.metadata["json"] else None
             if value is not None:
-                found[f.metadata["name"] or f.name] = value
-        for key, part in self.parts.items():
-            found[key] = part.to_dict()
-        return found
+                values[f.metadata["name"] or f.name] = value
+        return values
+
+    def _rows_by_game(self) -> dict[str, dict[str, int]]:
+        """Game -> layer -> committed rows."""
+        games: dict[str, dict[str, int]] = {game: {} for game in sorted({t.game for t in self.tables if t.game})}
+        for table in self.tables:
+            if table.game and table.error is None:
+                games[table.game][table.layer] = table.rows
+        return games
 
 
 #: Kinds of the counters' rows of `event_log`.

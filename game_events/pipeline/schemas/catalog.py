@@ -16,7 +16,6 @@ from game_events.pipeline.schemas.store import RegistryChangedError, SchemaStore
 from game_events.schema_registry import SchemaLookup
 
 log = logging.getLogger(__name__)
-
 #: Message types of one schema that are described; records of the others are decoded, too.
 MAX_TYPES = 1_000
 
@@ -42,10 +41,12 @@ class SchemaCatalog(SchemaStore):
         `max_unknown_ids` unknown ids in one micro-batch, the registry is asked about no others.
         """
         super().__init__(registry, lakehouse)
-        self._selected, self._kept = frozenset(selected), kept or {}
+        self._selected = frozenset(selected)
+        self._kept = kept or {}
         self._values = values or ValueRules()
         self.decimals = self._values.decimals
-        self._max_columns, self.max_unknown_ids = max_columns, max_unknown_ids
+        self._max_columns = max_columns
+        self.max_unknown_ids = max_unknown_ids
         self._names: dict[TypeKey, str | None] = {}
         self._ambiguous: set[TypeKey] = set()
         self._met: set[TypeKey] = set()
@@ -62,7 +63,9 @@ class SchemaCatalog(SchemaStore):
 
         Returns the types with ids that it was asked about, or that need no request; and the number of unknown ids found.
         """
-        unknown, looked_at, missed = self.unknown_ids(), set(), 0
+        unknown = self.unknown_ids()
+        looked_at: set[SchemaId] = set()
+        missed = 0
         for schema_id in sorted({i for i, _ in keys}, key=ordered):
             if missed < room or schema_id in unknown or schema_id in self._known:
                 looked_at.add(schema_id)
@@ -139,10 +142,10 @@ class SchemaCatalog(SchemaStore):
 
     def other_types(self, undecoded: Mapping[TypeKey, int]) -> Counter[str]:
         """Rows of types that are not selected, by full name."""
-        found: Counter[str] = Counter()
+        by_name: Counter[str] = Counter()
         for key, rows in undecoded.items():
-            found[self._names[key] or ""] += rows
-        return +found
+            by_name[self._names[key] or ""] += rows
+        return +by_name
 
     def messages(self, schema_id: SchemaId, nested: Container[str] = ()) -> dict[str, tuple[Field, ...]]:
         """Message types of a schema, by full name, with their fields: at most `MAX_TYPES`; DataError as `require`.
@@ -171,11 +174,9 @@ class SchemaCatalog(SchemaStore):
         """Types of a schema that are not selected: of those that are not nested (so that none is reported), and of `more`."""
         if not self._selected:
             return set()
-        if compiled is not None:
-            keys = [(schema_id, path) for path in (*compiled.paths(), *more)]
-            self._names |= {key: compiled.name_of(key[1]) for key in keys if key not in self._names}
+        if compiled is None:
+            names: Mapping[IndexPath, str | None] = self.declared(schema_id)
         else:
-            declared = self.declared(schema_id)
-            keys = [(schema_id, path) for path in declared]
-            self._names |= {(schema_id, path): name for path, name in declared.items()}
-        return {key for key in keys if self._names[key] is not None and self._names[key] not in self._selected}
+            names = {path: compiled.name_of(path) for path in (*compiled.paths(), *more)}
+        self._names |= {(schema_id, path): name for path, name in names.items()}
+        return {(schema_id, path) for path, name in names.items() if name is not None and name not in self._selected}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from game_events.decoding.columns import ColumnMap, Kept, field_key
-from game_events.decoding.compiler_process import clean, read_comments
+from game_events.decoding.comments import clean, read_comments
 from game_events.decoding.decoder import compile_schema, first_decoders
 from game_events.decoding.frame import SchemaId, ordered
 from game_events.decoding.schema_diff import Change, FieldColumn, compare, compare_enums, field_columns

@@ -1,9 +1,7 @@
 """Schemas by id: fetched from the registry, checked against the archive, compiled once per process.
 
-The archive (table `schemas`) is also the cache: runs go on while the registry is down, and a registry that gives an old id
-another schema is detected.
-
-The table `schemas`: schema texts by id, so that rows can be decoded without the registry; append-only.
+The archive is the table `schemas`: texts by id, append-only, so that rows can be decoded without the registry. It is also the
+cache: runs go on while the registry is down, and a registry that gives an old id another schema is detected.
 
 Guarantee: each id is in the table once, with one meaning, also with concurrent runs and crashes; once more, if a registry had
 lost a reference of it and has it again.
@@ -15,12 +13,13 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
 
 from game_events.decoding.columns import Field
-from game_events.decoding.compiler_process import NO_COMMENTS, Comments, read_comments
+from game_events.decoding.comments import NO_COMMENTS, Comments, read_comments
 from game_events.decoding.decoder import RecentlyUsed, TypeKey, compile_schema, declared_names, first_decoders
 from game_events.decoding.frame import IndexPath, RegistrySchema, SchemaId, SchemaRef, ordered
 from game_events.decoding.projection import CompiledSchema, PayloadDecoder
@@ -34,12 +33,11 @@ from game_events.lakehouse.tables import SCHEMAS, Lakehouse, add_actions
 from game_events.schema_registry import SchemaLookup
 
 log = logging.getLogger(__name__)
-
 #: Seconds without requests for an id that the registry did not know: a flood of such ids costs no request per micro-batch.
 UNKNOWN_S = 60
-
 #: Seconds between two requests for a subject's versions, and after a failed one (each costs a time-out).
-IDS_S, DOWN_S = 5.0, 30.0
+IDS_S = 5.0
+DOWN_S = 30.0
 
 
 class RegistryChangedError(DataError):
@@ -64,9 +62,14 @@ class _Known:
     @property
     def size(self) -> int:
         """Bytes of the texts in it."""
-        texts = [text for _, text in self.schema.references] + [self.schema.text] if self.schema is not None else []
-        compiled = self.compiled.size if isinstance(self.compiled, CompiledSchema) else 0
-        return sum(map(len, texts)) + compiled + (self.comments.size if self.comments is not None else 0)
+        size = 0
+        if self.schema is not None:
+            size += len(self.schema.text) + sum(len(text) for _, text in self.schema.references)
+        if isinstance(self.compiled, CompiledSchema):
+            size += self.compiled.size
+        if self.comments is not None:
+            size += self.comments.size
+        return size
 
     def forget(self) -> None:
         """Drop what can be made again: of an archived schema all but its errors."""
@@ -74,7 +77,8 @@ class _Known:
             self.schema = None
         if isinstance(self.compiled, CompiledSchema):
             self.compiled = None
-        self.decoders, self.comments = {}, None
+        self.decoders = {}
+        self.comments = None
 
 
 @dataclass
@@ -99,7 +103,8 @@ class SchemaStore:
     def __init__(self, registry: SchemaLookup, lakehouse: Lakehouse, unknown_s: float = UNKNOWN_S) -> None:
         """Read the archive's ids; the registry is asked later, id by id."""
         self._unknown_s = unknown_s
-        self._registry, self._archive = registry, SchemaArchive(lakehouse)
+        self._registry = registry
+        self._archive = SchemaArchive(lakehouse)
         self._known = {i: _Known(digests) for i, digests in self._archive.digests().items()}
         self._used: RecentlyUsed[SchemaId] = RecentlyUsed()
         self._unknown_since: dict[SchemaId, float] = {}
@@ -115,18 +120,18 @@ class SchemaStore:
 
         The registry is asked at most every `IDS_S` seconds; a newer version is found by its first record.
         """
-        found = self._subjects.setdefault(subject, _Subject())
-        if time.monotonic() >= found.ask_again:
-            found.ask_again = time.monotonic() + IDS_S
+        known = self._subjects.setdefault(subject, _Subject())
+        if time.monotonic() >= known.ask_again:
+            known.ask_again = time.monotonic() + IDS_S
             try:
                 numbers = self._registry.version_numbers(subject)
-                if numbers != found.numbers:
-                    found.ids = {v.schema_id: v.version for v in self._registry.versions(subject)}
-                    found.numbers = numbers
+                if numbers != known.numbers:
+                    known.ids = {v.schema_id: v.version for v in self._registry.versions(subject)}
+                    known.numbers = numbers
             except TransientError:
-                found.ask_again = time.monotonic() + DOWN_S
+                known.ask_again = time.monotonic() + DOWN_S
                 log.info("registry_down=true subject=%s going_on_with=archive", subject)
-        return list(found.ids)
+        return list(known.ids)
 
     def version_of(self, schema_id: SchemaId) -> tuple[str, int] | None:
         """Subject and version of an id at the last `ids_of`; no request."""
@@ -151,16 +156,15 @@ class SchemaStore:
         known = self._fetch(schema_id)
         if known is None:
             return None
-        found = known.compiled
-        if found is None:
+        if known.compiled is None:
             schema = self._text(schema_id, known)
             try:
-                found = self._as_set(compile_schema(schema))
+                known.compiled = self._as_set(compile_schema(schema))
             except DataError as error:
-                found = error
-            known.compiled = found
-        self._use(schema_id)
-        return found
+                known.compiled = error
+        compiled = known.compiled
+        self._use(schema_id)  # may drop it
+        return compiled
 
     def _use(self, schema_id: SchemaId) -> None:
         """Note that a schema was used, and drop what others have that were not used for longest."""
@@ -181,48 +185,48 @@ class SchemaStore:
 
     def _fetch(self, schema_id: SchemaId) -> _Known | None:
         """The entry of an id: from the registry, once per process; from the archive while the registry is down."""
-        known, now = self._known.get(schema_id), time.monotonic()
+        known = self._known.get(schema_id)
+        now = time.monotonic()
         if known is not None and now < known.verified_until:
             return known
         if now < self._unknown_since.get(schema_id, -math.inf) + self._unknown_s:
             return None
         try:
-            found = self._registry.fetch(schema_id)
+            schema = self._registry.fetch(schema_id)
         except TransientError:
             if known is None:
                 raise
             return known
         except DataError as error:  # too long to be read
-            found = None
             known = known or _Known(compiled=error)
-        if found is not None:
-            known = self._verified(known, found)
-        elif known is None:
+        else:
+            if schema is not None:
+                known = self._verified(known, schema)
+        if known is None:
             self._unknown_since[schema_id] = now
             return None
         self._known[schema_id] = known
-        changed = isinstance(known.compiled, RegistryChangedError)
-        known.verified_until = now + self._unknown_s if changed else math.inf
+        known.verified_until = now + self._unknown_s if isinstance(known.compiled, RegistryChangedError) else math.inf
         return known
 
-    def _verified(self, known: _Known | None, found: RegistrySchema) -> _Known:
+    def _verified(self, known: _Known | None, schema: RegistrySchema) -> _Known:
         """The entry of an id for which the registry gives a text."""
         if known is None or not (known.digests or known.schema):
-            return _Known(schema=found)
+            return _Known(schema=schema)
         if isinstance(known.compiled, RegistryChangedError):
             known.compiled = None
-        if known.digests == {found.digest}:
-            known.schema = found
+        if known.digests == {schema.digest}:
+            known.schema = schema
             return known
-        archived = self._text(found.schema_id, known)
-        changed = difference(archived, found)
+        archived = self._text(schema.schema_id, known)
+        changed = difference(archived, schema)
         if changed is not None:
             known.forget()
-            said = registry_changed(found.schema_id, changed, self._registry.url, self._archive.uri)
+            said = registry_changed(schema.schema_id, changed, self._registry.url, self._archive.uri)
             known.compiled = RegistryChangedError(said)
             return known
         # Perhaps the registry had lost a reference when this id was archived.
-        return _Known(schema=found) if found.completes(archived) else known
+        return _Known(schema=schema) if schema.completes(archived) else known
 
     def require(self, schema_id: SchemaId) -> CompiledSchema:
         """The compiled schema; DataError with the reason if the id is unknown, or the schema does not compile."""
@@ -252,10 +256,10 @@ class SchemaStore:
             except DataError as error:
                 decoders[key[1]] = error
         self._use(key[0])
-        found = decoders[key[1]]
-        if isinstance(found, DataError):
-            raise found
-        return found
+        decoder = decoders[key[1]]
+        if isinstance(decoder, DataError):
+            raise decoder
+        return decoder
 
     def knows(self, schema_id: SchemaId) -> bool:
         """Whether the registry or the archive has this id now: unknown ids are requested again."""
@@ -274,9 +278,9 @@ class SchemaStore:
             return NO_COMMENTS
         if known.comments is None:
             known.comments = read_comments(self._text(schema_id, known))
-        found = known.comments
-        self._use(schema_id)
-        return found
+        comments = known.comments
+        self._use(schema_id)  # may drop them
+        return comments
 
     def declared(self, schema_id: SchemaId) -> Mapping[IndexPath, str]:
         """Message types by index path, read from the text alone: of a schema that does not compile."""
@@ -331,12 +335,12 @@ class SchemaArchive:
         """Every id with the digests of its texts: more than one if a reference was lost; no text is read."""
         handle = self.declaration.table.open()
         rows = self.declaration.read(handle, ["schema_id", "schema_guid", "digest"])
-        found: dict[SchemaId, set[str]] = {}
+        digests: dict[SchemaId, set[str]] = {}
         for row in rows.to_pylist():
             schema_id = SchemaRef(row["schema_id"], row["schema_guid"]).schema_id
             if schema_id is not None:
-                found.setdefault(schema_id, set()).add(row["digest"])
-        return found
+                digests.setdefault(schema_id, set()).add(row["digest"])
+        return digests
 
     def read(self, schema_ids: Collection[SchemaId] | None = None) -> dict[SchemaId, RegistrySchema]:
         """Ids with their schemas: all, or those of some; only files that may have them are read."""
@@ -354,36 +358,45 @@ class SchemaArchive:
             ConflictError: concurrent runs won every attempt.
         """
         handle = self.declaration.table.open()
-        held = self._schemas(handle, [schema.schema_id for schema in schemas])
+        archived = self._schemas(handle, [schema.schema_id for schema in schemas])
+        new: dict[SchemaId, RegistrySchema] = {}
         for schema in schemas:
-            archived = held.get(schema.schema_id)
-            if archived is not None and (changed := difference(archived, schema)) is not None:
+            known = archived.get(schema.schema_id)
+            changed = difference(known, schema) if known is not None else None
+            if changed is not None:
                 raise DataError(f"REGISTRY_CHANGED: {registry_changed(schema.schema_id, changed, registry, self.uri)}")
-        new = {s.schema_id: s for s in schemas if s.schema_id not in held or s.completes(held[s.schema_id])}
+            if known is None or schema.completes(known):
+                new[schema.schema_id] = schema
         if new:
             self.declaration.commit(handle, pa.Table.from_pylist([_row(s, registry) for s in new.values()], schema=SCHEMA))
         return new
 
     def _schemas(self, handle: DeltaTable | None, schema_ids: Collection[SchemaId] | None) -> dict[SchemaId, RegistrySchema]:
-        found: dict[SchemaId, RegistrySchema] = {}
         paths = None if handle is None or schema_ids is None else _paths(handle, schema_ids)
         if paths == []:
-            return found
+            return {}
+        schemas: dict[SchemaId, RegistrySchema] = {}
         # Without the time: to make Python's times of times with a zone Arrow imports pandas.
         for row in self.declaration.read(handle, [name for name in SCHEMA.names if name != "archived_at"], paths).to_pylist():
-            schema_id = SchemaRef(row["schema_id"], row["schema_guid"]).schema_id
-            if schema_id is None or (schema_ids is not None and schema_id not in schema_ids):
+            schema = _schema_of(row)
+            schema_id = schema.schema_id
+            if schema_ids is not None and schema_id not in schema_ids:
                 continue
-            references = tuple((x["name"], x["text"]) for x in row["references"] or [])
-            schema = RegistrySchema(schema_id, row["format"], row["text"], references)
-            if schema_id not in found or schema.completes(found[schema_id]):
-                found[schema_id] = schema
-        return found
+            if schema_id not in schemas or schema.completes(schemas[schema_id]):
+                schemas[schema_id] = schema
+        return schemas
+
+
+def _schema_of(row: Mapping[str, Any]) -> RegistrySchema:
+    schema_id = row["schema_guid"] if row["schema_id"] is None else row["schema_id"]
+    references = tuple((part["name"], part["text"]) for part in row["references"] or [])
+    return RegistrySchema(schema_id, row["format"], row["text"], references)
 
 
 def _paths(handle: DeltaTable, schema_ids: Collection[SchemaId]) -> list[str]:
     """Files that may have rows of these ids, by their statistics."""
-    files, chosen = add_actions(handle), set[str]()
+    files = add_actions(handle)
+    chosen: set[str] = set()
     refs = [SchemaRef.of(schema_id) for schema_id in schema_ids]
     numbers = [ref.number for ref in refs if ref.number is not None]
     guids = [ref.guid for ref in refs if ref.guid is not None]

@@ -61,7 +61,7 @@ def settle(
     for game, landed in sorted(committed.landed.items()):
         counts = result.counts.get(game)
         table = source.pipeline.lakehouse.silver(game)
-        source.pipeline.handles.keep(table, landed.handle)
+        source.pipeline.tables.publish(table, landed.handle)
         schema = _columns(source, starts[game], result, game)
         report.add_landed(Layer.SILVER, table, landed, schema, source.batch, game, counts=counts)
         if counts is not None:
@@ -204,12 +204,12 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: Ga
         _columns(source, start, result, game),
         result.files.get(game, []),
         # Of `bronze.app` the value in the log, even if it is of other contents of bronze.
-        expected=txns(handle, (source.bronze.app, Txn.INCARNATION, Txn.ERASURES)),
-        advance=advance,
+        expect_transactions=txns(handle, (source.bronze.app, Txn.INCARNATION, Txn.ERASURES)),
+        set_transactions=advance,
         table_id=table_id(handle),
-        follows=handle,
+        from_table=handle,
         # If all its rows are replaced, it does not matter whether it was restored.
-        seen=None if start.replace else version_of(handle),
+        from_version=None if start.replace else version_of(handle),
         replace=start.replace and handle is not None,
         # All rows are new: columns may go and types may change.
         reshape=start.replace,

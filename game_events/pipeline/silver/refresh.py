@@ -198,7 +198,7 @@ def _refused(pipeline: Pipeline, known: set[str], result: FanOutResult) -> Mappi
     if not refused:
         return refused
     # A name with a table was admitted before, even if progress has lost it or the table cannot be read.
-    opened = for_games(new, guarded(lambda game: pipeline.handles.look(pipeline.lakehouse.silver(game))))
+    opened = for_games(new, guarded(lambda game: pipeline.tables.peek(pipeline.lakehouse.silver(game))))
     had = {game for game, table in opened.items() if table is not None}
     _, refused = admit(pipeline.settings, {*known, *had}, {game: rows for game, rows in new.items() if game not in had})
     return refused
@@ -217,7 +217,7 @@ def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, red
     needed = (bronze.erased_app, Txn.ERASURES, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)
 
     def start(game: str) -> GameStart:
-        handle = run.pipeline.handles.take(run.pipeline.lakehouse.silver(game))
+        handle = run.pipeline.tables.open(run.pipeline.lakehouse.silver(game))
         # The handle keeps what was read: during a long job the log may lose the entries that the commit needs.
         txns(handle, needed)
         taken, decided = bronze.taken(handle), decisions.batch(game)
@@ -385,8 +385,8 @@ def _from_watermark(run: SilverRun, redecided: int) -> tuple[PassResult, int]:
     if decisions.redecisions == redecided:
         return result, redecided
     # Games that quarantine has decided again, and whose tables a crash has kept from being replaced.
-    look, silver = pipeline.handles.look, pipeline.lakehouse.silver
-    due = guarded(lambda game: decisions.incarnation(game) > incarnation(look(silver(game))))
+    peek, silver = pipeline.tables.peek, pipeline.lakehouse.silver
+    due = guarded(lambda game: decisions.incarnation(game) > incarnation(peek(silver(game))))
     asked = for_games(filter(decisions.incarnation, state.games), due)
     undone = {game for game, is_due in asked.items() if is_due}
     _note_replaced(run, undone)

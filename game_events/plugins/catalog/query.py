@@ -71,7 +71,8 @@ class TablesSql:
         `as_of`: the time of the versions; None: the newest. `memory_bytes`: memory of a query, past which it uses the disk.
         `disk_bytes`: of its temporary files. None: DuckDB's own bounds.
         """
-        self._lakehouse, self._as_of = lakehouse, as_of
+        self._lakehouse = lakehouse
+        self._as_of = as_of
         self._tables = {table.name: table for table in map(lakehouse.table, lakehouse.names())}
         self._opened: set[str] = set()
         self._connection = connect()
@@ -100,22 +101,27 @@ class TablesSql:
         if _LISTS.search(sql):
             for name in self._tables:
                 self._open(name)
-        while True:
-            try:
-                self._execute(sql)
-                break
-            except duckdb.CatalogException as error:
-                found = _MISSING.search(str(error))
-                if found is None:
-                    raise self._failed(error) from None
-                named = found[1].lower()  # SQL's names know no upper case
-                if named not in self._tables or named in self._opened:
-                    raise self._unknown(found[1]) from None
-                self._open(named)
-            except (duckdb.Error, OSError) as error:
-                raise self._failed(error) from None
+        while not self._is_executed(sql):
+            pass
         names = [column[0] for column in self._connection.description or []]
         return names, self._rows()
+
+    def _is_executed(self, sql: str) -> bool:
+        """Run a query; False: a table that it names had to be opened first."""
+        try:
+            self._execute(sql)
+        except duckdb.CatalogException as error:
+            missing = _MISSING.search(str(error))
+            if missing is None:
+                raise self._failed(error) from None
+            named = missing[1].lower()  # SQL's names know no upper case
+            if named not in self._tables or named in self._opened:
+                raise self._unknown(missing[1]) from None
+            self._open(named)
+            return False
+        except (duckdb.Error, OSError) as error:
+            raise self._failed(error) from None
+        return True
 
     def _execute(self, sql: str) -> None:
         """Run a statement that may read files, which Ctrl-C ends."""
@@ -172,12 +178,15 @@ class TablesSql:
             return
         self._opened.add(name)
         table = self._tables[name]
-        handle = table.open_to_read()
-        if handle is None or (self._as_of is not None and not _travel(table, handle, self._as_of)):
+        handle: DeltaTable | None = table.open_to_read()
+        if handle is not None and self._as_of is not None:
+            handle = _as_of(table, handle, self._as_of)
+        if handle is None:
             return
         schema = pa.schema(handle.schema())
         # In another schema, so that it is not listed among the tables.
-        empty, view = f"_columns.{identifier(name)}", identifier(name)
+        empty = f"_columns.{identifier(name)}"
+        view = identifier(name)
         self._connection.register("_empty", schema.empty_table())
         self._connection.execute(f"CREATE TABLE {empty} AS FROM _empty")
         self._connection.unregister("_empty")
@@ -202,27 +211,27 @@ def _lost_file(tables: Iterable[Table], said: str) -> str | None:
     """Of the files that an error names, one that the newest version of a table lists; None: versions before it have them."""
     for table in tables:
         handle = table.open_to_read()
-        found = paths(handle) if handle is not None else []
-        lost = next((path for path in found if PurePosixPath(path).name in said), None)
+        files = paths(handle) if handle is not None else []
+        lost = next((path for path in files if PurePosixPath(path).name in said), None)
         if lost is not None:
             return f"{table.uri}/{lost}"
     return None
 
 
-def _travel(table: Table, handle: DeltaTable, then: datetime) -> bool:
-    """Bring a handle to the version of a time; False: there was no table yet. ConfigurationError: its log begins later."""
+def _as_of(table: Table, handle: DeltaTable, then: datetime) -> DeltaTable | None:
+    """The version of a time; None: there was no table yet. ConfigurationError: its log begins later."""
     # The commits' own times, as `history` shows them; delta-rs takes those of the log's files, which are a little later.
-    history, moment = handle.history(), (then - EPOCH) // timedelta(milliseconds=1)
+    history = handle.history()
+    moment = (then - EPOCH) // timedelta(milliseconds=1)
     reached = [int(commit["version"]) for commit in history if int(commit.get("timestamp", 0)) <= moment]
     if not reached:
         if int(history[-1]["version"]) == 0:
-            return False
+            return None
         raise ConfigurationError(f"{table.name}: its log does not reach back to {then.isoformat()} any more")
     try:
-        handle.load_as_version(max(reached))
+        return DeltaTable(table.uri, max(reached), table.options)
     except DeltaError as error:
         raise ConfigurationError(f"{table.name} cannot be read as of {then.isoformat()}: {error}") from None
-    return True
 
 
 def _dataset(table: Table, files: list[str], schema: pa.Schema, partition: pa.Schema) -> pads.Dataset:
@@ -329,8 +338,8 @@ class ConnectionFiles(AbstractFileSystem):  # type: ignore[misc]
         place = self._place(path)
         if path == _TEMPORARY:
             return {"name": path, "size": 0, "type": "directory"}
-        found = place.stat()
-        return {"name": path, "size": found.st_size, "type": "file", "mtime": found.st_mtime}
+        status = place.stat()
+        return {"name": path, "size": status.st_size, "type": "file", "mtime": status.st_mtime}
 
     def modified(self, path: str) -> datetime:
         """When a file was changed last."""
@@ -371,8 +380,8 @@ class ConnectionFiles(AbstractFileSystem):  # type: ignore[misc]
         return place
 
     def _temporary(self, path: str) -> Path | None:
-        found = _TEMPORARY_NAME.fullmatch(path)
-        return Path(self._folder.name) / found[1] if found is not None else None
+        temporary = _TEMPORARY_NAME.fullmatch(path)
+        return Path(self._folder.name) / temporary[1] if temporary is not None else None
 
     def room_for(self, more: int) -> None:
         """OSError if the temporary files would become too many bytes. DuckDB bounds those that it makes of itself."""
@@ -390,7 +399,8 @@ class _File(io.FileIO):
 
     def __init__(self, path: str | Path, mode: str, files: ConnectionFiles) -> None:
         super().__init__(path, mode)
-        self._files, self._position = files, threading.local()
+        self._files = files
+        self._position = threading.local()
 
     def __del__(self) -> None:
         # DuckDB closes files by forgetting them.

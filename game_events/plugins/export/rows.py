@@ -134,14 +134,14 @@ def _find_step(
     """New rows of one game, or None if there are none; DataError if they are held back."""
     kind = ExportSettings.of(pipeline.settings).rest_source
     source, gold = pipeline.lakehouse.silver(game), None
-    silver = pipeline.handles.look(source)
+    silver = pipeline.tables.peek(source)
     upto = identity.taken(silver)
     if silver is None or upto is None:
         return None  # rows of another bronze: silver is replaced first
     content = f"{silver.metadata().id}:{incarnation(silver)}"
     if kind == "gold":
         source = pipeline.lakehouse.gold(game)
-        gold = pipeline.handles.look(source)
+        gold = pipeline.tables.peek(source)
         upto = txn(gold, silver_app(silver))
         if gold is None or upto is None:
             return None  # gold is not refreshed from this silver yet

@@ -122,8 +122,8 @@ def commit_slice(
             tables.outbox,
             outbox_schema(tables.person),
             files,
-            expected={**expected, Txn.COMMITS: txn(outbox, Txn.COMMITS)},
-            advance={**advance, Txn.COMMITS: next_slice(tables, outbox)},
+            expect_transactions={**expected, Txn.COMMITS: txn(outbox, Txn.COMMITS)},
+            set_transactions={**advance, Txn.COMMITS: next_slice(tables, outbox)},
             table_id=table_id(outbox),
             description=DESCRIPTION,
         )
@@ -175,7 +175,7 @@ def _commit(
 
 
 def _erased_since(pipeline: Pipeline, steps: Sequence[Step]) -> bool:
-    now = ((step, pipeline.handles.look(pipeline.lakehouse.silver(step.game))) for step in steps)
+    now = ((step, pipeline.tables.peek(pipeline.lakehouse.silver(step.game))) for step in steps)
     return any(handle is None or erasures(handle) != erasures(step.silver) for step, handle in now)
 
 

@@ -155,7 +155,7 @@ class FileLog:
         self.declaration.commit(
             self._handle,
             pa.table(columns, schema=SCHEMA),
-            advance={Txn.NEXT_FILE: first + len(new)},
+            set_transactions={Txn.NEXT_FILE: first + len(new)},
             info={"files": str(len(new)), "changed": str(len(changed))},
         )
         failpoints.reach("files_taken_in")

@@ -213,21 +213,21 @@ def without(
     hits: Sequence[ScannedFile],
     run_id: str,
     *,
-    expected: Mapping[str, int | None] = _NO_MORE,
-    advance: Mapping[str, int] = _NO_MORE,
+    expect_transactions: Mapping[str, int | None] = _NO_MORE,
+    set_transactions: Mapping[str, int] = _NO_MORE,
     info: Mapping[str, str] = _NO_MORE,
 ) -> Commit:
     """The commit that replaces scanned files by their copies, and increments the table's `erasures`.
 
-    `hits`: files with rows to erase. `expected`, `advance`, `info`: further ones than those of each erasure.
+    `hits`: files with rows to erase. `expect_transactions`, `set_transactions`, `info`: beside those of each erasure.
     """
     rows = sum(file.rows for file in hits)
     return Commit(
         table,
         pa.schema([]),  # no file has a column that the table lacks
         [staged for file in hits for staged in file.files],
-        expected={Txn.ERASURES: txn(handle, Txn.ERASURES), **expected},
-        advance={Txn.ERASURES: counter(handle, Txn.ERASURES) + 1, **advance},
+        expect_transactions={Txn.ERASURES: txn(handle, Txn.ERASURES), **expect_transactions},
+        set_transactions={Txn.ERASURES: counter(handle, Txn.ERASURES) + 1, **set_transactions},
         table_id=table_id(handle),
         rewritten=frozenset(file.path for file in hits),
         info={"erasure": "rows of erased people", ERASED_ROWS: str(rows), "run_id": run_id, **info},
@@ -357,7 +357,7 @@ def _commit_bronze(state: ErasureState, hits: list[ScannedFile], bronze: DeltaTa
         batches[batch] += rows
     expected = txns(bronze, [Txn.INCARNATION])
     info = {ERASED_BY_BATCH: json.dumps(batches)}
-    commit(without(state.pipeline.bronze, bronze, hits, state.pipeline.run_id, expected=expected, info=info))
+    commit(without(state.pipeline.bronze, bronze, hits, state.pipeline.run_id, expect_transactions=expected, info=info))
     state.erased(BRONZE, hits)
     after = state.pipeline.open_bronze()
     if after is None:
@@ -394,7 +394,7 @@ def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[
     """One game's commit to the newest version; files that were added since the scan are scanned here."""
     table = state.pipeline.lakehouse.silver(game)
     identity = BronzeIdentity.of(bronze)
-    handle = state.pipeline.handles.take(table) if table.part is not None else table.open()
+    handle = state.pipeline.tables.open(table) if table.part is not None else table.open()
     if handle is None:
         return None
     _scan_added_files(state, table, handle, hits)
@@ -407,7 +407,7 @@ def _silver_plan(state: ErasureState, bronze: DeltaTable, game: str, hits: list[
     if not is_counted:
         advance |= _counters(state, handle, identity.taken(handle) or 0, game, sum(file.rows for file in hits))
     expected = txns(handle, (identity.app, Txn.INCARNATION, Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED))
-    return without(table, handle, hits, state.pipeline.run_id, expected=expected, advance=advance)
+    return without(table, handle, hits, state.pipeline.run_id, expect_transactions=expected, set_transactions=advance)
 
 
 def _scan_added_files(state: ErasureState, table: Table, handle: DeltaTable, hits: list[ScannedFile]) -> None:

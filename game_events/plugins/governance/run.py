@@ -170,7 +170,7 @@ def _fence(pipeline: Pipeline) -> None:
     # The unchanged batch too: Delta rejects one of two concurrent commits that name the same transaction.
     expected = txns(bronze, [Txn.BATCH])
     advance = {app: int(batch or 0) for app, batch in expected.items()}
-    commit(without(pipeline.bronze, bronze, [], pipeline.run_id, expected=expected, advance=advance))
+    commit(without(pipeline.bronze, bronze, [], pipeline.run_id, expect_transactions=expected, set_transactions=advance))
 
 
 def _repeat(state: ErasureState, erase: Callable[[ErasureState], bool]) -> None:
@@ -258,4 +258,4 @@ def _commit_other(state: ErasureState, name: str, handle: DeltaTable, files: lis
     expected = txns(handle, [Txn.COMMITS])
     advance = {app: commits + 1 for app, commits in expected.items() if commits is not None}
     table = state.pipeline.lakehouse.table(name)
-    commit(without(table, handle, files, state.pipeline.run_id, expected=expected, advance=advance))
+    commit(without(table, handle, files, state.pipeline.run_id, expect_transactions=expected, set_transactions=advance))

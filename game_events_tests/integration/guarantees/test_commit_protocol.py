@@ -97,13 +97,15 @@ class CommitProtocol(RuleBasedStateMachine):
                     EVENTS,
                     bad,
                     handle=held,
-                    expected={str(p): until[p] for p in end},
-                    advance={str(p): max(to, until[p] or 0) for p, to in end.items()},
+                    expect_transactions={str(p): until[p] for p in end},
+                    set_transactions={str(p): max(to, until[p] or 0) for p, to in end.items()},
                 )
             )
         expected = {str(p): start[p] for p in end} | {"batch": batch}
         advance = {str(p): to for p, to in end.items()} | {"batch": new}
-        steps.append(self.step(self.bronze, EVENTS, good, handle=handle, expected=expected, advance=advance))
+        steps.append(
+            self.step(self.bronze, EVENTS, good, handle=handle, expect_transactions=expected, set_transactions=advance)
+        )
         self.runs.append(steps)
 
     @rule(game=st.sampled_from(GAMES), gold=st.booleans())
@@ -119,7 +121,13 @@ class CommitProtocol(RuleBasedStateMachine):
         if to is None or to == taken:
             return
         new = [r for r in self.rows(self.bronze, source) if r["game"] == game and r["batch"] > (taken or 0)]
-        self.runs.append([self.step(table, EVENTS, new, handle=handle, expected={"bronze": taken}, advance={"bronze": to})])
+        self.runs.append(
+            [
+                self.step(
+                    table, EVENTS, new, handle=handle, expect_transactions={"bronze": taken}, set_transactions={"bronze": to}
+                )
+            ]
+        )
 
     def plan_gold(self, game: str) -> None:
         """The old aggregate and the new rows, which replace it."""
@@ -137,8 +145,8 @@ class CommitProtocol(RuleBasedStateMachine):
                     COUNTS,
                     [{"n": total}],
                     handle=handle,
-                    expected={"silver": taken},
-                    advance={"silver": to},
+                    expect_transactions={"silver": taken},
+                    set_transactions={"silver": to},
                     replace=True,
                 )
             ]

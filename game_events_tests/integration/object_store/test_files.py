@@ -28,7 +28,7 @@ def test_a_file_of_many_parts_is_the_rows_that_were_written(tables_only: Setting
     rows = pa.table({"n": range(40), "body": [os.urandom(1_000_000) for _ in range(40)]}, schema=SCHEMA)
     (file,) = staged(table, rows)
     assert table.open() is None, "nothing is visible before the commit"
-    landed = commit(Commit(table, SCHEMA, [file], expected={}, advance={"batch": 1}, table_id=None))
+    landed = commit(Commit(table, SCHEMA, [file], expect_transactions={}, set_transactions={"batch": 1}, table_id=None))
     assert (landed.version, landed.rows) == (0, 40)
     handle = table.open()
     assert handle is not None

@@ -169,7 +169,7 @@ def test_rows_that_are_in_bronze_all_the_same_are_not_there_twice_after_a_replay
     bronze = pipeline.bronze.open()
     twice = read_arrow(pipeline.quarantine, pipeline.quarantine.open(), OWN_COLUMNS.names).slice(0, 5)
     batch = bronze.transaction_version(Txn.BATCH)
-    put(pipeline.bronze, twice, {Txn.BATCH: batch + 1}, expected={Txn.BATCH: batch}, owns_map=True)
+    put(pipeline.bronze, twice, {Txn.BATCH: batch + 1}, expect_transactions={Txn.BATCH: batch}, merges_column_map=True)
 
     proxy.show_all()
     report = refresh(make_pipeline(settings))

@@ -12,7 +12,7 @@ from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.tables import BRONZE, QUARANTINE
 from game_events.pipeline.bronze.load import load_bronze
 from game_events.pipeline.checks.table_checks import offsets_continuous, offsets_lost, offsets_unique
-from game_events.pipeline.monitoring import read_lag
+from game_events.pipeline.lag import read_lag
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.refresh import backlog, refresh, selection_of
 from game_events_tests.support.fixtures.crashes import crash  # noqa: F401 - a fixture

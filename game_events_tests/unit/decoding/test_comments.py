@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from game_events.decoding.compiler_process import MAX_CHARS, clean, read_comments
+from game_events.decoding.comments import MAX_CHARS, clean, read_comments
 from game_events.decoding.frame import RegistrySchema
 
 PROTO = """syntax = "proto3"; package t;

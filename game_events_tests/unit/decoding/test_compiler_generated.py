@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from game_events.decoding.columns import ColumnMap
-from game_events.decoding.compiler_process import read_comments
+from game_events.decoding.comments import read_comments
 from game_events.decoding.decoder import compile_schema, first_decoders
 from game_events.decoding.frame import RegistrySchema
 from game_events.errors import DataError

@@ -10,8 +10,8 @@ from game_events.errors import DataError
 from game_events.lakehouse.commits import commit as commits
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.data.staging import staged
-from game_events.lakehouse.kept_handles import KeptHandles
 from game_events.lakehouse.maintenance import FULL_GOAL, join_files, small_files
+from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.table_properties import WRITABLE_FEATURES
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, Lakehouse, gold_name, silver_name
 from game_events.pipeline.bronze import load
@@ -109,18 +109,16 @@ def test_a_table_that_asks_for_what_these_commits_do_not_keep_is_refused_with_th
 
 @pytest.mark.parametrize("how", [how for how, _ in FOREIGN], ids=[says for _, says in FOREIGN])
 def test_a_handle_that_is_kept_sees_a_later_alter(table, how):
-    handles = KeptHandles()
-    handles.keep(table, handles.take(table))
-    handles.shared(table)
+    handles = TablePool()
+    handles.open(table)
     altered(table, **how)
-    for take in (handles.take, handles.shared):
-        with pytest.raises(DataError, match="was altered"):
-            take(table)
+    with pytest.raises(DataError, match="was altered"):
+        handles.open(table)
 
 
 def test_an_alter_between_plan_and_commit_is_found_by_the_comparison_and_the_files_go(table):
     handle = table.open()
-    planned = rows(table, 1, follows=handle)
+    planned = rows(table, 1, from_table=handle)
     altered(table, change=not_null("n"))
     with pytest.raises(DataError, match="column n is NOT NULL"):
         commit(planned)
@@ -193,10 +191,10 @@ def test_a_derived_table_that_only_grows_is_refused_at_once(tmp_path, key):
 def test_an_altered_table_is_still_read(table):
     altered(table, change=not_null("n"))
     assert table.open_to_read().version() == 1
-    handles = KeptHandles()
-    handles.keep(table, handles.take_to_read(table))
+    handles = TablePool()
+    handles.publish(table, handles.open_to_read(table))
     with pytest.raises(DataError, match="was altered"):
-        handles.take(table)
+        handles.open(table)
     root = table.uri.removesuffix(f"/{table.name}")
     with TablesSql(Lakehouse(root)) as sql:
         assert list(sql.query(f"SELECT n FROM {table.name}")[1]) == [(0,)]

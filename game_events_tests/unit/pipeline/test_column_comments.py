@@ -57,9 +57,10 @@ def slice_of(parts, number, *ids):
     schema = documented(parts, bronze_schema(plan.columns), plan.columns, plan.types)
     landed = commit(
         Commit(
-            parts.bronze, schema, [], expected={"batch": number - 1 or None}, advance={"batch": number},
-            table_id=str(handle.metadata().id) if handle is not None else None, owns_map=handle is not None,
-            description=BRONZE_DESCRIPTION, about=about_bronze(parts, handle, plan.types) if handle is not None else None,
+            parts.bronze, schema, [], expect_transactions={"batch": number - 1 or None}, set_transactions={"batch": number},
+            table_id=str(handle.metadata().id) if handle is not None else None, merges_column_map=handle is not None,
+            description=BRONZE_DESCRIPTION,
+            description_now=about_bronze(parts, handle, plan.types) if handle is not None else None,
         )
     )  # fmt: skip
     parts.report.add_landed("bronze", parts.bronze, landed, schema, number)

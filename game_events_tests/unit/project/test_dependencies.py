@@ -27,6 +27,19 @@ NOT_IMPORTED = {
     "delta-spark": "its jar is Delta Lake's own reader (game_events/pipeline/checks/audits.py)",
     "googleapis-common-protos": "its .proto files are read",
 }
+#: Imported and not declared: brought by a declared package, which decides the version.
+BROUGHT = {
+    "dagster-shared": "dagster",
+    "dagster-spark": "dagster-pyspark",
+    "grpcio": "grpcio-tools",
+    "py4j": "pyspark",
+    "python-dotenv": "pydantic-settings",
+    "pyyaml": "pydantic-settings",
+    "requests": "openlineage-python",
+    "rich": "typer",
+    "starlette": "dagster-webserver",
+}
+PLUGINS = ("local", "export", "files", "governance", "catalog")
 #: Namespaces that several packages share -> whose these modules are.
 NAMESPACES = {"google.protobuf": "protobuf"}
 
@@ -40,17 +53,26 @@ def declared(extra: str | None = None) -> set[str]:
     return {canonical(re.match(r"[A-Za-z0-9._-]+", entry)[0]) for entry in listed}
 
 
-def imported() -> dict[str, str]:
-    """Module -> a file of the package that imports it; modules of Python's own library and of the package left out."""
-    found = {}
+def imported(folder: str) -> dict[str, str]:
+    """Module -> a file of the core (`core`) or a plug-in that imports it; modules of Python and of the package left out."""
+    modules: dict[str, str] = {}
     for path in (PROJECT / "game_events").rglob("*.py"):
+        parts = path.relative_to(PROJECT / "game_events").parts
+        of = parts[1] if parts[0] == "plugins" and len(parts) > 2 else "core"
+        if of != folder:
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            found |= {name: str(path.relative_to(PROJECT)) for name in names}
+            modules |= {name: str(path.relative_to(PROJECT)) for name in names}
     own = {"game_events", *sys.stdlib_module_names}
-    return {name: path for name, path in found.items() if name.split(".")[0] not in own}
+    return {name: path for name, path in modules.items() if name.split(".")[0] not in own}
+
+
+def used(folder: str) -> dict[str, str]:
+    """Package -> a file that imports it."""
+    return {package: path for module, path in imported(folder).items() if (package := package_of(module)) is not None}
 
 
 @functools.cache
@@ -68,10 +90,28 @@ def package_of(module: str) -> str | None:
     return next(iter(packages)) if len(packages) == 1 else None
 
 
-def test_every_imported_package_is_declared_and_every_declared_one_is_imported_or_says_why_not():
-    used = {package: path for module, path in imported().items() if (package := package_of(module)) is not None}
-    assert {package: path for package, path in used.items() if package not in declared()} == {}
-    assert declared() - used.keys() == NOT_IMPORTED.keys()
+def test_the_core_imports_what_is_mandatory_and_what_is_mandatory_is_imported_or_says_why_not():
+    mandatory = declared()
+    assert {package: path for package, path in used("core").items() if package not in mandatory | BROUGHT.keys()} == {}
+    assert {name for name in used("core") if name in BROUGHT and BROUGHT[name] not in mandatory} == set()
+    assert mandatory - used("core").keys() == NOT_IMPORTED.keys()
+    assert len(mandatory) <= 22
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_a_plugin_imports_what_is_mandatory_and_what_its_extra_has(plugin):
+    there = declared() | declared(plugin)
+    wanted = used(plugin)
+    assert {
+        package: path for package, path in wanted.items() if package not in there and BROUGHT.get(package) not in there
+    } == {}
+    assert declared(plugin) - wanted.keys() == set()
+
+
+def test_what_is_brought_by_another_package_is_what_that_one_needs():
+    for name, by in BROUGHT.items():
+        needed = {canonical(re.match(r"[A-Za-z0-9._-]+", entry)[0]) for entry in importlib.metadata.requires(by) or ()}
+        assert name in needed, (name, by)
 
 
 def locked(name: str) -> dict[str, set[str]]:
@@ -84,8 +124,8 @@ def locked(name: str) -> dict[str, set[str]]:
 
 def test_what_runs_is_locked_apart_from_what_it_is_tested_with_in_the_same_versions():
     runtime, development = locked("requirements.lock"), locked("requirements-dev.lock")
-    assert declared() <= runtime.keys()
-    assert declared("dev") <= development.keys()
+    assert declared() | {name for plugin in PLUGINS for name in declared(plugin)} <= runtime.keys()
+    assert declared("dev") - {"game-events"} <= development.keys()
     assert {name: versions for name, versions in runtime.items() if development.get(name) != versions} == {}
     # Some of the tests' own are needed by others, too: cryptography, for one.
     assert runtime.keys() & {"pytest", "moto", "flask", "playwright", "mypy", "uv", "zensical"} == set()

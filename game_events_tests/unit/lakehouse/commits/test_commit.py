@@ -112,7 +112,7 @@ def test_a_plan_from_before_a_restore_does_not_land_although_progress_is_as_it_w
     commit(plan(table, [0], None, 1))
     commit(plan(table, [1], 1, 2))
     seen = table.open().version()
-    late, again = plan(table, [2], 2, 3, seen=seen), plan(table, [2], 2, 3, seen=seen + 3)
+    late, again = plan(table, [2], 2, 3, from_version=seen), plan(table, [2], 2, 3, from_version=seen + 3)
     table.open().alter.set_table_properties({"delta.appendOnly": "false"})
     table.open().restore(0)
     table.open().alter.set_table_properties({"delta.appendOnly": "true"})
@@ -137,7 +137,7 @@ def test_a_restore_is_found_among_the_versions_that_were_asked_for_whatever_came
 
 def test_a_plan_from_before_a_change_of_properties_lands(table):
     commit(plan(table, [0], None, 1))
-    late = plan(table, [1], 1, 2, seen=0)
+    late = plan(table, [1], 1, 2, from_version=0)
     table.open().alter.set_table_properties({"delta.appendOnly": "false"})
     assert commit(late).version == 2
 
@@ -316,7 +316,7 @@ def test_a_txn_that_was_to_be_new_is_compared_as_well(table):
 def test_a_restore_right_behind_the_planned_version_is_a_conflict(table):
     commit(plan(table, [0], None, 1))
     commit(plan(table, [1], 1, 2))
-    late = plan(table, [2], 2, 3, seen=1)
+    late = plan(table, [2], 2, 3, from_version=1)
     table.open().restore(0)
     with pytest.raises(ConflictError, match="restored since version 1"):
         commit(late)

@@ -45,7 +45,7 @@ def plan(table, fields, number):
         by_name = {"n": pa.array([number])} | {name: found.column(name) for name in found.column_names}
         writer.write(pa.table({f.name: by_name.get(f.name, pa.nulls(1, f.type)) for f in schema}, schema=schema))
     expected, advance = {"txn": number - 1}, {"txn": number}
-    return Commit(table, schema, writer.close(), expected, advance, str(table.open().metadata().id), owns_map=True)
+    return Commit(table, schema, writer.close(), expected, advance, str(table.open().metadata().id), merges_column_map=True)
 
 
 @pytest.fixture
@@ -78,11 +78,11 @@ def test_a_column_that_a_rival_has_added_with_another_case_is_a_conflict_and_fou
     commit(plan(table, named({"note": 6}), 1))
     with pytest.raises(ConflictError, match="moved txn"):
         commit(ours)
-    late = replace(ours, expected={}, files=[])
+    late = replace(ours, expect_transactions={}, files=[])
     with pytest.raises(ConflictError, match="Note is note there"):
         commit(late)
     with pytest.raises(DataError, match=r"Note is note there\. Refresh this table fully"):
-        commit(replace(late, owns_map=False))
+        commit(replace(late, merges_column_map=False))
     commit(plan(table, named({"Note": 5}), 2))
     assert column_map(table).names == {"M#5:string": "Note__string", "M#6:string": "note"}
 
@@ -90,7 +90,7 @@ def test_a_column_that_a_rival_has_added_with_another_case_is_a_conflict_and_fou
 def test_fields_of_other_messages_go_on_sharing_a_column(table):
     columns = column_map(table).with_message("M", named({"x": 5})).with_message("N", named({"x": 7}))
     schema = pa.schema([pa.field("x", TEXT, metadata=columns.metadata("x"))])
-    commit(Commit(table, schema, [], {}, {}, str(table.open().metadata().id), owns_map=True))
+    commit(Commit(table, schema, [], {}, {}, str(table.open().metadata().id), merges_column_map=True))
     assert column_map(table).names == {"M#5:string": "x", "N#7:string": "x"}
 
 
@@ -110,7 +110,7 @@ def test_fields_that_share_the_keys_column_on_purpose_are_no_rivals(table, versi
             columns = columns.with_message("M", [field])
         schema = pa.schema([pa.field(n, t, metadata=columns.metadata(n)) for n, t in columns.columns.items()])
         expected, advance = {"txn": number - 1}, {"txn": number}
-        commit(Commit(table, schema, [], expected, advance, str(table.open().metadata().id), owns_map=True))
+        commit(Commit(table, schema, [], expected, advance, str(table.open().metadata().id), merges_column_map=True))
 
     for number in range(1, 5):
         slice_of(number, *(versions if together else versions[number % 2 :][:1]))

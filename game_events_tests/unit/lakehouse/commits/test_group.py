@@ -11,8 +11,8 @@ from game_events.lakehouse.commits.group import commit_group
 from game_events.lakehouse.commits.transactions import restored
 from game_events.lakehouse.data.reading import BATCH_INFO, read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
-from game_events.lakehouse.kept_handles import KeptHandles
-from game_events.lakehouse.parts import PartedHandle, of_part
+from game_events.lakehouse.parts import PartedTable, of_part
+from game_events.lakehouse.table_pool import TablePool
 from game_events.lakehouse.tables import PARTITIONED, SILVER, Lakehouse, paths, table_id
 from game_events_tests.support.faults import at_commit
 
@@ -24,15 +24,15 @@ def lakehouse(tmp_path):
     return Lakehouse.of(load_settings(lakehouse=str(tmp_path), silver_layout=PARTITIONED))
 
 
-def plan(lakehouse, game, numbers, before, after, *, kind=None, follows=None, **options):
+def plan(lakehouse, game, numbers, before, after, *, kind=None, from_table=None, **options):
     """A commit of a game's rows: to the newest version, or to the one of a handle."""
     table = lakehouse.silver(game)
-    part = follows or table.open()
+    part = from_table or table.open()
     rows = pa.table({"game_name": pa.array([game] * len(numbers), pa.string()), "n": pa.array(numbers, kind or pa.int64())})
     writer = StagedWriter(table, rows.schema, game)
     writer.write(rows.select(writer.schema.names))
     options = {"table_id": table_id(part), "info": {BATCH_INFO: str(after)}, **options}
-    return Commit(table, rows.schema, writer.close(), {APP: before}, {APP: after}, follows=part, **options)
+    return Commit(table, rows.schema, writer.close(), {APP: before}, {APP: after}, from_table=part, **options)
 
 
 def put(lakehouse, **games):
@@ -147,7 +147,7 @@ def test_a_restore_is_seen_by_every_game_until_its_rows_are_replaced_whichever_i
     DeltaTable(lakehouse.table(SILVER).uri).restore(0)
     assert restored(lakehouse.silver("uno").open())
     assert numbers(lakehouse, "uno") == [2]
-    more = plan(lakehouse, "uno", [5], 2, 3, seen=version(lakehouse))
+    more = plan(lakehouse, "uno", [5], 2, 3, from_version=version(lakehouse))
     done = commit_group({"rummy": plan(lakehouse, "rummy", [1, 3], 2, 2, replace=True), "uno": more})
     assert isinstance(done["rummy"], Landed)
     assert isinstance(done["uno"], ConflictError)
@@ -173,20 +173,20 @@ def test_rows_that_a_partition_has_before_its_game_are_no_rows_of_the_game(lakeh
 
 
 def test_a_moved_handle_knows_what_a_new_one_reads_from_log_and_checkpoint(lakehouse):
-    handles, seen = KeptHandles(), []
+    handles, seen = TablePool(), []
     for number in range(12):
         games = ("rummy", "uno") if number % 3 else ("rummy",)
-        parts = {g: handles.take(lakehouse.silver(g)) for g in games}
+        parts = {g: handles.open(lakehouse.silver(g)) for g in games}
         before = {g: None if part is None else part.transaction_version(APP) for g, part in parts.items()}
-        done = commit_group({g: plan(lakehouse, g, [number], before[g], number + 1, follows=parts[g]) for g in games})
+        done = commit_group({g: plan(lakehouse, g, [number], before[g], number + 1, from_table=parts[g]) for g in games})
         seen.append(parts["rummy"])
         for game, landed in done.items():
-            handles.keep(lakehouse.silver(game), landed.handle)
+            handles.publish(lakehouse.silver(game), landed.handle)
     table = lakehouse.table(SILVER)
     table.open().create_checkpoint()
     put(lakehouse, spades=[5])
-    moved, opened = handles.look(table), table.open()
-    assert isinstance(opened, PartedHandle)
+    moved, opened = handles.peek(table), table.open()
+    assert isinstance(opened, PartedTable)
     assert {g: (sorted(paths(moved.part(g))), dict(moved.states()[g].transactions)) for g in moved.games()} == {
         g: (sorted(paths(opened.part(g))), dict(opened.states()[g].transactions)) for g in opened.games()
     }

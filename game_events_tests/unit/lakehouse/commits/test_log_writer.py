@@ -18,8 +18,8 @@ from game_events.lakehouse.commits import log
 from game_events.lakehouse.commits.commit import commit
 from game_events.lakehouse.commits.log import TableLog, write_version
 from game_events.lakehouse.data.staging import StagedWriter, staged
-from game_events.lakehouse.handle import UNFINISHED
 from game_events.lakehouse.maintenance import join_files
+from game_events.lakehouse.open_table import UNFINISHED
 from game_events.lakehouse.table_properties import CHECKPOINT_COMMITS, KEPT_CHECKPOINT_COMMITS
 from game_events.lakehouse.tables import UNIFIED, Lakehouse
 from game_events_tests.support.faults import at_commit, at_creation
@@ -111,7 +111,15 @@ def test_a_file_of_a_partition_says_so(tmp_path):
 
     first = plan(table, [], None, 1, schema=schema, files=files(1), partition_by=("game",))
     handle = commit(first).handle
-    commit(replace(first, files=files(2), expected={"txn": 1}, advance={"txn": 2}, table_id=str(handle.metadata().id)))
+    commit(
+        replace(
+            first,
+            files=files(2),
+            expect_transactions={"txn": 1},
+            set_transactions={"txn": 2},
+            table_id=str(handle.metadata().id),
+        )
+    )
     assert is_own(table, 1)
     assert sorted(pa.table(DeltaTable(table.uri).get_add_actions(flatten=True))["partition.game"].to_pylist()) == ["uno", "uno"]
 
@@ -189,7 +197,7 @@ def test_a_version_that_another_commit_has_taken_is_refused_and_nothing_is_left(
     commit(plan(table, [1], 1, 2))
     before = in_log(table)
     with pytest.raises(CommitFailedError, match=r"version 1 of .* already exists"):
-        write_version(table, handle, log.Changes(advance={"txn": 9}))
+        write_version(table, handle, log.Changes(set_transactions={"txn": 9}))
     assert in_log(table) == before
     assert txn(table) == 2
 
@@ -208,7 +216,7 @@ def test_a_table_that_is_made_again_while_an_entry_is_written_gets_no_gap(table,
     for n in range(1, 3):
         commit(plan(table, [n], n, n + 1))
     with at_commit(late), pytest.raises(ConflictError):
-        commit(plan(table, [3], 3, 4, follows=table.open()))
+        commit(plan(table, [3], 3, 4, from_table=table.open()))
     assert (in_log(table), numbers(table)) == ([f"{0:020}.json"], [100])
 
     for n in range(1, 3):
@@ -217,7 +225,7 @@ def test_a_table_that_is_made_again_while_an_entry_is_written_gets_no_gap(table,
     with monkeypatch.context() as patch:
         patch.setattr(log.os, "link", lambda *names: (patch.undo(), made_again(), link(*names)))
         with pytest.raises(FileNotFoundError):
-            write_version(table, handle, log.Changes(advance={"txn": 9}))
+            write_version(table, handle, log.Changes(set_transactions={"txn": 9}))
     assert (in_log(table), numbers(table)) == ([f"{0:020}.json"], [100])
 
 
@@ -239,7 +247,7 @@ def test_a_disk_that_fails_leaves_neither_an_entry_nor_a_file(table, monkeypatch
 def test_an_entry_that_a_crash_left_unfinished_is_invisible_and_goes_with_expired_ones(table):
     left = Path(table.uri, "_delta_log", f"{UNFINISHED}0.json.tmp")
     left.write_text('{"commitInfo":', "utf-8")
-    commit(plan(table, [1], 1, 2, follows=table.open()))
+    commit(plan(table, [1], 1, 2, from_table=table.open()))
     assert (numbers(table), table.open().version()) == ([0, 1], 1)
     TableLog(table).delete_expired(60)
     assert left.exists(), "another process may be writing it"
@@ -254,7 +262,7 @@ def test_checkpoints_are_made_more_often_for_those_that_open_the_table_for_each_
     """And what is in them needs no older entry."""
     handle = table.open()
     for n in range(1, 2 * every + 1):
-        handle = commit(plan(table, [n], n, n + 1, follows=handle if kept else None)).handle
+        handle = commit(plan(table, [n], n, n + 1, from_table=handle if kept else None)).handle
     names = in_log(table)
     due = [every - 1, 2 * every - 1]
     assert sorted(name for name in names if "checkpoint.parquet" in name) == [f"{v:020}.checkpoint.parquet" for v in due]

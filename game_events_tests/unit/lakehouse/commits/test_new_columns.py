@@ -106,7 +106,7 @@ def test_a_schema_that_keeps_changing_is_a_conflict_and_the_files_go(table, monk
     alter = type(table.open().alter)
 
     def overtaken(*_, **__):
-        commit(replace(plan(table, [], None, 1, app="of a rival", files=[]), expected={}))
+        commit(replace(plan(table, [], None, 1, app="of a rival", files=[]), expect_transactions={}))
         raise CommitFailedError("Metadata changed")
 
     monkeypatch.setattr(alter, "add_columns", overtaken)
@@ -144,7 +144,7 @@ def shares_of(table):
 
 
 def evolved(table, schema):
-    return evolve(table, table.open(), schema, owns_map=True)
+    return evolve(table, table.open(), schema, merges_column_map=True)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def lakehouse(tmp_path):
 def add(table, schema, number, **more):
     """A commit of one row."""
     data = pa.Table.from_pylist([{"_batch": number}], schema=schema)
-    return put(table, data, {"batch": number}, expected={"batch": number - 1 or None}, **more)
+    return put(table, data, {"batch": number}, expect_transactions={"batch": number - 1 or None}, **more)
 
 
 def said(handle):

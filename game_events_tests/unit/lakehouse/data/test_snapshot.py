@@ -13,7 +13,7 @@ from game_events.errors import LostFileError
 from game_events.lakehouse.data import reading
 from game_events.lakehouse.data.reading import read_parts, row_count, selection
 from game_events.lakehouse.data.staging import StagedWriter, discard
-from game_events.lakehouse.handle import DataFile
+from game_events.lakehouse.open_table import DataFile
 from game_events.lakehouse.table_properties import Sizes
 from game_events.lakehouse.tables import Lakehouse, add_actions
 from game_events_tests.support.altered_tables import without_statistics

@@ -137,7 +137,7 @@ def test_without_the_version_before_the_restore_the_error_names_the_full_refresh
 def erased(pipeline, number, *hashes):
     """As an erasure does it, but for the rows."""
     add_people(pipeline.lakehouse, b"a key of the tests", hashes, "run")
-    put_batches(pipeline.bronze, advance={Txn.ERASURES: number}, info={ERASED_ROWS: "1"})
+    put_batches(pipeline.bronze, set_transactions={Txn.ERASURES: number}, info={ERASED_ROWS: "1"})
     finish_people(pipeline.lakehouse, hashes)
 
 

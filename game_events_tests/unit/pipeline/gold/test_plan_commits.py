@@ -57,7 +57,7 @@ def test_a_plan_from_rows_of_silver_that_were_replaced_does_not_come_last(gold_w
     late, _ = gold_world.plans("uno")
     rows = {"gamer_id": ["b"], "event_timestamp": pa.array([0], TIME), "_batch": [2]}
     silver, app = gold_world.pipeline.lakehouse.silver("uno"), gold_world.bronze.app
-    put(silver, rows, advance={app: 2, Txn.INCARNATION: 1}, info={BATCH_INFO: "2"})
+    put(silver, rows, set_transactions={app: 2, Txn.INCARNATION: 1}, info={BATCH_INFO: "2"})
     newer, _ = gold_world.plans("uno")
     assert set(committed(gold_world, newer).landed) == {"uno"}
     assert committed(gold_world, late).again == {"uno"}
@@ -73,7 +73,7 @@ def test_a_plan_is_committed_although_the_log_has_lost_meanwhile_what_it_was_mad
     planned, _ = gold_world.plans("uno")
     gold.open().create_checkpoint()
     assert TableLog(gold).delete_expired(-1.0) > 0
-    assert gold.is_newest(planned["uno"].gold)
+    assert planned["uno"].gold.is_newest()
     outcome = committed(gold_world, planned)
     assert (set(outcome.landed), outcome.failed) == ({"uno"}, {})
 

@@ -53,7 +53,16 @@ def add_records_of(lakehouse, *names):
     plan = catalog.plan(ColumnMap(), {(number, paths[number][name]) for number in TEXTS for name in names})
     catalog.archive(TEXTS)
     bronze = lakehouse.table("bronze_events")
-    commit(Commit(bronze, bronze_schema(plan.columns), [], expected={"batch": None}, advance={"batch": 1}, table_id=None))
+    commit(
+        Commit(
+            bronze,
+            bronze_schema(plan.columns),
+            [],
+            expect_transactions={"batch": None},
+            set_transactions={"batch": 1},
+            table_id=None,
+        )
+    )
     return DeltaTable(bronze.uri)
 
 

@@ -89,7 +89,7 @@ def test_a_games_commit_lands_although_the_log_has_lost_meanwhile_what_it_was_pl
     starts = starts_of(run, decisions, ["uno"], redecide=False)
     silver.open().create_checkpoint()
     assert TableLog(silver).delete_expired(-1.0) > 0
-    assert silver.is_newest(starts["uno"].handle)
+    assert starts["uno"].handle.is_newest()
     outcome = settle(source, decisions, starts, FanOutResult(), report)
     assert (set(outcome.landed), outcome.failed) == ({"uno"}, {})
     assert source.bronze.taken(silver.open()) == 2

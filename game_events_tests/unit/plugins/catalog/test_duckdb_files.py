@@ -122,7 +122,7 @@ def sandbox(tmp_path, monkeypatch):
         (tmp_path / name / "kept.txt").write_text("kept")
     lakehouse = Lakehouse(str(tmp_path / "lake"))
     for name in ("silver_a_events", "bronze_events"):
-        put(lakehouse.table(name), pa.table({"gamer_id": ["a", "b"]}), {"batch": 1}, expected={"batch": None})
+        put(lakehouse.table(name), pa.table({"gamer_id": ["a", "b"]}), {"batch": 1}, expect_transactions={"batch": None})
     return tmp_path
 
 
@@ -211,7 +211,12 @@ def test_files_are_read_by_many_threads_at_once_and_where_names_have_characters_
     lakehouse = Lakehouse(str(tmp_path / "it's [a] *? root"))
     rows = pa.table({"n": range(200_000), "text": [f"{n:>50}" for n in range(200_000)]})
     for number in range(3):
-        put(lakehouse.table("silver_a_events"), rows, {"batch": number}, expected={"batch": number - 1 if number else None})
+        put(
+            lakehouse.table("silver_a_events"),
+            rows,
+            {"batch": number},
+            expect_transactions={"batch": number - 1 if number else None},
+        )
     with TablesSql(lakehouse) as tables:
         for _ in range(3):
             asked = "SELECT count(*), sum(n), count(DISTINCT text) FROM silver_a_events WHERE text::BIGINT = n"
@@ -221,7 +226,7 @@ def test_files_are_read_by_many_threads_at_once_and_where_names_have_characters_
 def test_a_file_that_became_shorter_is_an_error_and_never_other_rows(tmp_path):
     lakehouse = Lakehouse(str(tmp_path / "lake"))
     table = lakehouse.table("silver_a_events")
-    put(table, pa.table({"n": range(100_000)}), {"batch": 1}, expected={"batch": None})
+    put(table, pa.table({"n": range(100_000)}), {"batch": 1}, expect_transactions={"batch": None})
     (path,) = table.local_path.glob("*.parquet")
     whole = path.read_bytes()
     with TablesSql(lakehouse) as tables:
@@ -238,7 +243,7 @@ def test_a_file_that_became_shorter_is_an_error_and_never_other_rows(tmp_path):
 def test_a_query_whose_rows_are_not_all_read_is_closed_at_once(tmp_path):
     lakehouse = Lakehouse(str(tmp_path / "lake"))
     rows = pa.table({"text": [f"{n:>200}" for n in range(300_000)]})
-    put(lakehouse.table("silver_a_events"), rows, {"batch": 1}, expected={"batch": None})
+    put(lakehouse.table("silver_a_events"), rows, {"batch": 1}, expect_transactions={"batch": None})
     for _ in range(20):
         with TablesSql(lakehouse) as tables:
             _, found = tables.query("FROM silver_a_events")

@@ -44,7 +44,7 @@ NEWER = {
 
 def add(table, schema, rows, number, **more):
     data = pa.Table.from_pylist(rows, schema=schema)
-    put(table, data, {"batch": number}, expected={"batch": number - 1 or None}, **more)
+    put(table, data, {"batch": number}, expect_transactions={"batch": number - 1 or None}, **more)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def lakehouse(tmp_path, monkeypatch):
     events = found.table("silver_a_events")
     add(events, FIRST, ROWS, 1, info={"bronze_batch": "1", "run_id": "run-1"})
     add(events, SECOND, [NEWER], 2, info={"bronze_batch": "2", "run_id": "run-2"})
-    commit(Commit(found.table("gold_a_player_agg"), FIRST, [], expected={}, advance={}, table_id=None))
+    commit(Commit(found.table("gold_a_player_agg"), FIRST, [], expect_transactions={}, set_transactions={}, table_id=None))
     return found
 
 

@@ -90,7 +90,8 @@ def test_what_tasks_had_not_noted_when_they_ended_is_one_commit_and_none_if_anot
         assert ledger is not None
         assert ledger.version() == before.version(), "tasks that end at once do not wait for each other's commits"
         sending.note(files)
-        ledger.update_incremental()
+        ledger = sending.tables.deliveries.open()
+        assert ledger is not None
         assert ledger.version() == before.version() + 1
         assert sending.tables.waiting(sending.tables.outbox.open(), ledger).num_rows == 0
         _take_over(sending.tables, "another run")

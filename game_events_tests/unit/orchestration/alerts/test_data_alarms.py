@@ -15,11 +15,11 @@ from game_events.lakehouse.commits.transactions import Txn
 from game_events.lakehouse.data.columns import OWN_COLUMNS
 from game_events.lakehouse.system_tables import append_events
 from game_events.lakehouse.tables import BRONZE, Lakehouse, Table
-from game_events.orchestration.alert_sensors import Watch, build_alerts, build_data_alarms
-from game_events.orchestration.alerts import send_own_alerts
+from game_events.orchestration.alerts import Watch, send_own_alerts
 from game_events.orchestration.checks import build_checks
 from game_events.orchestration.resources import Graph, LakehouseResource, SparkResource
 from game_events.orchestration.runs import OWN_ALERTS
+from game_events.orchestration.sensors import build_sensor
 from game_events.pipeline.checks.table_checks import fresh
 from game_events.pipeline.context import Pipeline, no_spark
 from game_events.pipeline.offsets import batch_info
@@ -77,7 +77,8 @@ class World:
         """What one tick of both sensors told; results of checks are stored as the daemon does it."""
         self.later_s += later_s
         before = len(self.receiver.bodies)
-        for one in (build_data_alarms(Graph.of(), lambda: time.time() + self.later_s), build_alerts(Graph.of())):
+        alarms = build_sensor("data_alarms", Graph.of(), lambda: time.time() + self.later_s)
+        for one in (alarms, build_sensor("alerts", Graph.of())):
             cursor = self.cursors.get(one.name)
             context = dg.build_sensor_context(self.instance, cursor=cursor, repository_def=self.repository)
             found = one(context)
