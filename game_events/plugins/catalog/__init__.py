@@ -16,6 +16,6 @@ PLUGIN = Plugin(
             "One HTML page, which loads nothing from anywhere: throughput, lag, games, rejections, durations, tables, errors.",
         ),
     },
-    checks="game_events.plugins.catalog.registration:CHECKS",
+    checks="game_events.plugins.catalog.observer:CHECKS",
     run_observer="game_events.plugins.catalog.observer:observe",
 )

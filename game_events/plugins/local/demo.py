@@ -1,7 +1,10 @@
-"""Commands to try the system out: `demo`, `produce` and `init`.
+"""Commands to try the system out.
 
-`demo` is the whole system on real parts, twice over, checked against what the producer sent; `produce` registers and writes
-simulated events with the Confluent serializer; `init` writes the files of another domain.
+`game-events demo`: the whole system on real parts, twice over, checked against what the producer sent.
+
+`game-events produce`: simulated events, registered and written with the Confluent serializer.
+
+`game-events init`: a new domain: settings, a message and the commands that work with them; and the examples of domains.
 """
 
 import math

@@ -1,4 +1,7 @@
-"""`game-events up`: local stack, warm Spark server, Dagster's webserver and daemon, until Ctrl-C; and `game-events stack`."""
+"""`game-events up`: local stack, a warm Spark server, Dagster's webserver and daemon, until Ctrl-C.
+
+`game-events stack up|down|status`: only the local broker and registry.
+"""
 
 import logging
 import os
@@ -55,6 +58,8 @@ def up(
 ) -> None:
     """Start the local stack, the Dagster UI and the daemon that runs sensors; Ctrl-C stops all of it."""
     output = Output(as_json=False)
+    if find_spec(WEBSERVER) is None:
+        raise ModuleNotFoundError(f"No module named {WEBSERVER!r}", name=WEBSERVER)
     if not is_free(port):
         raise ConfigurationError(f"port {port} is busy: stop what listens there, or choose another one with --port")
     # Whoever stops a service sends SIGTERM: the same as Ctrl-C, from the first moment on.

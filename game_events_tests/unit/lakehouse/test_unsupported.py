@@ -22,7 +22,7 @@ from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode, replay
 from game_events.pipeline.silver import refresh
-from game_events.plugins.catalog.query import TablesSql
+from game_events.plugins.catalog.sql import TablesSql
 from game_events.plugins.governance.commits import Erasure, ErasureState, erase_events
 from game_events.plugins.governance.erase_worker import PeopleToErase
 from game_events_tests.support.altered_tables import altered, not_null, with_metadata

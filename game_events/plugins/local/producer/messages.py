@@ -200,9 +200,8 @@ def _fields(message: Descriptor, meant: tuple[str, ...], wanted: Mapping[str, Ge
     generators: list[tuple[str, Generator]] = []
     for name, field in fields.items():
         given = wanted.get(name)
-        misfit = None if given is None else _misfit(given, field)
-        if misfit is not None:
-            raise ConfigurationError(f"GAME_EVENTS_PRODUCER: {name} of {message.full_name} ({proto}) {misfit}")
+        if given is not None:
+            _require_fit(given, field, f"{name} of {message.full_name} ({proto})")
         values = given or _usual(field)
         if values is not None:  # a list, map or message stays unset
             generators.append((name, _stored(field, values)))
@@ -250,21 +249,23 @@ def _fits(given: Generator, field: FieldDescriptor) -> bool:
     return all(isinstance(value, kinds) for value in given.values)
 
 
-def _misfit(given: Generator, field: FieldDescriptor) -> str | None:
-    """Error for values that are not of the field's type, or numbers outside it; None: all fit."""
+def _require_fit(given: Generator, field: FieldDescriptor, which: str) -> None:
+    """Raise ConfigurationError for values that are not of the field's type, or numbers outside it."""
     if not _fits(given, field):
-        return f"cannot hold values of kind {given.kind}"
+        raise ConfigurationError(f"GAME_EVENTS_PRODUCER: {which} cannot hold values of kind {given.kind}")
     if field.type not in _LIMITS:
-        return None
+        return
     name, lowest, highest = _LIMITS[field.type]
+    numbers = [given.low, given.high]
+    wanted = f"from {given.low:g} to {given.high:g}"
+    if given.kind == "choice":
+        numbers = [value for value in given.values if not isinstance(value, str)]
+        wanted = ", ".join(map(str, numbers))
     # The comparison is also False for .nan.
-    numbers = (
-        [value for value in given.values if not isinstance(value, str)] if given.kind == "choice" else [given.low, given.high]
-    )
-    if all(lowest <= number <= highest for number in numbers):
-        return None
-    wanted = ", ".join(map(str, numbers)) if given.kind == "choice" else f"from {given.low:g} to {given.high:g}"
-    return f"cannot hold values {wanted}: its type is {name}, from {lowest:g} to {highest:g}"
+    if not all(lowest <= number <= highest for number in numbers):
+        raise ConfigurationError(
+            f"GAME_EVENTS_PRODUCER: {which} cannot hold values {wanted}: its type is {name}, from {lowest:g} to {highest:g}"
+        )
 
 
 def _enum(field: FieldDescriptor) -> dict[str, int]:

@@ -13,7 +13,7 @@ from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.tables import UNIFIED, paths
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.reporting.report import RunReport
-from game_events.plugins.catalog.query import TablesSql
+from game_events.plugins.catalog.sql import TablesSql
 from game_events.plugins.governance.commits import Erasure, remove_old_files, without
 from game_events.plugins.governance.erase_worker import EraseTask, PeopleToErase
 from game_events_tests.support.pipelines import at_progress
