@@ -16,7 +16,7 @@ from game_events.lakehouse.table_properties import WRITABLE_FEATURES
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, UNIFIED, Lakehouse, gold_name, silver_name
 from game_events.pipeline.bronze import load
 from game_events.pipeline.bronze.full_refresh import replace_bronze
-from game_events.pipeline.checks.reconcile import CountJobs, RowCounts, reconcile
+from game_events.pipeline.checks.reconcile import RowCounts, reconcile
 from game_events.pipeline.maintenance import maintain
 from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
@@ -258,7 +258,7 @@ def test_an_altered_silver_table_harms_its_game_alone(world, jobs):
     assert numbers(table) == [1]
     assert numbers(Lakehouse(world.folder).silver("spades")) == [3, 5]
     counts = RowCounts(Counter(rummy=2, spades=2, uno=1), Counter(rummy=1))
-    found = reconcile(world.pipeline(), jobs=CountJobs(lambda *_: counts))
+    found = reconcile(world.pipeline(), count=lambda *_: counts)
     assert (found.passed, found.silver, found.pending) == (True, 4, 1), found.summary()
     DeltaTable(table.uri).alter.set_table_properties({"delta.targetFileSize": "1mb"})
     altered(table, change=lambda schema: [f.update(nullable=True) for f in schema["fields"]])
