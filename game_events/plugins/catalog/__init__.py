@@ -4,7 +4,7 @@ from game_events.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "catalog",
-    packages=("duckdb", "fsspec", "jinja2", "openlineage", "plotly", "requests"),
+    packages=("fsspec", "jinja2", "openlineage", "plotly", "requests"),
     settings="game_events.plugins.catalog.settings:LineageSettings",
     commands={
         "sql": Command(

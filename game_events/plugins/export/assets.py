@@ -15,7 +15,6 @@ from game_events.orchestration.runs import REASON, lakehouse_of
 from game_events.pipeline.reporting.report import RunReport
 from game_events.plugins.export.chunks import failed_chunks_schema
 from game_events.plugins.export.result import Export
-from game_events.plugins.export.rows import OnReplaced
 from game_events.plugins.export.settings import ExportSettings
 
 #: Not one name for both: no two nodes of Dagster may share one, and the job is a node, too.
@@ -65,6 +64,7 @@ def build_export(graph: Graph) -> dg.Definitions:
 def _asset(graph: Graph) -> dg.AssetsDefinition:
     """The asset, behind the layer that the setting names."""
     # These import aiohttp and DuckDB, which no other job needs.
+    from game_events.plugins.export.rows import OnReplaced
     from game_events.plugins.export.run import export_rows, replay_failed_chunks
 
     settings, keys = graph.settings, graph.keys

@@ -4,6 +4,7 @@ from game_events.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "local",
+    packages=("aiohttp", "dagster_webserver"),
     settings="game_events.plugins.local.settings:SampleDataSettings",
     commands={
         "demo": Command(

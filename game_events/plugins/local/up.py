@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex, token_urlsafe
 from typing import Annotated
@@ -38,6 +39,9 @@ from game_events.spark.session import READY_FILE
 
 log = logging.getLogger(__name__)
 
+#: What the Dagster UI is made by.
+WEBSERVER = "dagster_webserver"
+
 START_DEADLINE_S = 120
 
 #: `dagster dev` takes 1 to 5 s; with a run under way longer.
@@ -58,8 +62,8 @@ def up(
 ) -> None:
     """Start the local stack, the Dagster UI and the daemon that runs sensors; Ctrl-C stops all of it."""
     output = Output(as_json=False)
-    if find_spec(WEBSERVER) is None:
-        raise ModuleNotFoundError(f"No module named {WEBSERVER!r}", name=WEBSERVER)
+    if find_spec(WEBSERVER) is None:  # the process that needs it says less
+        raise ConfigurationError(f"the plug-in local needs the package {WEBSERVER}: pip install 'game-events[local]'")
     if not is_free(port):
         raise ConfigurationError(f"port {port} is busy: stop what listens there, or choose another one with --port")
     # Whoever stops a service sends SIGTERM: the same as Ctrl-C, from the first moment on.
