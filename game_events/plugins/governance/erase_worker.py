@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from game_events.lakehouse.data.columns import COORDINATES, HEADERS
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, partition_of
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_FAILED_CHUNKS, Layer, Table, is_person, is_silver
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_FAILED_CALLS, Layer, Table, is_person, is_silver
 from game_events.plugins.governance.filter_worker import MIN_SEARCHED_BYTES, as_texts, header_values, table_files, texts_of
 from game_events.workers.job import WorkerJob
 from game_events.workers.record_filter import Mask
@@ -30,7 +30,7 @@ BYTES = ("_kafka_key", HEADERS, "_raw_value")
 #: Records that are Python objects at the same time.
 _ROWS_AT_ONCE = 10_000
 
-#: Column of failed chunks: the receiver's answer.
+#: Column of failed calls: the receiver's answer.
 ANSWER = "answer"
 
 #: JSON's escapes (RFC 8259, section 7); characters beyond U+FFFF are two of them.
@@ -84,7 +84,7 @@ class PeopleToErase:
         wanted = {*RECORDS.names, self.entity}
         if table == QUARANTINE:
             wanted |= {"layer", "replayed_table", "replayed_batch", *BYTES}
-        if table == REST_FAILED_CHUNKS:
+        if table == REST_FAILED_CALLS:
             wanted |= {"key", ANSWER}
         return [name for name in names if name in wanted or is_person(name, self.key)]
 
@@ -163,7 +163,7 @@ class PeopleToErase:
         return frozenset(text.encode(errors="surrogatepass") for text in self.ids)
 
     def answered(self, failed: pa.Table, erased: Mask) -> Mask:
-        """Mask of the remaining rows of failed chunks with an answer that has an id, or is to a call with erased rows."""
+        """Mask of the remaining rows of failed calls with an answer that has an id, or is to a call with erased rows."""
         calls = pc.unique(failed.column("key").filter(pa.array(erased)))
         of_call = pc.is_in(failed.column("key"), value_set=calls).to_numpy()
         answers = failed.column(ANSWER).combine_chunks().dictionary_encode()
@@ -231,7 +231,7 @@ class ScannedFile:
         unsearchable: remaining rows that cannot be attributed to a person.
         by_bytes: those of `records` that were found by their undecoded columns alone; bronze only.
         unreadable: not a complete Parquet file: it is being written, or its run was killed.
-        answers: remaining rows of failed chunks that lose the receiver's answer, as it may have an id.
+        answers: remaining rows of failed calls that lose the receiver's answer, as it may have an id.
     """
 
     table: str
@@ -340,8 +340,8 @@ class EraseTask(WorkerJob[ScannedFiles]):
         return pa.Table.from_arrays(arrays, schema=RECORDS)
 
     def _answers(self, name: str, file: pq.ParquetFile, masks: Sequence[Mask]) -> list[Mask]:
-        """By row group, the remaining rows of failed chunks that lose the answer; a call's rows may be in several groups."""
-        if name != REST_FAILED_CHUNKS or not masks:
+        """By row group, the remaining rows of failed calls that lose the answer; a call's rows may be in several groups."""
+        if name != REST_FAILED_CALLS or not masks:
             return []
         answered = self.people.answered(file.read(["key", ANSWER]), np.concatenate(masks))
         return np.split(answered, np.cumsum([len(mask) for mask in masks])[:-1])
