@@ -35,7 +35,11 @@ TIMES = (TIME, pa.int64())
 KEYS = (pa.string(), pa.bool_(), *TIMES)
 
 
-GAME, KEY, COUNT, FIRST, LAST = "game", "key", "count", "first", "last"
+GAME = "game"
+KEY = "key"
+COUNT = "count"
+FIRST = "first"
+LAST = "last"
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class PartialAggregate:
         """Whether the columns are there, with types for which Arrow does what Spark does."""
         if not {self.game, self.key, self.time} <= set(schema.names):
             return False
-        key, time = schema.field(self.key).type, schema.field(self.time).type
+        key = schema.field(self.key).type
+        time = schema.field(self.time).type
         return schema.field(self.game).type == pa.string() and key in KEYS and time in TIMES
 
 
@@ -68,14 +73,14 @@ class PartialRows:
             return
         columns = [rows.column(name) for name in (self._aggregate.game, self._aggregate.key, self._aggregate.time)]
         events = pa.Table.from_arrays(columns, [GAME, KEY, FIRST])
-        found = events.group_by([GAME, KEY], use_threads=False).aggregate([([], "count_all"), (FIRST, "min"), (FIRST, "max")])
-        found = found.rename_columns([GAME, KEY, COUNT, FIRST, LAST])
-        self._parts.append(found)
-        self._rows += found.num_rows
+        partial = events.group_by([GAME, KEY], use_threads=False).aggregate([([], "count_all"), (FIRST, "min"), (FIRST, "max")])
+        partial = partial.rename_columns([GAME, KEY, COUNT, FIRST, LAST])
+        self._parts.append(partial)
+        self._rows += partial.num_rows
         if self._rows > MOST_ROWS:
             self._parts = [merged_partials(self._parts, (GAME, KEY))]
             self._rows = self._parts[0].num_rows
-        if self._rows > MOST_ROWS or (rows.num_rows >= MANY_ROWS and 2 * found.num_rows > rows.num_rows):
+        if self._rows > MOST_ROWS or (rows.num_rows >= MANY_ROWS and 2 * partial.num_rows > rows.num_rows):
             self._parts = None
 
     def tables(self) -> list[pa.Table]:
@@ -118,14 +123,15 @@ class GoldMerge(WorkerJob[FanOutResult]):
         return result
 
     def _write(self, result: FanOutResult, game: str) -> None:
-        lakehouse, schema = self.old.lakehouse, self.old.schema
+        lakehouse = self.old.lakehouse
+        schema = self.old.schema
         new = self.rows.slice(*self.parts[game])
         writer = StagedWriter(lakehouse.gold(game), schema, game, short_lived=True)
         changed = [new]
         if game in self.old.files:
-            for rows, found in self.old.matched(game, new.select(self.old.keys)):
-                changed.append(rows.filter(found))
-                writer.write(rows.filter(pc.invert(found)))
+            for rows, renewed in self.old.matched(game, new.select(self.old.keys)):
+                changed.append(rows.filter(renewed))
+                writer.write(rows.filter(pc.invert(renewed)))
         partial_rows = [rows.rename_columns([KEY, COUNT, FIRST, LAST]) for rows in changed]
         writer.write(merged_partials(partial_rows, (KEY,)).rename_columns(schema.names).cast(schema))
         result.files[game] = writer.close()

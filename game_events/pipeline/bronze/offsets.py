@@ -162,7 +162,8 @@ def _rest(handle: DeltaTable, topic: str, topic_id: str, partitions: list[Partit
 LAST_EPOCH = 2**31 - 1
 
 #: Offsets with a special meaning in the setting, as in Spark's Kafka source.
-FIRST, END = -2, -1
+FIRST = -2
+END = -1
 
 
 #: Gaps that a message names one by one.
@@ -302,9 +303,9 @@ def all_there_is(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
     when = pipeline.settings.starting_timestamp
     if when is None:
         return dict(now.earliest)
-    found = pipeline.source.offsets_at(now.latest, when)
+    first = pipeline.source.offsets_at(now.latest, when)
     # Records may arrive between the two requests: a partition without one since the starting time begins at its old end.
-    return {p: min(max(found.get(p, end), now.earliest[p]), end) for p, end in now.latest.items()}
+    return {p: min(max(first.get(p, end), now.earliest[p]), end) for p, end in now.latest.items()}
 
 
 def _named(wanted: Mapping[str, Mapping[int, int]], now: SourceSnapshot) -> Offsets:
@@ -340,8 +341,8 @@ def not_there_any_more(pipeline: Pipeline, now: SourceSnapshot) -> tuple[Gap, ..
     """
     if pipeline.settings.starting_timestamp is not None:
         return ()
-    first = {partition: at for partition, at in sorted(now.earliest.items()) if at and partition.has_record_offsets}
-    gaps = tuple(Gap(partition.topic, partition.topic_id, partition.number, 0, at) for partition, at in first.items())
+    first = {partition: offset for partition, offset in sorted(now.earliest.items()) if offset and partition.has_record_offsets}
+    gaps = tuple(Gap(partition.topic, partition.topic_id, partition.number, 0, offset) for partition, offset in first.items())
     what = f"{pipeline.bronze.name} is gone (put the table back, if there is a copy), and so are records"
     refuse_unless_recorded(pipeline.settings, gaps, None, what)
     return gaps

@@ -179,7 +179,8 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
         if state.floor(Layer.UNIFIED) != state.floor(Layer.GOLD) or state.failed_in(Layer.UNIFIED):
             pipeline.progress.update(key, partial(_progress, state, {}))
         return
-    table, behind = pipeline.lakehouse.table(UNIFIED), state.failed_in(Layer.GOLD)
+    table = pipeline.lakehouse.table(UNIFIED)
+    behind = state.failed_in(Layer.GOLD)
     try:
         unread = _refresh(pipeline, state, report, full=full)
     except ConflictError:
@@ -205,7 +206,8 @@ def _report_gold(pipeline: Pipeline, report: RunReport, state: Progress) -> None
     handle = pipeline.tables.peek(table) if games else None
     if handle is None:
         return
-    files, rows = files_of(handle), sum(entry.rows for entry in games)
+    files = files_of(handle)
+    rows = sum(entry.rows for entry in games)
     landed = Landed(
         table.name,
         handle.version(),
@@ -279,8 +281,10 @@ def _commit_copies(
 
 
 def _copied_game(pipeline: Pipeline, name: str, game: ComparedGame, schema: pa.Schema) -> list[StagedFile] | GameEventsError:
-    lakehouse, files = pipeline.lakehouse, list[StagedFile]()
-    gold, unified = lakehouse.gold(name), lakehouse.table(UNIFIED)
+    lakehouse = pipeline.lakehouse
+    files = list[StagedFile]()
+    gold = lakehouse.gold(name)
+    unified = lakehouse.table(UNIFIED)
     other = changed_types(game.gold, schema)
     if other:
         return DataError(f"{gold.name} has other types than the table of all games: {'; '.join(other)}. Refresh gold fully")
@@ -303,7 +307,9 @@ def _copied_game(pipeline: Pipeline, name: str, game: ComparedGame, schema: pa.S
 
 def _commit_plan(pipeline: Pipeline, plan: UnifiedPlan, schema: pa.Schema, files: list[StagedFile], batch: int) -> Commit:
     """The commit of a plan; it fails after any concurrent commit to the table."""
-    unified, aggregate, words = plan.unified, player_agg(pipeline.settings), pipeline.settings.names
+    unified = plan.unified
+    aggregate = player_agg(pipeline.settings)
+    words = pipeline.settings.names
     commits = txn(unified, Txn.COMMITS)
     versions = {gold_app(game.gold): game.gold.version() for game in plan.games.values()}
     if (definition := definition_for(unified, aggregate)) is not None:

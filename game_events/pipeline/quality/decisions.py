@@ -80,24 +80,24 @@ class Decisions:
     @cached_property
     def rejected_rows(self) -> Counter[str]:
         """Game -> its rejected rows in quarantine: from the log's statistics, except files of several games, which are read."""
-        found: Counter[str] = Counter()
+        rejected: Counter[str] = Counter()
         if self.handle is None:
-            return found
+            return rejected
         mixed: list[str] = []
         for file in add_actions(self.handle).to_pylist():
             if file.get("max.layer", Layer.SILVER) == Layer.BRONZE or file.get("null_count.replayed_batch") == 0:
                 continue
             game = _only_game(file)
             if game is not None:
-                found[game] += int(file["num_records"])
+                rejected[game] += int(file["num_records"])
             else:
                 mixed.append(file["path"])
         if mixed:
             rows = read_arrow(self.table, self.handle, ["layer", "game", "replayed_batch"], mixed)
             if "game" in rows.column_names:
-                held = pc.and_(pc.equal(rows["layer"], Layer.SILVER), pc.is_null(rows["replayed_batch"]))
-                found.update(rows.filter(held)["game"].drop_null().to_pylist())
-        return found
+                is_held = pc.and_(pc.equal(rows["layer"], Layer.SILVER), pc.is_null(rows["replayed_batch"]))
+                rejected.update(rows.filter(is_held)["game"].drop_null().to_pylist())
+        return rejected
 
     def held_rows(self, pipeline: Pipeline, games: Iterable[str]) -> DataFrame | None:
         """Coordinates and game of these games' rejected rows; None: there are none."""

@@ -151,13 +151,15 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, GameSt
     silver table (its name if there is none yet). Bronze's version and the rules are those of the staged rows, and rules are
     deterministic, so the rows that pass are those in the staged files.
     """
-    held, handle, spark = decisions.held_rows(source.pipeline, starts), decisions.handle, source.pipeline.spark
-    if held is None or handle is None:
+    held_rows = decisions.held_rows(source.pipeline, starts)
+    handle = decisions.handle
+    spark = source.pipeline.spark
+    if held_rows is None or handle is None:
         return Rewritten()
     with null_on_error(spark):
         rows = rows_from(source, read_files(spark, files_with(source.handle), spark_schema(source.handle.schema())), starts)
-        rows = rows.join(held, list(COORDINATES), "left_semi")
-        judged = judge(source.rules, rows, held).where(F.col(DISPOSITION).isin(HELD_BACK, READMIT))
+        rows = rows.join(held_rows, list(COORDINATES), "left_semi")
+        judged = judge(source.rules, rows, held_rows).where(F.col(DISPOSITION).isin(HELD_BACK, READMIT))
         judged = judged.select(*COORDINATES, F.col("_game").alias("game"), DISPOSITION)
         tables = {game: table_id(start.handle) or silver_name(game) for game, start in starts.items()}
         of_game = spark.createDataFrame(pa.table({"game": list(tables), "_table": list(tables.values())}))
@@ -165,7 +167,9 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, GameSt
         rejected = (F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull() & F.col("game").isin(*starts)
         touched = read_table(spark, handle).where(rejected).select(file_name())
         leaves = rejected & ~F.col(DISPOSITION).eqNullSafe(HELD_BACK)
-        keys, table, batch = [*COORDINATES, "game"], F.col("_table"), source.batch
+        keys = [*COORDINATES, "game"]
+        table = F.col("_table")
+        batch = source.batch
         marked = partial(marked_files, keys=keys, replayed=leaves, table=table, batch=batch)
         return Rewritten(*marked(source.pipeline, handle, touched, judged))
 
@@ -175,7 +179,8 @@ def _columns(source: SilverInput, start: GameStart, result: FanOutResult, game: 
 
     Rows that replace all others bring their own.
     """
-    sent, table = result.columns.get(game, frozenset()), start.handle
+    sent = result.columns.get(game, frozenset())
+    table = start.handle
     kept = names_of(table) if table is not None and not (start.replace and sent) else frozenset()
     return source.columns_with(sent | kept)
 
@@ -197,8 +202,9 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: Ga
         drop(source.pipeline, result, game, quarantine=False)
         return None
     advance = _advance(source, decisions, game, start, result)
-    words, table = source.pipeline.settings.names, source.pipeline.lakehouse.silver(game)
-    of = f"the {words.entity} {game}: its" if table.part is None else f"all {words.entities}:"
+    words = source.pipeline.settings.names
+    table = source.pipeline.lakehouse.silver(game)
+    whose = f"the {words.entity} {game}: its" if table.part is None else f"all {words.entities}:"
     return Commit(
         table,
         _columns(source, start, result, game),
@@ -214,7 +220,7 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: Ga
         # All rows are new: columns may go and types may change.
         reshape=start.replace,
         info={BATCH_INFO: str(source.batch), "run_id": source.pipeline.run_id},
-        description=f"Events of {of} rows of {source.pipeline.bronze.name}, append-only{message_comment(source.handle)}",
+        description=f"Events of {whose} rows of {source.pipeline.bronze.name}, append-only{message_comment(source.handle)}",
     )
 
 
@@ -235,5 +241,6 @@ def _advance(source: SilverInput, decisions: Decisions, game: str, start: GameSt
 
 def next_incarnation(decisions: Decisions, game: str, start: GameStart) -> int:
     """Incarnation of a table after its rows are replaced; the one that quarantine has decided again for, if it has."""
-    decided, before = decisions.incarnation(game), incarnation(start.handle)
+    decided = decisions.incarnation(game)
+    before = incarnation(start.handle)
     return max(before, decided) + 1 if start.judge_again else max(before + (start.handle is not None), decided)

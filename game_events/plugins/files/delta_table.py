@@ -88,9 +88,10 @@ class TableSource(Source):
         actions = add_actions(handle)
         if "max._batch" not in actions.column_names:
             return 1
-        found = zip(*(actions.column(c).to_pylist() for c in ("max._batch", "min._batch", "num_records")), strict=True)
-        batches, records = 1, 0
-        for last, first, rows in sorted(f for f in found if f[0] is not None and f[0] >= start):
+        of_files = zip(*(actions.column(c).to_pylist() for c in ("max._batch", "min._batch", "num_records")), strict=True)
+        batches = 1
+        records = 0
+        for last, first, rows in sorted(f for f in of_files if f[0] is not None and f[0] >= start):
             begin = max(first, start)
             # A compacted file holds many batches: its share of them counts.
             share = rows * (last - begin + 1) // max(1, last - first + 1)
@@ -142,5 +143,6 @@ class TableSource(Source):
 
 def _content_id(handle: DeltaTable) -> str:
     """Id of the table's content: a full refresh or a restore, which change its rows, change it."""
-    table_id, now = uuid.UUID(str(handle.metadata().id)), incarnation(handle)
+    table_id = uuid.UUID(str(handle.metadata().id))
+    now = incarnation(handle)
     return str(uuid.uuid5(table_id, str(now)) if now else table_id)
