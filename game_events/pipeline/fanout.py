@@ -12,6 +12,7 @@ reads bronze. The same holds for partial rows: they are those of a set of silver
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,8 +68,8 @@ SALTS = 4
 
 def tasks_for(row_count: int, games: int) -> int:
     """Number of tasks for so many rows of so many games, both estimates; 0 games: unknown, or the rows are shuffled."""
-    most = max(1, -(-row_count // TASK_ROWS))
-    fewest = max(FEWEST_TASKS, -(-row_count // MOST_TASK_ROWS))
+    most = max(1, math.ceil(row_count / TASK_ROWS))
+    fewest = max(FEWEST_TASKS, math.ceil(row_count / MOST_TASK_ROWS))
     return min(most, max(fewest, row_count // (games * FILE_ROWS))) if games else most
 
 
@@ -301,5 +302,6 @@ def _by_game(result: FanOutResult) -> Mapping[str, GamePartial]:
 
 def _alike(one: FanOut, other: FanOut) -> bool:
     """Whether both write the same files of the same rows."""
-    columns = [{field.name: field.type for field in task.schema} for task in (one, other)]
-    return columns[0] == columns[1] and (one.routing, one.choice) == (other.routing, other.choice)
+    columns = {field.name: field.type for field in one.schema}
+    others = {field.name: field.type for field in other.schema}
+    return columns == others and (one.routing, one.choice) == (other.routing, other.choice)

@@ -297,8 +297,7 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
         return
     ids, elsewhere = _due(pipeline, quarantine, str(bronze.metadata().id))
     try:
-        untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != txn(quarantine, Txn.REPLAY_LEFT.of(i)))
-        known = frozenset(i for i in untried if pipeline.catalog.knows(i))
+        known = _known_now(pipeline, quarantine, ids)
     except TransientError:
         log.info("registry_down=true unknown_ids=%d asked_again=next_run", len(ids))
         return
@@ -307,6 +306,12 @@ def replay_what_became_known(pipeline: Pipeline, report: RunReport) -> None:
         _note_left(pipeline, known, sum(ids[i] for i in known) - done.rows)
     if elsewhere:
         replay(pipeline, report, ReplaySelection())
+
+
+def _known_now(pipeline: Pipeline, quarantine: DeltaTable, ids: Counter[SchemaId]) -> frozenset[SchemaId]:
+    """The ids that the registry knows, of those with most rows; without those whose replay left all these rows."""
+    untried = (i for i, rows in ids.most_common(IDS_ASKED) if rows != txn(quarantine, Txn.REPLAY_LEFT.of(i)))
+    return frozenset(i for i in untried if pipeline.catalog.knows(i))
 
 
 def _note_left(pipeline: Pipeline, known: frozenset[SchemaId], expected: int) -> None:

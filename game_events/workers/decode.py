@@ -32,7 +32,7 @@ from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Layer, Table
 from game_events.sources.source import Partition, Reading, ReadNotes
 from game_events.workers.fanout import FanOut, OnePassTask, SecondStage
-from game_events.workers.job import WorkerJob
+from game_events.workers.job import WorkerJob, numbers_of
 from game_events.workers.record_filter import Mask, OpenRecordFilter, RecordFilter
 from game_events.workers.results import (
     StagedRows,
@@ -103,10 +103,9 @@ class BronzeTask(DecodeJob):
         decoder = BatchDecoder(self.plan)
         output = _Output(self)
         notes = ReadNotes()
-        for numbers in batches:
-            for task in numbers.column(0).to_pylist():
-                for batch in self.reading.batches(task, notes):
-                    self._decode(batch, decoder, output)
+        for task in numbers_of(batches):
+            for batch in self.reading.batches(task, notes):
+                self._decode(batch, decoder, output)
         result = output.result
         if result.unknown:
             output.abort()
@@ -296,20 +295,23 @@ class StoredTask(DecodeJob):
         writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
         result = StagedRows()
         open_filter = self.record_filter.open() if self.record_filter is not None else None
-        for batch in (part for rows in batches for part in decoder.parts(rows, "_raw_value")):
-            rows = pa.Table.from_batches([batch])
-            index = rows.schema.get_field_index(HEADERS)
-            rows = rows.set_column(index, HEADERS, none_if_empty(rows.column(index)))
-            decoded = decoder.decode(batch.column("_raw_value"), batch.column("_kafka_headers"))
-            result.types |= decoded.types
-            result.unknown |= decoded.unknown
-            result.nulled.update(decoded.nulled)
-            if result.unknown:
-                continue  # the driver plans again: continue only to find all of them
-            if open_filter is not None:
-                undecodable = partial(_undecodable, batch, open_filter)
-                decoded = open_filter.stored(decoded, undecodable, partial(_note_records, result, rows), with_rejected=False)
-            self._write(rows, decoded, writer, result)
+        for sent in batches:
+            for batch in decoder.parts(sent, "_raw_value"):
+                rows = pa.Table.from_batches([batch])
+                index = rows.schema.get_field_index(HEADERS)
+                rows = rows.set_column(index, HEADERS, none_if_empty(rows.column(index)))
+                decoded = decoder.decode(batch.column("_raw_value"), batch.column("_kafka_headers"))
+                result.types |= decoded.types
+                result.unknown |= decoded.unknown
+                result.nulled.update(decoded.nulled)
+                if result.unknown:
+                    continue  # the driver plans again: continue only to find all of them
+                if open_filter is not None:
+                    undecodable = partial(_undecodable, batch, open_filter)
+                    decoded = open_filter.stored(
+                        decoded, undecodable, partial(_note_records, result, rows), with_rejected=False
+                    )
+                self._write(rows, decoded, writer, result)
         if result.unknown:
             writer.abort()
         result.bronze = writer.close()

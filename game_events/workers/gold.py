@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from game_events.lakehouse.data.columns import TIME
 from game_events.lakehouse.data.staging import StagedWriter
-from game_events.workers.job import WorkerJob
+from game_events.workers.job import WorkerJob, numbers_of
 from game_events.workers.results import FanOutResult
 from game_events.workers.rows import OldRows
 
@@ -117,7 +117,7 @@ class GoldMerge(WorkerJob[FanOutResult]):
     def stage(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
         """Write the files of the games of these tasks."""
         result = FanOutResult()
-        for number in (n for batch in batches for n in batch.column(0).to_pylist()):
+        for number in numbers_of(batches):
             for game in self.tasks[number]:
                 result.write_alone(game, self.old.lakehouse.gold(game), partial(self._write, result, game))
         return result

@@ -29,6 +29,12 @@ def task_numbers(spark: SparkSession, tasks: int) -> DataFrame:
     return spark.range(0, tasks, 1, tasks)
 
 
+def numbers_of(batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
+    """In a worker: the numbers of its tasks, as `task_numbers` has them."""
+    for batch in batches:
+        yield from batch.column(0).to_pylist()
+
+
 class WorkerJob(ABC, Generic[Result]):
     """A function for `mapInArrow` that consumes a task's rows and returns one result; picklable.
 
@@ -180,8 +186,7 @@ class Coordinates:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: numbers of tasks -> coordinates of their records."""
-        for numbers in batches:
-            for task in numbers.column(0).to_pylist():
-                for batch in self.reading.batches(task, ReadNotes()):
-                    places = [batch.column(name.removeprefix("_kafka_")) for name in COORDINATES]
-                    yield pa.RecordBatch.from_arrays(places, list(COORDINATES))
+        for task in numbers_of(batches):
+            for batch in self.reading.batches(task, ReadNotes()):
+                places = [batch.column(name.removeprefix("_kafka_")) for name in COORDINATES]
+                yield pa.RecordBatch.from_arrays(places, list(COORDINATES))

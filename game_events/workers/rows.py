@@ -25,7 +25,7 @@ from game_events.lakehouse.commits.group import ahead
 from game_events.lakehouse.data.reading import FilePart, numbered_parts, read_parts
 from game_events.lakehouse.data.staging import buffer_bytes
 from game_events.lakehouse.tables import Lakehouse
-from game_events.workers.job import task_numbers
+from game_events.workers.job import numbers_of, task_numbers
 from game_events.workers.rules import Violations
 
 
@@ -73,7 +73,8 @@ class FileRows:
 
     def of_tasks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """The rows of the tasks of these numbers."""
-        for group, share in (divmod(n, self.shares) for batch in batches for n in batch.column(0).to_pylist()):
+        for number in numbers_of(batches):
+            group, share = divmod(number, self.shares)
             parts = self.tasks[group]
             read = (rows for tables in ahead(parts, self._whole) for rows in tables) if self.few else self._one_by_one(parts)
             for rows in read:

@@ -77,7 +77,7 @@ def refresh_gold(
     # Gold lacks what silver lacks: the low watermark does not cover these games.
     pending = dict.fromkeys(state.failed_in(Layer.SILVER), "waits for its silver table") | failed | dict(not_replaced)
     if games is None:
-        committed = any(t.layer == layer and t.error is None for t in report.tables)
+        committed = any(table.error is None for table in report.of(layer))
         pipeline.progress.update(key, partial(_progress_of_all, run.aggregate, state, pending, committed))
     elif failed or state.failed_in(layer) & games:
         pipeline.progress.update(key, partial(_progress_of_some, layer, state, pending, games))
@@ -103,17 +103,25 @@ def refresh_own_gold(
         return
     state = pipeline.progress.read(BronzeIdentity.of(bronze).key)
     postponed = []
-    for aggregate in pipeline.extensions.aggregates:
-        if chosen is not None and aggregate.layer not in chosen:
-            continue
+    for aggregate in _own_aggregates(pipeline, chosen):
         if ignore_intervals or due(aggregate, state):
             games = (chosen or {}).get(aggregate.layer)
             failed = (not_replaced or {}).get(aggregate.layer)
             refresh_gold(pipeline, report, games, aggregate=aggregate, not_replaced=failed)
-        elif state.floor(aggregate.layer) < state.floor(Layer.SILVER) or state.failed_in(aggregate.layer):
+        elif _has_pending(aggregate, state):
             postponed.append(aggregate.asset)
             pipeline.on_progress(f"{aggregate.asset}: its interval of {aggregate.interval_s:g} s has not passed yet")
     report.add(GoldResult(postponed=postponed))
+
+
+def _own_aggregates(pipeline: Pipeline, layers: Collection[str] | None) -> list[GoldAggregate]:
+    """The custom aggregates of these layers; None: all of them."""
+    return [own for own in pipeline.extensions.aggregates if layers is None or own.layer in layers]
+
+
+def _has_pending(aggregate: GoldAggregate, state: Progress) -> bool:
+    """Whether an aggregate lacks rows of silver."""
+    return state.floor(aggregate.layer) < state.floor(Layer.SILVER) or bool(state.failed_in(aggregate.layer))
 
 
 def _progress_of_all(
@@ -138,11 +146,7 @@ def _progress_of_some(layer: str, seen: Progress, failed: Mapping[str, str], gam
     """The progress `now`, after a run over some games: the other games' failures stay, and all that were noted since `seen`."""
     cleared = set() if now.floor(layer) > seen.floor(layer) else set(games)
     since = {k for k, why in now.failed.items() if seen.failed.get(k) != why}
-    others = {
-        g: why
-        for (place, g), why in now.failed.items()
-        if place == layer and (g not in cleared or (place, g) in since)
-    }
+    others = {g: why for (place, g), why in now.failed.items() if place == layer and (g not in cleared or (place, g) in since)}
     return now.done(layer, now.floor(layer), failed=others | {g: why for g, why in failed.items() if g in games})
 
 

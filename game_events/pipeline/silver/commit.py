@@ -1,14 +1,14 @@
 """Commits of silver's staged rows: rules that fail, then quarantine's rejections, then one commit for each game."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from game_events.lakehouse.commits.commit import Commit
+from game_events.lakehouse.commits.commit import Commit, Landed
 from game_events.lakehouse.commits.group import Committed, commit_games
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, incarnation, txn, txns
 from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS
@@ -96,24 +96,17 @@ def decide_rejections(
     source: SilverInput, decisions: Decisions, starts: Mapping[str, GameStart], result: FanOutResult, report: RunReport
 ) -> set[str]:
     """Commit which rows are rejected, of all games at once; returns the games to retry."""
-    pipeline = source.pipeline
     judged_again = [game for game, start in starts.items() if start.judge_again]
     if not (source.rules.has("quarantine") or decisions.in_force or judged_again):
         return _decided_by_others(source, starts)
-    counts = {game: result.counts.get(game, RuleCounts()) for game in starts}
     due = {game: _decision(source, decisions, game, start, result) for game, start in starts.items()}
-    # Rows of quarantine that the rules of this run do not hold back are released.
-    released = {game: starts[game] for game in judged_again if decisions.rejected_rows[game] > counts[game].held}
-    rewritten = noted(source, decisions, released) if released else Rewritten()
-    landed, moved = decide(pipeline, decisions, due, rewritten)
+    released = _released(decisions, judged_again, result)
+    rewritten = noted(source, decisions, {game: starts[game] for game in released}) if released else Rewritten()
+    landed, moved = decide(source.pipeline, decisions, due, rewritten)
     if landed is None:
         return moved
-    _report_released(source, decisions, {game: counts[game] for game in released}, report)
-    reasons = sum((counts[game].reasons for game in due.keys() - moved), Counter[str]())
-    report.add(LayerResult(rejected=reasons))
-    if reasons or rewritten.paths:
-        with_rows = replace(landed, rows=reasons.total())
-        report.add_landed(Layer.QUARANTINE, pipeline.quarantine, with_rows, QUARANTINE_COLUMNS, source.batch)
+    _report_released(source, decisions, released, report)
+    _report_rejected(source, _counts_of(result, due.keys() - moved), landed, rewritten, report)
     return moved
 
 
@@ -129,6 +122,27 @@ def _decision(
     """Which of a game's rows are rejected; if all of them were judged again, with the incarnation of its next table."""
     target = next_incarnation(decisions, game, start) if start.judge_again else None
     return RejectionDecision(source.batch, result.rejected.get(game, []), target)
+
+
+def _released(decisions: Decisions, judged_again: Collection[str], result: FanOutResult) -> dict[str, RuleCounts]:
+    """Games with rows in quarantine that the rules of this run do not hold back."""
+    counts = {game: result.counts.get(game, RuleCounts()) for game in judged_again}
+    return {game: of_game for game, of_game in counts.items() if decisions.rejected_rows[game] > of_game.held}
+
+
+def _counts_of(result: FanOutResult, games: Collection[str]) -> list[RuleCounts]:
+    return [counts for game, counts in result.counts.items() if game in games]
+
+
+def _report_rejected(
+    source: SilverInput, counts: Collection[RuleCounts], landed: Landed, rewritten: Rewritten, report: RunReport
+) -> None:
+    """Report the rows that were rejected, and quarantine if its files changed."""
+    reasons = sum((of_game.reasons for of_game in counts), Counter[str]())
+    report.add(LayerResult(rejected=reasons))
+    if reasons or rewritten.paths:
+        with_rows = replace(landed, rows=reasons.total())
+        report.add_landed(Layer.QUARANTINE, source.pipeline.quarantine, with_rows, QUARANTINE_COLUMNS, source.batch)
 
 
 def _report_released(source: SilverInput, decisions: Decisions, released: Mapping[str, RuleCounts], report: RunReport) -> None:

@@ -319,6 +319,7 @@ def refresh_silver(
     """
     began = time.monotonic()
     failed = dict[str, str]()
+    not_replaced = not_replaced or {}
     refuse_other_layout(pipeline.lakehouse)
     for attempt in range(GAME_ATTEMPTS):
         # Also right after bronze's step: Dagster's steps may have waited between them.
@@ -327,10 +328,10 @@ def refresh_silver(
             return {}  # there is no record of a selected message type yet
         source = SilverInput.of(pipeline, handle)
         state = pipeline.progress.read(source.bronze.key)
-        for game, why in (not_replaced or {}).items():
+        for game, why in not_replaced.items():
             state = state.pending(Layer.SILVER, [game], why)
         try:
-            failed = _refresh(SilverRun(pipeline, source, state, report, games, full, one_pass), not_replaced or {})
+            failed = _refresh(SilverRun(pipeline, source, state, report, games, full, one_pass), not_replaced)
             break
         except _ErasedMeanwhileError:  # committed games stay committed; the next attempt finds them ahead of the watermark
             if attempt == GAME_ATTEMPTS - 1:
@@ -363,15 +364,10 @@ def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
     owed = _owed(run, result) | dict(not_replaced)
     result = replace(result, retry=result.retry - not_replaced.keys())
     for attempt in range(GAME_ATTEMPTS):
-        bronze = pipeline.open_bronze() if result.retry else None
-        bronze = refuse_restored(pipeline.bronze, bronze) if bronze is not None else None
-        if bronze is not None and run.full and attempt:
-            # A concurrent run has decided on rows that this run has not read.
-            run = replace(run, source=SilverInput.of(pipeline, bronze))
-        if bronze is None or BronzeIdentity.of(bronze) != run.source.bronze:
-            break  # bronze has other contents now: the next run reads them
-        if erasures(bronze) != erasures(run.source.handle):
-            raise _ErasedMeanwhileError(f"{bronze.table_uri}: data subjects are being erased from it; run again")
+        current = _with_current_bronze(run, again=attempt > 0) if result.retry else None
+        if current is None:
+            break
+        run = current
         result = result.then(run_pass(run, result.retry))
     lost = dict.fromkeys(result.retry, "commit conflict: every attempt lost to concurrent runs; run again")
     result = replace(result, failed=result.failed | lost)
@@ -381,6 +377,23 @@ def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
     pipeline.progress.update(run.source.bronze.key, partial(_progress, run, result, owed, redecided))
     run.report.add(SilverResult(unrouted=result.unrouted, notices=_unrouted_notices(run, result)))
     return result.failed
+
+
+def _with_current_bronze(run: SilverRun, *, again: bool) -> SilverRun | None:
+    """The run, for its next pass; None if bronze has other contents now: the next run reads them."""
+    pipeline = run.pipeline
+    bronze = pipeline.open_bronze()
+    if bronze is None:
+        return None
+    bronze = refuse_restored(pipeline.bronze, bronze)
+    if run.full and again:
+        # A concurrent run has decided on rows that this run has not read.
+        run = replace(run, source=SilverInput.of(pipeline, bronze))
+    if BronzeIdentity.of(bronze) != run.source.bronze:
+        return None
+    if erasures(bronze) != erasures(run.source.handle):
+        raise _ErasedMeanwhileError(f"{bronze.table_uri}: data subjects are being erased from it; run again")
+    return run
 
 
 def _from_watermark(run: SilverRun, redecided: int) -> tuple[PassResult, int]:
@@ -512,11 +525,16 @@ def _progress(run: SilverRun, result: PassResult, owed: dict[str, str], redecide
     if run.games is None:
         after = _with_column(run, after, result.failed, moved=floor > now.floor(Layer.SILVER))
     after = _with_later_layers(run, result, now, after)
-    if any(rows for why, rows in result.unrouted.items() if why not in (INVALID, NO_NAME)):
-        first = run.state.floor(Layer.SILVER) + 1
-        by = Admission.of(run.pipeline.settings)
-        after = replace(after, left_out=after.left_out.and_also(first, run.source.batch, by))
-    return after
+    return _with_left_out(run, result, after)
+
+
+def _with_left_out(run: SilverRun, result: PassResult, after: Progress) -> Progress:
+    """The batches in which the settings left rows out are noted: other settings may let them in."""
+    if not any(rows for why, rows in result.unrouted.items() if why not in (INVALID, NO_NAME)):
+        return after
+    first = run.state.floor(Layer.SILVER) + 1
+    by = Admission.of(run.pipeline.settings)
+    return replace(after, left_out=after.left_out.and_also(first, run.source.batch, by))
 
 
 def _with_later_layers(run: SilverRun, result: PassResult, now: Progress, after: Progress) -> Progress:

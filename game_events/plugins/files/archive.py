@@ -4,6 +4,7 @@ Guarantee: each record is in the archive once, through repeated runs, crashes an
 each commit has the last archived bronze batch, and succeeds only if it is unchanged since the commit was planned.
 """
 
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -85,15 +86,14 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
     archived = _open(table, app)
     batch = counter(bronze, Txn.BATCH)
     since = txn(archived, app)
+    last = int(since or 0)
     if quarantine is None and since == batch:
         return ArchiveResult(place.root, batch=batch)
-    rows, without_raw = _records(pipeline, bronze, quarantine, archived, int(since or 0))
-    pipeline.on_progress(f"archive: batches {int(since or 0) + 1} to {batch} of {pipeline.bronze.name}")
-    ids = schema_ids(rows)
-    known = SchemaArchive(pipeline.lakehouse).read(ids)
-    schema = marked_records([known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in ids])
-    new = selection(bronze, int(since or 0)).rows
-    records = rows.select(*_as_records()).coalesce(max(1, -(-new // TASK_RECORDS)))
+    rows, without_raw = _records(pipeline, bronze, quarantine, archived, last)
+    pipeline.on_progress(f"archive: batches {last + 1} to {batch} of {pipeline.bronze.name}")
+    schema = _schema_of(pipeline, rows)
+    new = selection(bronze, last).rows
+    records = rows.select(*_as_records()).coalesce(max(1, math.ceil(new / TASK_RECORDS)))
     files = FileStage(table, schema, "headers").write(records)
     failpoints.reach("archive_staged")
     if not files and since == batch:
@@ -110,6 +110,13 @@ def _archive(pipeline: Pipeline, report: RunReport, to: str) -> ArchiveResult:
     )
     landed = commit(plan)
     return ArchiveResult(place.root, landed.rows, landed.files, landed.bytes, without_raw, batch)
+
+
+def _schema_of(pipeline: Pipeline, rows: DataFrame) -> pa.Schema:
+    """The archive's columns, with the schemas of these records."""
+    ids = schema_ids(rows)
+    known = SchemaArchive(pipeline.lakehouse).read(ids)
+    return marked_records([known.get(i) or RegistrySchema(i, UNKNOWN, "") for i in ids])
 
 
 def _open(table: Table, app: str) -> DeltaTable | None:

@@ -7,6 +7,7 @@ pipeline: its rows would differ from the table's.
 Guarantee: as for a micro-batch of Kafka; each record keeps its Kafka coordinates.
 """
 
+import math
 import uuid
 from collections.abc import Iterable
 from datetime import datetime
@@ -108,9 +109,9 @@ class TableSource(Source):
         handle = self._handle()
         (read,) = batch.end
         files = selection(handle, batch.start[read] - 1)
-        tasks = max(1, -(-files.rows // TASK_RECORDS))
+        tasks = max(1, math.ceil(files.rows / TASK_RECORDS))
         columns = pa.schema([f for f in pa.schema(handle.schema()) if f.name in _COLUMNS])
-        parts = dealt(parts_of(files, self._table.key, -(-files.rows // tasks)), tasks)
+        parts = dealt(parts_of(files, self._table.key, math.ceil(files.rows / tasks)), tasks)
         return TableReading(self._table, columns, parts, batch.start[read], batch.end[read])
 
     def check(self) -> str:

@@ -117,8 +117,7 @@ def read_delimited(
     """
     unfinished = b""
     position = 0
-    # The decompressed size is unknown.
-    most = MAX_MESSAGE + _LENGTH_BYTES if isinstance(source, DecompressedFile) else file.size
+    most = _largest_message(source, file)
     while True:
         chunk = source.read(bounds.batch)
         buffer = unfinished + chunk
@@ -144,10 +143,19 @@ def read_delimited(
             unfinished += source.read(needed - len(unfinished) - bounds.batch)
     if unfinished:
         wrong = "no length" if needed is None else f"a message of {needed:,} bytes is announced"
-        rest = len(unfinished) + (0 if isinstance(source, DecompressedFile) else source.size() - source.tell())
-        yield unreadable(
-            file, position, f"record {position:,}: {wrong}, {rest:,} bytes are left of the file", unfinished[:KEPT_BYTES]
-        )
+        rest = len(unfinished) + _unread(source)
+        detail = f"record {position:,}: {wrong}, {rest:,} bytes are left of the file"
+        yield unreadable(file, position, detail, unfinished[:KEPT_BYTES])
+
+
+def _largest_message(source: pa.NativeFile | DecompressedFile, file: FilePart) -> int:
+    """Bytes that a message can have: no more than the file, where its size is known."""
+    return MAX_MESSAGE + _LENGTH_BYTES if isinstance(source, DecompressedFile) else file.size
+
+
+def _unread(source: pa.NativeFile | DecompressedFile) -> int:
+    """Bytes behind those that were read; 0 where the size is unknown."""
+    return 0 if isinstance(source, DecompressedFile) else int(source.size() - source.tell())
 
 
 def _skip(source: pa.NativeFile | DecompressedFile, size: int, at_once: int) -> int:
@@ -242,7 +250,7 @@ def read_parquet(
         count = opened.metadata.row_group(group).num_rows
         if group % file.parts == file.part:
             for batch in _row_group(reading, group, position):
-                size += batch.column("value" if "columns" not in batch.schema.names else "columns").nbytes
+                size += _value_bytes(batch)
                 if size > bounds.unpacked:
                     raise bounds.too_much()
                 yield batch
@@ -266,6 +274,10 @@ def _open(
     for schema in schemas_of(opened.schema_arrow).values() if archive else ():
         offer(schema)
     return opened, archive
+
+
+def _value_bytes(batch: pa.RecordBatch) -> int:
+    return int(batch.column("columns" if "columns" in batch.schema.names else "value").nbytes)
 
 
 def _row_group(reading: _Reading, group: int, position: int) -> Iterator[pa.RecordBatch]:

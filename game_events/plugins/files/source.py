@@ -10,6 +10,7 @@ bronze's progress is a number. A file that is overwritten later is recorded as c
 """
 
 import logging
+import math
 import os
 import time
 from collections import Counter
@@ -263,15 +264,20 @@ class FileSource(Source):
         if self._context.read_only or not take_in:
             end += len(ready)
         elif ready or changed or not known.log_id:
-            known = self._log.take_in(ready, changed)
-            self.counts["taken"] += len(ready)
-            self.counts["changed"] += len(changed)
+            known = self._take_in(ready, changed)
             end = len(known.entries)
-            for file in changed:
-                log.warning("file=%r changed=true read_again=false", file.path)
         self._known = known
         files = _partition_of(known)
         return SourceSnapshot({files: 0}, {files: first_offset(end)}, FILE_ROWS)
+
+    def _take_in(self, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> LogContent:
+        """Add files to the file log, and count them."""
+        known = self._log.take_in(new, changed)
+        self.counts["taken"] += len(new)
+        self.counts["changed"] += len(changed)
+        for file in changed:
+            log.warning("file=%r changed=true read_again=false", file.path)
+        return known
 
     def _listed(self) -> Sequence[SourceFile]:
         """The files that are there: of an archive those of its newest version."""
@@ -416,13 +422,14 @@ class FileSource(Source):
         for number, file in self.entries(batch):
             if file.path in self._there:
                 whole = format_of(file.path, self.settings.files_format)[0] != PARQUET
-                count = 1 if whole else min(MOST_PARTS, -(-file.size // TASK_BYTES) or 1)
+                count = 1 if whole else min(MOST_PARTS, math.ceil(file.size / TASK_BYTES) or 1)
                 for part in range(count):
                     parts.append(FilePart(number, file.path, file.size, file.modified_us, self._known.log_id, part, count))
         if not parts:
             raise DataError(f"{self.place.root}: no file of this batch exists any more")
         size = sum(part.size // part.parts for part in parts)
-        return dealt(parts, max(-(-len(parts) // TASK_FILES), -(-size // TASK_BYTES), os.cpu_count() or 1))
+        least = max(math.ceil(len(parts) / TASK_FILES), math.ceil(size / TASK_BYTES))
+        return dealt(parts, max(least, os.cpu_count() or 1))
 
     def _refuse_lost_log(self, known: LogContent) -> None:
         """Raise DataError if bronze was read by another file log: files would get other numbers and be read again."""

@@ -6,6 +6,7 @@ the assignment. Spark ends the process, and so the consumer, when it has been id
 """
 
 import gc
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -576,7 +577,8 @@ def planned_ranges(start: Offsets, end: Offsets, task_records: int) -> list[list
     """The ranges of a micro-batch in tasks of about so many offsets; a large partition is divided between several."""
     total = sum(end[partition] - start[partition] for partition in end)
     tasks: list[list[Range]] = [[]]
-    room = most = -(-total // max(1, -(-total // task_records)))
+    most = math.ceil(total / max(1, math.ceil(total / task_records)))
+    room = most
     for partition in sorted(end):
         begin = start[partition]
         while begin < end[partition]:
