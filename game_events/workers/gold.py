@@ -73,14 +73,14 @@ class PartialRows:
             return
         columns = [rows.column(name) for name in (self._aggregate.game, self._aggregate.key, self._aggregate.time)]
         events = pa.Table.from_arrays(columns, [GAME, KEY, FIRST])
-        partial = events.group_by([GAME, KEY], use_threads=False).aggregate([([], "count_all"), (FIRST, "min"), (FIRST, "max")])
-        partial = partial.rename_columns([GAME, KEY, COUNT, FIRST, LAST])
-        self._parts.append(partial)
-        self._rows += partial.num_rows
+        counted = events.group_by([GAME, KEY], use_threads=False).aggregate([([], "count_all"), (FIRST, "min"), (FIRST, "max")])
+        counted = counted.rename_columns([GAME, KEY, COUNT, FIRST, LAST])
+        self._parts.append(counted)
+        self._rows += counted.num_rows
         if self._rows > MOST_ROWS:
             self._parts = [merged_partials(self._parts, (GAME, KEY))]
             self._rows = self._parts[0].num_rows
-        if self._rows > MOST_ROWS or (rows.num_rows >= MANY_ROWS and 2 * partial.num_rows > rows.num_rows):
+        if self._rows > MOST_ROWS or (rows.num_rows >= MANY_ROWS and 2 * counted.num_rows > rows.num_rows):
             self._parts = None
 
     def tables(self) -> list[pa.Table]:

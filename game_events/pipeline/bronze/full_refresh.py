@@ -93,8 +93,9 @@ def count_expired(pipeline: Pipeline, now: SourceSnapshot, origins: Offsets | No
     `origins`: of the records of its files, partition -> end; None: they were not read yet, so the contents of an archive are
     unknown, and every row that is not of one of its files counts as lost.
     """
-    lost = _counts(pipeline, pipeline.bronze, now, origins)
-    return Expired(lost, _counts(pipeline, pipeline.quarantine, now, origins))
+    bronze = _counts(pipeline, pipeline.bronze, now, origins)
+    quarantine = _counts(pipeline, pipeline.quarantine, now, origins)
+    return Expired(bronze, quarantine)
 
 
 def _counts(pipeline: Pipeline, table: Table, now: SourceSnapshot, origins: Offsets | None) -> RowCounts:

@@ -59,14 +59,14 @@ def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructTyp
 
 def problems(spark: SparkSession, rules: Iterable[Rule], columns: StructType | None) -> dict[str, str]:
     """Rule (as `layer.name`) -> what is wrong with it. Without columns a rule has to parse, no more."""
-    problems = {f"{rule.layer}.{rule.name}": _refused(rule.sql) or _unsound(spark, rule.sql, columns) for rule in rules}
-    return {name: problem for name, problem in problems.items() if problem is not None}
+    by_rule = {f"{rule.layer}.{rule.name}": _refused(rule.sql) or _unsound(spark, rule.sql, columns) for rule in rules}
+    return {name: problem for name, problem in by_rule.items() if problem is not None}
 
 
-def refuse(problems: dict[str, str], columns: Sequence[str]) -> None:
+def refuse(by_rule: dict[str, str], columns: Sequence[str]) -> None:
     """Raise a ConfigurationError that names every problem, if there is one, and the columns there are."""
-    if problems:
-        lines = [f"rule {name}: {problem}" for name, problem in problems.items()]
+    if by_rule:
+        lines = [f"rule {name}: {problem}" for name, problem in by_rule.items()]
         have = f". The rows have the columns {some_columns(columns)}" if columns else ""
         raise ConfigurationError(f"change the rule (`rules` in game_events.yaml, GAME_EVENTS_RULES): {'; '.join(lines)}{have}")
 

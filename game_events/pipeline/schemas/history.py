@@ -140,12 +140,12 @@ def origins(lakehouse: Lakehouse) -> list[ColumnOrigin]:
     bronze = lakehouse.table(BRONZE).open_to_read()
     known = column_map(bronze) if bronze is not None else ColumnMap()
     versions = _versions(lakehouse)
-    origins: dict[tuple[str, str, str], ColumnOrigin] = {}
+    by_column: dict[tuple[str, str, str], ColumnOrigin] = {}
     for origin in _fields(lakehouse, known, versions):
         key = (origin.column, origin.message, origin.declared)
-        first = origins.get(key, origin)
-        origins[key] = replace(origin, first_schema=first.first_schema, first_version=first.first_version)
-    return list(origins.values())
+        first = by_column.get(key, origin)
+        by_column[key] = replace(origin, first_schema=first.first_schema, first_version=first.first_version)
+    return list(by_column.values())
 
 
 def _fields(lakehouse: Lakehouse, known: ColumnMap, versions: Mapping[str, int]) -> Iterator[ColumnOrigin]:
