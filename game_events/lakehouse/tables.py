@@ -125,8 +125,11 @@ SUPPRESSED = "suppressed_entities"
 
 SOURCE_FILES = "source_files"
 
-#: Of the export of rows over HTTP: rows in chunks that wait for their call, outcome of each chunk, failed chunks.
-REST_OUTBOX, REST_DELIVERIES, REST_FAILED_CHUNKS = REST_TABLES = ("rest_outbox", "rest_deliveries", "rest_dead_letters")
+#: Of the export over HTTP: planned calls, outcome of each call, failed calls.
+REST_PLANNED = "rest_outbox"
+REST_DELIVERIES = "rest_deliveries"
+REST_FAILED_CALLS = "rest_dead_letters"
+REST_TABLES = (REST_PLANNED, REST_DELIVERIES, REST_FAILED_CALLS)
 
 #: For Spark: pattern of a file in a partition, with the value of its last folder as its one group.
 PART_PATH = r"=([^/=]+)/[^/]+$"

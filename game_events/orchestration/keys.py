@@ -98,7 +98,7 @@ class Keys:
         return dg.AssetKey([self.names.name_of(UNIFIED)])
 
     @property
-    def rest(self) -> dg.AssetKey:
+    def export(self) -> dg.AssetKey:
         """`rest_export`: rows sent to an HTTP receiver."""
         return self._key("rest_export")
 

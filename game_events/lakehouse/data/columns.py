@@ -24,7 +24,7 @@ from game_events.decoding.columns import ColumnMap
 from game_events.decoding.frame import SchemaId, SchemaRef
 from game_events.lakehouse.open_table import OpenTable
 from game_events.lakehouse.table_properties import KEEP_LOG
-from game_events.lakehouse.tables import QUARANTINE, REST_DELIVERIES, REST_FAILED_CHUNKS, REST_OUTBOX, AnyTable, Table
+from game_events.lakehouse.tables import QUARANTINE, REST_DELIVERIES, REST_FAILED_CALLS, REST_PLANNED, AnyTable, Table
 
 log = logging.getLogger(__name__)
 
@@ -202,9 +202,9 @@ _BY_TABLE = {
         "replayed_at": "When that was noted (UTC)",
         "game": "Game of the silver table that the row was kept out of",
     },
-    REST_OUTBOX: _CHUNK | _CHUNK_ROW,
-    REST_DELIVERIES: _CHUNK | _CALL | {"outcome": "delivered or dead"},
-    REST_FAILED_CHUNKS: _CHUNK | _CHUNK_ROW | _CALL | {"reason": "Why the chunk failed", "answer": "What the receiver said"},
+    REST_PLANNED: _CHUNK | _CHUNK_ROW,
+    REST_DELIVERIES: _CHUNK | _CALL | {"outcome": "delivered or failed"},
+    REST_FAILED_CALLS: _CHUNK | _CHUNK_ROW | _CALL | {"reason": "Why the call failed", "answer": "What the receiver said"},
 }
 
 #: Of the shipped aggregate. Its tables' keys do not tell whether they have these columns, or others of the same names by

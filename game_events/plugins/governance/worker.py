@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from game_events.decoding.frame import PREFIXES, Rows
 from game_events.lakehouse.data.columns import COORDINATES, HEADERS
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, partition_of
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_FAILED_CHUNKS, Layer, Table, is_person, is_silver
+from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_FAILED_CALLS, Layer, Table, is_person, is_silver
 from game_events.workers.job import WorkerJob
 from game_events.workers.record_filter import Mask, OpenRecordFilter, RecordFilter
 
@@ -260,7 +260,7 @@ BYTES = ("_kafka_key", HEADERS, "_raw_value")
 _ROWS_AT_ONCE = 10_000
 
 
-#: Column of failed chunks: the receiver's answer.
+#: Column of failed calls: the receiver's answer.
 ANSWER = "answer"
 
 
@@ -335,7 +335,7 @@ class DataSubjects:
         wanted = {*RECORDS.names, self.entity}
         if table == QUARANTINE:
             wanted |= {"layer", "replayed_table", "replayed_batch", *BYTES}
-        if table == REST_FAILED_CHUNKS:
+        if table == REST_FAILED_CALLS:
             wanted |= {"key", ANSWER}
         return [n for n in names if n in wanted or is_person(n, self.key)]
 
@@ -394,7 +394,7 @@ class DataSubjects:
         return frozenset(text.encode(errors="surrogatepass") for text in self.ids)
 
     def answered(self, failed: pa.Table, erased: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Mask of the remaining rows of failed chunks with an answer that has an id, or is to a call with erased rows."""
+        """Mask of the remaining rows of failed calls with an answer that has an id, or is to a call with erased rows."""
         calls = pc.unique(failed.column("key").filter(pa.array(erased)))
         found = pc.is_in(failed.column("key"), value_set=calls).to_numpy()
         answers = failed.column(ANSWER).combine_chunks().dictionary_encode()
@@ -463,7 +463,7 @@ class ScannedFile:
         unsearchable: remaining rows that cannot be attributed to a data subject.
         by_bytes: those of `records` that were found by their undecoded columns alone; bronze only.
         unreadable: not a complete Parquet file: it is being written, or its run was killed.
-        answers: remaining rows of failed chunks that lose the receiver's answer, as it may have an id.
+        answers: remaining rows of failed calls that lose the receiver's answer, as it may have an id.
     """
 
     table: str
@@ -560,8 +560,8 @@ class EraseTask(WorkerJob[ScannedFiles]):
         return pa.Table.from_arrays(arrays, schema=RECORDS)
 
     def _answers(self, name: str, file: pq.ParquetFile, masks: Sequence[_Mask]) -> list[_Mask]:
-        """By row group, the remaining rows of failed chunks that lose the answer; a call's rows may be in several groups."""
-        if name != REST_FAILED_CHUNKS or not masks:
+        """By row group, the remaining rows of failed calls that lose the answer; a call's rows may be in several groups."""
+        if name != REST_FAILED_CALLS or not masks:
             return []
         found = self.subjects.answered(file.read(["key", ANSWER]), np.concatenate(masks))
         return np.split(found, np.cumsum([len(mask) for mask in masks])[:-1])

@@ -36,7 +36,6 @@ CLIENTS = {
     "plugins/local/servers/local_stack.py": "within",
     "plugins/local/producer/produce.py": "registry_client",
     "plugins/export/delivery.py": "ClientTimeout(total=",
-    "plugins/export/rate_limiter.py": "asyncio.timeout",
     "config/http_bounds.py": "within",
 }
 #: Modules that only serve by these.

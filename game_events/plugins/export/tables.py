@@ -1,8 +1,8 @@
-"""The export's three tables: outbox (chunks that wait), delivery log (outcome of each chunk), failed chunks.
+"""The export's three tables: planned calls, delivery log (outcome of each call), failed calls.
 
-A chunk is the content of one call: neighbouring rows of one table (`worker.CutChunks`). Its rows are in `rest_outbox` as JSON,
-so that each attempt sends the same bytes under the same key, even after a change of the source table (a full refresh, a new
-version of an aggregate). A failed chunk was refused, or accepted in none of its attempts.
+A chunk is the content of one call: neighbouring rows of one table (`worker.CutChunks`). Its rows are planned as JSON, so that
+each attempt sends the same bytes under the same key, even after a change of the source table (a full refresh, a new version of
+an aggregate). A failed call was refused, or accepted in none of its attempts.
 """
 
 from dataclasses import dataclass
@@ -13,21 +13,22 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from game_events.lakehouse.data.reading import read_arrow
-from game_events.lakehouse.tables import REST_DELIVERIES, REST_FAILED_CHUNKS, REST_OUTBOX, Lakehouse, Table, add_actions
+from game_events.lakehouse.tables import REST_DELIVERIES, REST_FAILED_CALLS, REST_PLANNED, Lakehouse, Table, add_actions
 
 #: What Spark hands over: rows of one group (a game, a file) in a row, in the order of their coordinates.
 ROWS = "_group string, _batch bigint, _place string, _kafka_partition int, _kafka_offset bigint, _person string, json string"
 
-
-#: Outcomes in `rest_deliveries`.
-DELIVERED, FAILED = "delivered", "dead"
+#: Outcomes in the delivery log; every other one is an older word for a failed call.
+DELIVERED = "delivered"
+FAILED = "failed"
 
 _TYPES = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string(), "timestamp": pa.timestamp("us", tz="UTC")}
 
 
 def _columns(text: str) -> pa.Schema:
     """Columns of `name type, ...`."""
-    return pa.schema([(name, _TYPES[kind]) for name, kind in (column.split() for column in text.split(","))])
+    columns = [column.split() for column in text.split(",")]
+    return pa.schema([(name, _TYPES[kind]) for name, kind in columns])
 
 
 #: A slice is the chunks of one commit; `chunk` is unique in it; `key` is the idempotency key.
@@ -46,40 +47,57 @@ _FAILED = pa.schema([*_columns("status int, reason string, answer string"), *_AT
 OUTCOME = pa.schema([*_columns("outcome string"), *_FAILED])
 
 
-def outbox_schema(person: str) -> pa.Schema:
-    """Columns of `rest_outbox`: the chunk, number and JSON of a row, and the columns by which an erasure finds the row.
+def planned_schema(person: str) -> pa.Schema:
+    """Columns of planned calls: the chunk, number and JSON of a row, and the columns by which an erasure finds the row.
 
-    `person` is the one with the data subject's key.
+    `person`: the column with a person's id.
     """
     place = "_kafka_topic string, _kafka_partition int, _kafka_offset bigint, _batch bigint"
     return pa.schema([*CHUNK, *_columns("number int, json string"), pa.field(person, pa.string()), *_columns(place)])
 
 
-def failed_chunks_schema(person: str) -> pa.Schema:
-    """Columns of `rest_dead_letters`."""
-    return pa.schema([*outbox_schema(person), *_FAILED])
+def failed_calls_schema(person: str) -> pa.Schema:
+    """Columns of failed calls."""
+    return pa.schema([*planned_schema(person), *_FAILED])
+
+
+@dataclass(frozen=True)
+class ChunkOrigin:
+    """Origin of a group's rows.
+
+    Attributes:
+        source: the table, or the file.
+        game: the game, if the source is one game's.
+        era: incarnation of the source: Delta's table id, and counters of replacements of its rows.
+        batch_from, batch_to: the rows' bronze batches (from, to].
+    """
+
+    source: str
+    game: str | None
+    era: str
+    batch_from: int = 0
+    batch_to: int = 0
 
 
 @dataclass(frozen=True)
 class ExportTables:
-    """The export's tables; picklable. `person`: column with the data subject's key."""
+    """The export's tables; picklable. `person`: column with a person's id."""
 
-    outbox: Table
+    planned: Table
     deliveries: Table
-    failed_chunks: Table
+    failed_calls: Table
     person: str
 
     @classmethod
     def of(cls, lakehouse: Lakehouse, person: str) -> Self:
         """The tables of a lakehouse."""
-        outbox, deliveries, failed = map(lakehouse.table, (REST_OUTBOX, REST_DELIVERIES, REST_FAILED_CHUNKS))
-        return cls(outbox, deliveries, failed, person)
+        return cls(lakehouse.table(REST_PLANNED), lakehouse.table(REST_DELIVERIES), lakehouse.table(REST_FAILED_CALLS), person)
 
-    def chunks(self, outbox: DeltaTable | None) -> pa.Table:
-        """The outbox's chunks, each once (`CHUNK`)."""
-        if outbox is None:
+    def chunks(self, planned: DeltaTable | None) -> pa.Table:
+        """The planned chunks, each once (`CHUNK`)."""
+        if planned is None:
             return CHUNK.empty_table()
-        return read_arrow(self.outbox, outbox, CHUNK.names).group_by(CHUNK.names).aggregate([]).select(CHUNK.names)
+        return read_arrow(self.planned, planned, CHUNK.names).group_by(CHUNK.names).aggregate([]).select(CHUNK.names)
 
     def settled(self, deliveries: DeltaTable | None, since: int, columns: list[str] | None = None) -> pa.Table:
         """Rows (or some columns) of the delivery log, of slices from a number on; older files are not opened."""
@@ -87,9 +105,9 @@ class ExportTables:
             return DELIVERIES.empty_table().select(columns or DELIVERIES.names)
         return read_arrow(self.deliveries, deliveries, columns, _files_since(deliveries, since))
 
-    def waiting(self, outbox: DeltaTable | None, deliveries: DeltaTable | None) -> pa.Table:
-        """Chunks without an outcome, in order (`CHUNK`)."""
-        chunks = self.chunks(outbox)
+    def waiting(self, planned: DeltaTable | None, deliveries: DeltaTable | None) -> pa.Table:
+        """Planned chunks without an outcome, in order (`CHUNK`)."""
+        chunks = self.chunks(planned)
         if not chunks.num_rows:
             return chunks
         done = self.settled(deliveries, pc.min(chunks.column("slice")).as_py(), ["slice", "chunk"])
