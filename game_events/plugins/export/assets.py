@@ -13,7 +13,6 @@ from game_events.orchestration.keys import REPORT
 from game_events.orchestration.resources import Graph
 from game_events.orchestration.runs import REASON, lakehouse_of
 from game_events.pipeline.reporting.report import RunReport
-from game_events.plugins.export.rows import OnReplaced
 from game_events.plugins.export.settings import ExportSettings
 from game_events.plugins.export.tables import failed_calls_schema
 
@@ -67,6 +66,7 @@ def build_export(graph: Graph) -> dg.Definitions:
 def _asset(graph: Graph) -> dg.AssetsDefinition:
     """The asset, behind the layer that the setting names."""
     # These import aiohttp and DuckDB, which no other job needs.
+    from game_events.plugins.export.rows import OnReplaced
     from game_events.plugins.export.run import export_rows, replay_failed_calls
 
     keys = graph.keys

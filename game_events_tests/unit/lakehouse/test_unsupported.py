@@ -22,10 +22,9 @@ from game_events.pipeline.replay_selection import ReplaySelection
 from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.reprocessing import redecode, replay
 from game_events.pipeline.silver import refresh
-from game_events.plugins.catalog.query import TablesSql
-from game_events.plugins.governance.commits import ErasureState, erase_events
-from game_events.plugins.governance.result import Erasure
-from game_events.plugins.governance.worker import DataSubjects
+from game_events.plugins.catalog.sql import TablesSql
+from game_events.plugins.governance.commits import Erasure, ErasureState, erase_events
+from game_events.plugins.governance.erase_worker import PeopleToErase
 from game_events_tests.support.altered_tables import altered, not_null, with_metadata
 from game_events_tests.support.faults import at_commit
 from game_events_tests.support.model.world import World
@@ -296,7 +295,7 @@ def test_work_that_replaces_bronzes_rows_is_refused_before_anything_is_staged(wo
     before = data_files(Lakehouse(world.folder).table(BRONZE))
     pipeline = world.pipeline()
     state = ErasureState(
-        pipeline, RunReport(), Erasure([], False), DataSubjects("gamer_id", "game_name", frozenset("a")), frozenset()
+        pipeline, RunReport(), Erasure([], False), PeopleToErase("gamer_id", "game_name", frozenset("a")), frozenset()
     )
     works = (
         lambda: redecode(pipeline, RunReport()),

@@ -18,7 +18,7 @@ from game_events.decoding.frame import Reason
 from game_events.lakehouse.data.columns import OWN_COLUMNS, QUARANTINE_COLUMNS, bronze_schema
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
-from game_events.plugins.governance.worker import Suppression, entity_hash
+from game_events.plugins.governance.filter_worker import ErasedPeople, id_hash
 from game_events.sources.source import RECORD_SCHEMA
 from game_events.workers.decode import BronzeTask, StoredTask
 from game_events.workers.results import StagedRows
@@ -74,11 +74,11 @@ def run(task, batches):
 class Staged:
     """A task's result, read back from disk."""
 
-    def __init__(self, root, batches, *, plan=PLAN, keep_raw=True, decided=None, suppression=None):
+    def __init__(self, root, batches, *, plan=PLAN, keep_raw=True, decided=None, record_filter=None):
         lakehouse = Lakehouse(str(root))
         bronze, quarantine = lakehouse.table(BRONZE), lakehouse.table(QUARANTINE)
         self.task = BronzeTask(
-            bronze, quarantine, plan, ReadByHand([batches]), 9, "run 1", keep_raw, decided or {}, suppression
+            bronze, quarantine, plan, ReadByHand([batches]), 9, "run 1", keep_raw, decided or {}, record_filter
         )
         self.result = run_job(pickle.loads(pickle.dumps(self.task)), task_numbers(0))  # noqa: S301 - our own bytes
         self.bronze = self._rows(bronze, self.result.bronze)
@@ -331,8 +331,8 @@ def test_records_of_types_that_are_not_selected_are_in_bronze_as_they_came_and_c
 def test_forgotten_gamers_are_kept_out_of_records_that_are_not_decoded_by_key_and_place(tmp_path):
     plan = DecodePlan({71: OLD}, undecoded=frozenset({(71, (0,))}))
     key = b"a key of the tests"
-    gone = Suppression("gamer", key, frozenset({entity_hash(key, b"k")}), frozenset({("topic-id", 0, 3)}))
-    staged = Staged(tmp_path, [records([good(n, OLD) for n in range(7)])], plan=plan, suppression=gone)
+    gone = ErasedPeople("gamer", key, frozenset({id_hash(key, b"k")}), frozenset({("topic-id", 0, 3)}))
+    staged = Staged(tmp_path, [records([good(n, OLD) for n in range(7)])], plan=plan, record_filter=gone)
     # Every third record has no key, all others have `k`.
     assert staged.good == [0, 6]
     assert (staged.result.suppressed, staged.result.undecoded) == (5, {(71, (0,)): 2})
@@ -342,8 +342,8 @@ def test_forgotten_gamers_are_kept_out_of_records_that_are_too_large_by_their_ke
     """These come with the reason that the source's reader gave them."""
     batch = refused(records([b"x" * 10, good(1), b"y" * 10, b"z" * 10]), ["TOO_LARGE", None, "TOO_LARGE", "TOO_LARGE"])
     key = b"a key of the tests"
-    gone = Suppression("gamer", key, frozenset({entity_hash(key, b"k")}), frozenset({("topic-id", 0, 3)}))
-    staged = Staged(tmp_path, [batch], suppression=gone)
+    gone = ErasedPeople("gamer", key, frozenset({id_hash(key, b"k")}), frozenset({("topic-id", 0, 3)}))
+    staged = Staged(tmp_path, [batch], record_filter=gone)
     # The keys of all but every third record are theirs; the last record was noted by an erasure.
     assert (staged.bad, staged.good, staged.result.suppressed) == ({0: Reason.TOO_LARGE}, [1], 2)
     assert [row["_raw_value"] for row in staged.quarantine] == [b"x" * 10]

@@ -12,7 +12,7 @@ import pytest
 from game_events.decoding.decoder import DecodePlan
 from game_events.lakehouse.data.columns import BRONZE_ONLY
 from game_events.lakehouse.tables import BRONZE, QUARANTINE, Lakehouse
-from game_events.plugins.governance.worker import Suppression, entity_hash
+from game_events.plugins.governance.filter_worker import ErasedPeople, id_hash
 from game_events.workers.decode import BronzeTask
 from game_events.workers.fanout import INVALID, OnePassTask, Routing
 from game_events.workers.gold import COUNT, GAME, PartialAggregate
@@ -29,13 +29,13 @@ def staged(
     *batches: pa.RecordBatch,
     plan: DecodePlan = PLAN,
     columns: PartialAggregate = OF,
-    suppression: Suppression | None = None,
+    record_filter: ErasedPeople | None = None,
 ) -> tuple[Lakehouse, StagedRows]:
     lakehouse = Lakehouse(str(folder))
     one_pass = OnePassTask(lakehouse, Routing(), columns, True, None)
     tables = lakehouse.table(BRONZE), lakehouse.table(QUARANTINE)
     task = BronzeTask(
-        *tables, plan, ReadByHand([list(batches)]), 9, "run 1", keep_raw=True, record_filter=suppression, one_pass=one_pass
+        *tables, plan, ReadByHand([list(batches)]), 9, "run 1", keep_raw=True, record_filter=record_filter, one_pass=one_pass
     )
     return lakehouse, run(task.planned(plan), task_numbers(0))
 
@@ -60,8 +60,8 @@ def test_silvers_files_have_bronzes_rows_by_game(tmp_path: Path) -> None:
 
 
 def test_rows_of_erased_people_are_in_none_of_the_files(tmp_path: Path) -> None:
-    gone = Suppression("game", KEY, frozenset({entity_hash(KEY, b"go")}))
-    _, result = staged(tmp_path, records([good(1, OLD, game="uno"), good(2, OLD, game="go")]), suppression=gone)
+    gone = ErasedPeople("game", KEY, frozenset({id_hash(KEY, b"go")}))
+    _, result = staged(tmp_path, records([good(1, OLD, game="uno"), good(2, OLD, game="go")]), record_filter=gone)
     assert (result.suppressed, result.silver.games) == (1, {"uno"})
 
 

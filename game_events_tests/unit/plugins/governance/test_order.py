@@ -23,7 +23,7 @@ from game_events.pipeline.reporting.report import RunReport
 from game_events.pipeline.runs.preflight import environment_checks
 from game_events.plugins.governance import run as erasure
 from game_events.plugins.governance.commits import remove_old_files
-from game_events.plugins.governance.erased_people import add_suppressed, hashes_of, read_suppressed, record_filter
+from game_events.plugins.governance.erased_people import add_people, hashes_of, read_erased_people, record_filter
 from game_events.plugins.governance.run import resume
 from game_events.sources.source import MicroBatch
 from game_events.workers.results import StagedRows
@@ -106,8 +106,8 @@ def test_an_erasure_is_called_finished_once_it_is_on_the_disk(pipeline, monkeypa
     advance(pipeline.bronze, batch=0)
     order = []
     monkeypatch.setattr(os, "sync", lambda: order.append("written out"))
-    finish = erasure.finish_suppressed
-    monkeypatch.setattr(erasure, "finish_suppressed", lambda *given: order.append("finished") or finish(*given))
+    finish = erasure.finish_people
+    monkeypatch.setattr(erasure, "finish_people", lambda *given: order.append("finished") or finish(*given))
     erasure.erase(pipeline, RunReport(), frozenset({"ann"}))
     assert order[-2:] == ["written out", "finished"]
 
@@ -119,12 +119,12 @@ def test_a_table_of_others_beside_them_that_only_they_can_write_keeps_no_erasure
         put(table, {column: ["bob"]})
         altered(table, change=not_null(column))
     report = RunReport()
-    subjects = erasure.erase(pipeline, report, frozenset({"ann"}))
+    people = erasure.erase(pipeline, report, frozenset({"ann"}))
     assert report.parts["erasure"].finished
-    remove_old_files(pipeline, report.parts["erasure"], subjects)
-    add_suppressed(pipeline.lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({"eve"})), "a run that was killed")
+    remove_old_files(pipeline, report.parts["erasure"], people)
+    add_people(pipeline.lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({"eve"})), "a run that was killed")
     resume(pipeline, report)
-    assert read_suppressed(pipeline.lakehouse).unfinished == frozenset()
+    assert read_erased_people(pipeline.lakehouse).unfinished == frozenset()
 
 
 def test_rows_in_a_table_that_only_others_can_write_are_an_error_after_those_of_all_other_tables_are_gone(pipeline):
@@ -163,7 +163,7 @@ def test_doctor_says_who_is_kept_out_and_what_keeps_runs_from_knowing_them(pipel
         doctor(erasure_key=None)
     with pytest.raises(ConfigurationError, match="another key"):
         doctor(erasure_key=SecretStr(KEY[::-1]))
-    add_suppressed(pipeline.lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({"bob"})), "run")
+    add_people(pipeline.lakehouse, KEY.encode(), hashes_of(KEY.encode(), frozenset({"bob"})), "run")
     assert "of 1 the erasure is not finished" in doctor()
     shutil.rmtree(pipeline.lakehouse.table(SUPPRESSED).uri)
     with pytest.raises(DataError, match="is gone"):
@@ -178,7 +178,7 @@ def test_an_interrupted_erasure_whose_ids_are_lost_is_finished_and_holds_up_nobo
     silver = pipeline.lakehouse.silver("chess")
     put(silver, pa.Table.from_pylist([{"gamer_id": who} for who in ("ann", "bob", None)], schema=gone), {"batch": 1})
     listed = hashes_of(KEY.encode(), frozenset({"ann", "nobody has this one"}))
-    add_suppressed(pipeline.lakehouse, KEY.encode(), listed, "a run that was killed")
+    add_people(pipeline.lakehouse, KEY.encode(), listed, "a run that was killed")
     with pytest.raises(DataError, match=r"not finished.*--resume"):
         erasure.erase(pipeline, RunReport(), frozenset({"bob"}))
 
@@ -190,7 +190,7 @@ def test_an_interrupted_erasure_whose_ids_are_lost_is_finished_and_holds_up_nobo
     assert wanted.ids == {"ann"}
     done = report.parts["erasure"]
     assert (done.finished, done.lost_ids, done.rows) == (True, 1, {silver.name: 1})
-    assert read_suppressed(pipeline.lakehouse).unfinished == frozenset()
+    assert read_erased_people(pipeline.lakehouse).unfinished == frozenset()
     erasure.erase(pipeline, RunReport(), frozenset({"bob"}))
     assert [row["gamer_id"] for row in read_arrow(silver, silver.open()).to_pylist()] == [None]
 
@@ -213,7 +213,7 @@ def test_rows_that_a_run_rejects_while_they_are_erased_are_taken_off_the_count_o
         add(pipeline.quarantine, QUARANTINE_COLUMNS, [rejected])
         add(silver, schema, rows[:1], **{app: 1, Txn.ROWS_DROPPED: 1, Txn.ROWS_QUARANTINED: 1})
 
-    at_point(monkeypatch, "forget_quarantine_committed", a_run_beside)
+    at_point(monkeypatch, "erase_quarantine_committed", a_run_beside)
     erasure.erase(pipeline, RunReport(), frozenset({"ann"}))
     handle = silver.open()
     counters = [handle.transaction_version(app) for app in (Txn.ROWS_DROPPED, Txn.ROWS_QUARANTINED)]

@@ -19,7 +19,8 @@ from google.protobuf.wrappers_pb2 import StringValue
 from hypothesis import given
 from hypothesis import strategies as st
 
-from game_events.plugins.governance.worker import MOST_BYTES, DataSubjects, Suppression, Suppressor, entity_hash, texts_of
+from game_events.plugins.governance.erase_worker import PeopleToErase
+from game_events.plugins.governance.filter_worker import MOST_BYTES, ErasedPeople, ErasedPeopleFilter, id_hash, texts_of
 from game_events_tests.support.decoding.helpers import compiled, python_class
 from game_events_tests.support.worlds.undecodable_rows import WHOM, quarantined
 
@@ -82,7 +83,7 @@ OTHERS = {
 
 
 def suppressor(*ids):
-    return Suppressor(Suppression("gamer_id", KEY, frozenset(entity_hash(KEY, one.encode()) for one in ids)))
+    return ErasedPeopleFilter(ErasedPeople("gamer_id", KEY, frozenset(id_hash(KEY, one.encode()) for one in ids)))
 
 
 @pytest.mark.parametrize("form", [*FORMS, *OTHERS])
@@ -92,8 +93,8 @@ def test_an_id_in_a_key_or_header_is_erased_now_and_suppressed_later(form, place
     keys = pa.array([raw if place == "key" else b"x", None], pa.binary())
     headers = pa.array([None if place == "key" else [{"key": "a", "value": None}, {"key": "by", "value": raw}], None], HEADERS)
     rows = quarantined([b"\xff\xfe", None], _kafka_key=keys, _kafka_headers=headers)
-    subjects = DataSubjects("gamer_id", "game_name", frozenset({WHOM}))
-    assert subjects.mask("quarantine_events", rows).tolist() == [expected, False]
+    people = PeopleToErase("gamer_id", "game_name", frozenset({WHOM}))
+    assert people.mask("quarantine_events", rows).tolist() == [expected, False]
     batch = pa.record_batch({"key": keys, "headers": headers, "partition": [0, 0], "offset": [1, 2]})
     later = suppressor(WHOM).undecodable(batch, pa.array(["t", "t"]), np.arange(2))
     assert later.tolist() == [expected, False]
@@ -113,7 +114,7 @@ def test_a_short_id_is_found_only_as_the_whole_text():
 def test_a_record_of_others_with_a_number_in_a_header_is_not_taken_for_the_short_id():
     headers = pa.array([[{"key": "retries", "value": b"7"}]], HEADERS)
     rows = quarantined([b"\xff\xfe"], _kafka_key=pa.array([b"bob"]), _kafka_headers=headers)
-    assert not DataSubjects("gamer_id", "game_name", frozenset({"7"})).mask("quarantine_events", rows).any()
+    assert not PeopleToErase("gamer_id", "game_name", frozenset({"7"})).mask("quarantine_events", rows).any()
     batch = pa.record_batch({"key": pa.array([b"bob"]), "headers": headers, "partition": [0], "offset": [1]})
     assert not suppressor("7").undecodable(batch, pa.array(["t"]), np.arange(1)).any()
 
