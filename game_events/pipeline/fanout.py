@@ -12,6 +12,7 @@ reads bronze. The same holds for partial rows: they are those of a set of silver
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,19 +39,23 @@ from game_events.workers.rows import parts_by_game
 log = logging.getLogger(__name__)
 
 #: Rows of one task. Where its files would have fewer rows than `FILE_ROWS`, there are fewer tasks, of more rows.
-TASK_ROWS, MOST_TASK_ROWS = 500_000, 2_000_000
+TASK_ROWS = 500_000
+MOST_TASK_ROWS = 2_000_000
 
 
-FILE_ROWS, FEWEST_TASKS = 10_000, 2
+FILE_ROWS = 10_000
+FEWEST_TASKS = 2
 
 
 #: With more files than this, or fewer rows in a file, the rows are shuffled by game first: each file costs 2 to 3 ms to write
 #: and to read again, and a request each of an object store; each shuffled row 4 us.
-MAX_FILES_UNSHUFFLED, MIN_ROWS_UNSHUFFLED = 16_384, 1_000
+MAX_FILES_UNSHUFFLED = 16_384
+MIN_ROWS_UNSHUFFLED = 1_000
 
 
 #: Seconds that a game's file costs to write and to read again, and a row that a worker reads and leaves to another one.
-FILE_S, LEFT_ROW_S = 2e-3, 0.35e-6
+FILE_S = 2e-3
+LEFT_ROW_S = 0.35e-6
 
 
 #: Share of the rows of one game, times the shares of the games, up to which tasks for shares have about as much to do.
@@ -63,8 +68,8 @@ SALTS = 4
 
 def tasks_for(row_count: int, games: int) -> int:
     """Number of tasks for so many rows of so many games, both estimates; 0 games: unknown, or the rows are shuffled."""
-    most = max(1, -(-row_count // TASK_ROWS))
-    fewest = max(FEWEST_TASKS, -(-row_count // MOST_TASK_ROWS))
+    most = max(1, math.ceil(row_count / TASK_ROWS))
+    fewest = max(FEWEST_TASKS, math.ceil(row_count / MOST_TASK_ROWS))
     return min(most, max(fewest, row_count // (games * FILE_ROWS))) if games else most
 
 
@@ -93,7 +98,8 @@ def spread(rows: DataFrame, task: FanOut, row_count: int, games: int, salt: str)
     """
     if not is_shuffled(row_count, games):
         return rows.coalesce(tasks_for(row_count, games))
-    keys, tasks = [F.col(task.game_column)], tasks_for(row_count, 0)
+    keys = [F.col(task.game_column)]
+    tasks = tasks_for(row_count, 0)
     if games < tasks * SALTS:
         keys.append(F.pmod(F.hash(salt), F.lit(SALTS)))
     return rows.repartition(tasks, *keys)
@@ -119,7 +125,8 @@ def write_game_files(rows: DataFrame, task: FanOut) -> FanOutResult:
 #: the number of games, writes fewer files.
 FEWEST_FILE_ROWS = FILE_ROWS // 2
 #: Files, and partial rows, that are held at most: beyond that silver reads bronze, and gold silver.
-MOST_FILES, MOST_PARTIAL_ROWS = 16_384, 500_000
+MOST_FILES = 16_384
+MOST_PARTIAL_ROWS = 500_000
 
 
 @dataclass(frozen=True)
@@ -192,28 +199,34 @@ class OnePass:
             self.drop()
             return
         both = result if self._result is None else FanOutResult.sum([self._result, result])
-        self._pending, self._task, self._result = None, task, both
+        self._pending = None
+        self._task = task
+        self._result = both
         self._sources |= {file.path for file in files}
         if sum(map(len, both.files.values())) > MOST_FILES:
             self.drop()
 
     def take(self, files: FileSelection, task: FanOut) -> FanOutResult | None:
         """The result of a job of silver's over these files of bronze, if it is held; the caller commits its files."""
-        found = self._result
-        if found is None or self._task is None or not (self._is_of(files) and _alike(self._task, task)):
+        result = self._result
+        if result is None or self._task is None or not (self._is_of(files) and _alike(self._task, task)):
             self.drop()
             return None
         self.taken += 1
-        self._note_partials(found)
-        self._sources, self._task, self._result = frozenset(), None, None
-        return found
+        self._note_partials(result)
+        self._sources = frozenset()
+        self._task = None
+        self._result = None
+        return result
 
     def drop(self) -> None:
         """Delete silver's files that are held; none of them is in a commit."""
         self._drop_pending()
         if self._task is not None and self._result is not None:
             self._result.discard(self._task.table)
-        self._sources, self._task, self._result = frozenset(), None, None
+        self._sources = frozenset()
+        self._task = None
+        self._result = None
 
     @contextmanager
     def dropped_on_error(self) -> Iterator[None]:
@@ -234,11 +247,11 @@ class OnePass:
 
     def take_partial(self, game: str, files: FileSelection) -> pa.Table | None:
         """The partial rows of a game's new rows, if they are those of these files of silver; nothing of the game stays."""
-        found = (self._partials or {}).pop(game, None)
-        if found is None or not files.exact or found.paths != set(files.paths):
+        partial = (self._partials or {}).pop(game, None)
+        if partial is None or not files.exact or partial.paths != set(files.paths):
             return None
         # Of a task that had too many of them, partial rows are missing.
-        return found.rows if pc.sum(found.rows.column(COUNT)).as_py() == files.rows else None
+        return partial.rows if pc.sum(partial.rows.column(COUNT)).as_py() == files.rows else None
 
     @property
     def _has_small_files(self) -> bool:
@@ -258,15 +271,15 @@ class OnePass:
     def _note_partials(self, result: FanOutResult) -> None:
         """Add the partial rows of files that silver takes to those that gold has not taken yet."""
         news = _by_game(result)
-        held = self._partials or {}
+        partials = self._partials or {}
         for game, new in news.items():
-            old = held.get(game)
+            old = partials.get(game)
             if old is not None and old.rows.schema == new.rows.schema:
-                held[game] = GamePartial(old.paths | new.paths, merged_partials([old.rows, new.rows], (KEY,)))
+                partials[game] = GamePartial(old.paths | new.paths, merged_partials([old.rows, new.rows], (KEY,)))
             else:
-                held[game] = new
-        many = sum(partial.rows.num_rows for partial in held.values()) > MOST_PARTIAL_ROWS
-        self._partials = {} if many else held
+                partials[game] = new
+        many = sum(partial.rows.num_rows for partial in partials.values()) > MOST_PARTIAL_ROWS
+        self._partials = {} if many else partials
 
 
 def _columns(settings: Settings) -> PartialAggregate:
@@ -289,5 +302,6 @@ def _by_game(result: FanOutResult) -> Mapping[str, GamePartial]:
 
 def _alike(one: FanOut, other: FanOut) -> bool:
     """Whether both write the same files of the same rows."""
-    columns = [{field.name: field.type for field in task.schema} for task in (one, other)]
-    return columns[0] == columns[1] and (one.routing, one.choice) == (other.routing, other.choice)
+    columns = {field.name: field.type for field in one.schema}
+    others = {field.name: field.type for field in other.schema}
+    return columns == others and (one.routing, one.choice) == (other.routing, other.choice)

@@ -53,23 +53,27 @@ def offsets_of(handle: DeltaTable, topic: str, topic_id: str, known: Iterable[in
     `known`: partitions that existed. Partitions without a record may have no transaction: up to `HOLE` of them in a row are
     skipped anyway.
     """
-    found: Offsets = {}
-    last, newest, number = max(known, default=-1), -1, 0
+    offsets: Offsets = {}
+    last = max(known, default=-1)
+    newest = -1
+    number = 0
     while number <= max(last, newest + HOLE):
         partition = Partition(topic, topic_id, number)
         offset = handle.transaction_version(partition.app)
         if offset is not None:
-            found[partition] = int(offset)
+            offsets[partition] = int(offset)
             newest = number
         number += 1
-    return found
+    return offsets
 
 
 def next_offsets(handle: DeltaTable | None, partitions: Iterable[Partition]) -> Offsets:
     """Partition -> next offset, by a table's transactions; unknown partitions are left out."""
     if handle is None:
         return {}
-    return {partition: int(at) for partition in partitions if (at := handle.transaction_version(partition.app)) is not None}
+    return {
+        partition: int(offset) for partition in partitions if (offset := handle.transaction_version(partition.app)) is not None
+    }
 
 
 def ends_of_origins(origins: Offsets) -> Offsets:
@@ -124,7 +128,8 @@ _GAP = re.compile(r"([^,\[\s]+)\[(\d+)\]#([^@]+)@(\d+)\.\.(\d*)(?:, |$)")
 Ranges = Mapping[Partition, tuple[int, int]]
 
 #: Keys in the information of an erasure's commit: number of erased rows; batch -> erased rows, as JSON.
-ERASED_ROWS, ERASED_BY_BATCH = "erased_rows", "erased_by_batch"
+ERASED_ROWS = "erased_rows"
+ERASED_BY_BATCH = "erased_by_batch"
 
 
 @dataclass(frozen=True)
@@ -215,7 +220,7 @@ def _gaps(entry: Mapping[str, Any], known: Mapping[str, Sequence[str]]) -> Itera
 
 def erased_rows(entries: Iterable[Mapping[str, Any]]) -> Counter[int]:
     """Batch -> rows that were erased from bronze, by the entries of its history."""
-    found: Counter[int] = Counter()
+    erased: Counter[int] = Counter()
     for entry in entries:
-        found.update({int(batch): rows for batch, rows in json.loads(str(entry.get(ERASED_BY_BATCH, "{}"))).items()})
-    return found
+        erased.update({int(batch): rows for batch, rows in json.loads(str(entry.get(ERASED_BY_BATCH, "{}"))).items()})
+    return erased

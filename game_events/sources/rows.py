@@ -14,7 +14,7 @@ def since(offsets: Mapping[Partition, int]) -> Column:
     if not offsets:
         return F.lit(False)
     # One map, however many topics and partitions there are.
-    pairs = ((F.lit(_place_of(partition)), F.lit(at).cast("long")) for partition, at in sorted(offsets.items()))
+    pairs = ((F.lit(_place_of(partition)), F.lit(offset).cast("long")) for partition, offset in sorted(offsets.items()))
     firsts = F.create_map(*(column for pair in pairs for column in pair))
     return F.coalesce(F.col("_kafka_offset") >= F.try_element_at(firsts, _place()), F.lit(False))
 

@@ -132,8 +132,8 @@ class RecordBytes:
 
 
 def _lengths(values: pa.Array) -> Integers:
-    found: Integers = pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    lengths: Integers = pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return lengths
 
 
 def _header_bytes(headers: pa.ListArray) -> Integers:
@@ -142,11 +142,11 @@ def _header_bytes(headers: pa.ListArray) -> Integers:
     if ends[-1] == ends[0]:
         return np.zeros(len(headers), np.int64)
     items = headers.values.slice(ends[0], ends[-1] - ends[0])
-    sizes = _lengths(items.field("key")) + _lengths(items.field("value"))
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    item_bytes = _lengths(items.field("key")) + _lengths(items.field("value"))
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(item_bytes)])
     places = ends - ends[0]
-    found: Integers = before[places[1:]] - before[places[:-1]]
-    return found
+    sizes: Integers = before[places[1:]] - before[places[:-1]]
+    return sizes
 
 
 KAFKA = "kafka"

@@ -32,7 +32,7 @@ from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.tables import Layer, Table
 from game_events.sources.source import Partition, Reading, ReadNotes
 from game_events.workers.fanout import FanOut, OnePassTask, SecondStage
-from game_events.workers.job import WorkerJob
+from game_events.workers.job import WorkerJob, numbers_of
 from game_events.workers.record_filter import Mask, OpenRecordFilter, RecordFilter
 from game_events.workers.results import (
     StagedRows,
@@ -103,10 +103,9 @@ class BronzeTask(DecodeJob):
         decoder = BatchDecoder(self.plan)
         output = _Output(self)
         notes = ReadNotes()
-        for numbers in batches:
-            for task in numbers.column(0).to_pylist():
-                for batch in self.reading.batches(task, notes):
-                    self._decode(batch, decoder, output)
+        for task in numbers_of(batches):
+            for batch in self.reading.batches(task, notes):
+                self._decode(batch, decoder, output)
         result = output.result
         if result.unknown:
             output.abort()
@@ -141,12 +140,13 @@ class BronzeTask(DecodeJob):
 
     def _undecided(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows without those that quarantine holds since an earlier attempt."""
-        partitions, offsets = batch.column("partition").to_numpy(), batch.column("offset").to_numpy()
+        partitions = batch.column("partition").to_numpy()
+        offsets = batch.column("offset").to_numpy()
         ids = batch.column("topic_id")
         keep = np.ones(len(batch), dtype=bool)
-        for (topic_id, partition), held in self.decided.items():
+        for (topic_id, partition), decided in self.decided.items():
             mine = pc.fill_null(pc.equal(ids, topic_id), False).to_numpy(zero_copy_only=False) & (partitions == partition)
-            keep &= ~(mine & np.isin(offsets, np.fromiter(held, dtype=np.int64)))
+            keep &= ~(mine & np.isin(offsets, np.fromiter(decided, dtype=np.int64)))
         return batch.filter(pa.array(keep))
 
 
@@ -154,8 +154,8 @@ def _marked(batch: pa.RecordBatch, deadly: Mapping[tuple[str, int], Mapping[int,
     """The rows, those of records that crash a worker with a reason and a detail."""
     places = zip(*(batch.column(name).to_pylist() for name in ("topic_id", "partition", "offset")), strict=True)
     details = [deadly.get((topic_id, partition), {}).get(offset) for topic_id, partition, offset in places]
-    found = pa.array([detail is not None for detail in details])
-    reasons = pc.if_else(found, pa.scalar(str(Reason.MALFORMED)), batch.column("reason"))
+    malformed = pa.array([detail is not None for detail in details])
+    reasons = pc.if_else(malformed, pa.scalar(str(Reason.MALFORMED)), batch.column("reason"))
     marked = batch.set_column(batch.schema.get_field_index("reason"), "reason", reasons)
     detail = pc.coalesce(pa.array(details, pa.string()), batch.column("detail"))
     return marked.set_column(batch.schema.get_field_index("detail"), "detail", detail)
@@ -193,7 +193,8 @@ class _Output:
 
     def close(self) -> None:
         """Write the rest, and note the files in the result."""
-        self.result.bronze, self.result.quarantine = self.good.close(), self.bad.close()
+        self.result.bronze = self.good.close()
+        self.result.quarantine = self.bad.close()
         if self._silver is not None:
             self.result.silver = self._silver.finish()
 
@@ -236,8 +237,10 @@ class _Output:
         counts = [len(item.rows) for item in rejected]
         for item, count in zip(rejected, counts, strict=True):
             self.result.reasons[item.reason] += count
-        rows, which = np.concatenate([item.rows for item in rejected]), pa.array(np.repeat(np.arange(len(counts)), counts))
-        count, refs = len(rows), [SchemaRef.of(item.schema_id) for item in rejected]
+        rows = np.concatenate([item.rows for item in rejected])
+        which = pa.array(np.repeat(np.arange(len(counts)), counts))
+        count = len(rows)
+        refs = [SchemaRef.of(item.schema_id) for item in rejected]
         of_each = {
             "reason": pa.array([str(item.reason) for item in rejected], pa.string()),
             "detail": pa.array([item.detail for item in rejected], pa.string()),
@@ -292,20 +295,23 @@ class StoredTask(DecodeJob):
         writer = StagedWriter(self.bronze, bronze_schema(self.plan.columns))
         result = StagedRows()
         open_filter = self.record_filter.open() if self.record_filter is not None else None
-        for batch in (part for rows in batches for part in decoder.parts(rows, "_raw_value")):
-            rows = pa.Table.from_batches([batch])
-            at = rows.schema.get_field_index(HEADERS)
-            rows = rows.set_column(at, HEADERS, none_if_empty(rows.column(at)))
-            decoded = decoder.decode(batch.column("_raw_value"), batch.column("_kafka_headers"))
-            result.types |= decoded.types
-            result.unknown |= decoded.unknown
-            result.nulled.update(decoded.nulled)
-            if result.unknown:
-                continue  # the driver plans again: continue only to find all of them
-            if open_filter is not None:
-                undecodable = partial(_undecodable, batch, open_filter)
-                decoded = open_filter.stored(decoded, undecodable, partial(_note_records, result, rows), with_rejected=False)
-            self._write(rows, decoded, writer, result)
+        for sent in batches:
+            for batch in decoder.parts(sent, "_raw_value"):
+                rows = pa.Table.from_batches([batch])
+                index = rows.schema.get_field_index(HEADERS)
+                rows = rows.set_column(index, HEADERS, none_if_empty(rows.column(index)))
+                decoded = decoder.decode(batch.column("_raw_value"), batch.column("_kafka_headers"))
+                result.types |= decoded.types
+                result.unknown |= decoded.unknown
+                result.nulled.update(decoded.nulled)
+                if result.unknown:
+                    continue  # the driver plans again: continue only to find all of them
+                if open_filter is not None:
+                    undecodable = partial(_undecodable, batch, open_filter)
+                    decoded = open_filter.stored(
+                        decoded, undecodable, partial(_note_records, result, rows), with_rejected=False
+                    )
+                self._write(rows, decoded, writer, result)
         if result.unknown:
             writer.abort()
         result.bronze = writer.close()
@@ -314,32 +320,34 @@ class StoredTask(DecodeJob):
 
     def _write(self, rows: pa.Table, decoded: DecodedBatch, writer: StagedWriter, result: StagedRows) -> None:
         """Write the rows, decoded and undecoded."""
-        for at, schema_id, columns in decoded.good:
-            own = self._own(rows, at, schema_id, keep_raw=self.keep_raw)
-            writer.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(at))
-        for at, key in decoded.undecoded:
-            result.undecoded[key] += len(at)
-            writer.write_columns(self._own(rows, at, key[0], keep_raw=True), len(at))
+        for numbers, schema_id, columns in decoded.good:
+            own = self._own(rows, numbers, schema_id, keep_raw=self.keep_raw)
+            writer.write_columns(own | {name: columns.column(name) for name in columns.column_names}, len(numbers))
+        for numbers, key in decoded.undecoded:
+            result.undecoded[key] += len(numbers)
+            writer.write_columns(self._own(rows, numbers, key[0], keep_raw=True), len(numbers))
         for rejected in decoded.rejected:
             result.reasons[rejected.reason] += len(rejected.rows)
             if self.keep_undecodable:
                 kept = rows.take(pa.array(rejected.rows))
                 writer.write_columns({name: kept.column(name) for name in kept.column_names}, kept.num_rows)
 
-    def _own(self, rows: pa.Table, at: Rows, schema_id: SchemaId, *, keep_raw: bool) -> dict[str, pa.ChunkedArray | pa.Array]:
-        taken = rows.take(pa.array(at))
+    def _own(
+        self, rows: pa.Table, numbers: Rows, schema_id: SchemaId, *, keep_raw: bool
+    ) -> dict[str, pa.ChunkedArray | pa.Array]:
+        taken = rows.take(pa.array(numbers))
         own = {name: taken.column(name) for name in OWN_COLUMNS.names if name in taken.column_names}
-        own |= identity_columns(schema_id, len(at))
+        own |= identity_columns(schema_id, len(numbers))
         if self.batch is not None:
-            own["_batch"] = pa.repeat(pa.scalar(self.batch, pa.int64()), len(at))
+            own["_batch"] = pa.repeat(pa.scalar(self.batch, pa.int64()), len(numbers))
         if not keep_raw:
-            own["_raw_value"] = pa.nulls(len(at), pa.binary())
+            own["_raw_value"] = pa.nulls(len(numbers), pa.binary())
         return own
 
 
-def _note_records(result: StagedRows, rows: pa.Table, at: Rows) -> None:
+def _note_records(result: StagedRows, rows: pa.Table, numbers: Rows) -> None:
     """Note which records these rows are (`RECORD`)."""
-    taken = rows.take(pa.array(at))
+    taken = rows.take(pa.array(numbers))
     result.suppressed_records += zip(*(taken.column(name).to_pylist() for name in RECORD), strict=True)
 
 

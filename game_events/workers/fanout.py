@@ -35,7 +35,9 @@ from game_events.workers.rules import OutcomeWriter, RuleOutcome
 log = logging.getLogger(__name__)
 
 #: Why a row is in no game's table.
-INVALID, NOT_ALLOWED, OVER_LIMIT = "invalid", "not_allowed", "over_limit"
+INVALID = "invalid"
+NOT_ALLOWED = "not_allowed"
+OVER_LIMIT = "over_limit"
 
 #: Reason for rows without a name, where not every message type is decoded: no error.
 NO_NAME = "no_name"
@@ -102,7 +104,8 @@ class ColumnChoice:
     @classmethod
     def of(cls, schema: pa.Schema, columns: ColumnMap, always: Collection[str]) -> ColumnChoice | None:
         """The choice among the columns of `schema`; `always`: columns of every table. None: one message type, no choice."""
-        of_type, types = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+        of_type = defaultdict[str, set[str]](set)
+        types = defaultdict[str, set[str]](set)
         for key, column in columns.owners.items():
             message, _ = level_of(key)
             of_type[message].add(column)
@@ -110,16 +113,16 @@ class ColumnChoice:
         if len(of_type) < 2:
             return None
         optional = [name for name in schema.names if name in types and name not in always]
-        found = {name: of_type[next(iter(types[name]))] if len(types[name]) == 1 else {name} for name in optional}
-        return cls({name: frozenset(columns) & frozenset(optional) for name, columns in found.items()})
+        needed = {name: of_type[next(iter(types[name]))] if len(types[name]) == 1 else {name} for name in optional}
+        return cls({name: frozenset(columns) & frozenset(optional) for name, columns in needed.items()})
 
     def sent(self, rows: pa.Table) -> frozenset[str]:
         """The columns that the values in these rows bring."""
-        found = set[str]()
+        sent = set[str]()
         for name, columns in self.together.items():
-            if name not in found and rows.column(name).null_count < rows.num_rows:
-                found |= columns
-        return frozenset(found)
+            if name not in sent and rows.column(name).null_count < rows.num_rows:
+                sent |= columns
+        return frozenset(sent)
 
     def chosen(self, schema: pa.Schema, sent: Collection[str]) -> pa.Schema:
         """The columns of `schema`, in its order, without those that were not sent."""
@@ -191,7 +194,8 @@ class Stage:
         self._splitter = OutcomeWriter(task.outcome) if task.outcome is not None else None
         self._rejected: dict[str, StagedWriter] = {}
         if self._splitter is not None:
-            self._rejected, self.result.counts = self._splitter.writers, self._splitter.counts
+            self._rejected = self._splitter.writers
+            self.result.counts = self._splitter.counts
         self._new: set[str] = set()
         self._partial = PartialRows(task.partial) if task.partial is not None else None
         #: Game -> keys of its new rows.
@@ -222,7 +226,8 @@ class Stage:
             return self.result
         for game, kept in one_ahead(self._others()):
             self._try(game, partial(self._keep, game, kept))
-        self.result.files, self.result.rejected = self._closed(self._writers), self._closed(self._rejected)
+        self.result.files = self._closed(self._writers)
+        self.result.rejected = self._closed(self._rejected)
         if self._partial is not None:
             self.result.partials = self._partial.tables()
         return self.result
@@ -234,8 +239,12 @@ class Stage:
                 writer.abort()
         for game in self._writers.keys() - self._task.routing.known:
             remove_empty_folder(self._task.table(game))
-        self._buffer, self._rows, self._bytes = [], 0, 0
-        self._writers, self._rejected, self.result = {}, {}, FanOutResult(crowded=True)
+        self._buffer = []
+        self._rows = 0
+        self._bytes = 0
+        self._writers = {}
+        self._rejected = {}
+        self.result = FanOutResult(crowded=True)
         return self.result
 
     def _closed(self, writers: dict[str, StagedWriter]) -> dict[str, list[StagedFile]]:
@@ -255,11 +264,14 @@ class Stage:
         """Sort the buffer by game, once, and write each game's part."""
         if not self._rows:
             return
-        task, routing = self._task, self._task.routing
+        task = self._task
+        routing = task.routing
         rows = pa.Table.from_batches(self._buffer).combine_chunks()
-        self._buffer, self._rows, self._bytes = [], 0, 0
-        order, found = parts_by_game(rows, task.game_column)
-        parts = {name: part for name, part in found.items() if routing.takes(name, part[1], self.result.refused)}
+        self._buffer = []
+        self._rows = 0
+        self._bytes = 0
+        order, by_game = parts_by_game(rows, task.game_column)
+        parts = {name: part for name, part in by_game.items() if routing.takes(name, part[1], self.result.refused)}
         self._new |= parts.keys() - routing.known
         if self._is_crowded(parts):
             self.give_up()
@@ -286,7 +298,8 @@ class Stage:
                 self._try(game, writer.flush)
 
     def _is_crowded(self, parts: Iterable[str]) -> bool:
-        room, most = self._task.routing.room, self._task.most_games
+        room = self._task.routing.room
+        most = self._task.most_games
         return (room is not None and len(self._new) > room) or (most is not None and len(self._writers.keys() | parts) > most)
 
     def _write_part(self, game: str, rows: pa.Table, size: int, more: pa.Table) -> None:
@@ -301,7 +314,9 @@ class Stage:
 
     def _writer(self, game: str, rows: pa.Table) -> StagedWriter:
         """The game's writer; one with more columns if these rows have values in more."""
-        choice, writer, known = self._task.choice, self._writers.get(game), self.result.columns.get(game, frozenset())
+        choice = self._task.choice
+        writer = self._writers.get(game)
+        known = self.result.columns.get(game, frozenset())
         sent = known if choice is None else known | choice.sent(rows)
         if writer is None or sent != known:
             schema = self._task.schema if choice is None else choice.chosen(self._task.schema, sent)
@@ -371,7 +386,8 @@ class SecondStage:
     """Silver's files in a task of bronze's job. What goes wrong here is no error of that job: silver reads bronze then."""
 
     def __init__(self, task: FanOut) -> None:
-        self._names, self._stage = task.schema.names, Stage(task)
+        self._names = task.schema.names
+        self._stage = Stage(task)
 
     def add(self, rows: pa.Table) -> None:
         """Write rows of bronze."""

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from game_events.lakehouse.data.columns import TIME
 from game_events.lakehouse.data.staging import StagedWriter
-from game_events.workers.job import WorkerJob
+from game_events.workers.job import WorkerJob, numbers_of
 from game_events.workers.results import FanOutResult
 from game_events.workers.rows import OldRows
 
@@ -35,7 +35,11 @@ TIMES = (TIME, pa.int64())
 KEYS = (pa.string(), pa.bool_(), *TIMES)
 
 
-GAME, KEY, COUNT, FIRST, LAST = "game", "key", "count", "first", "last"
+GAME = "game"
+KEY = "key"
+COUNT = "count"
+FIRST = "first"
+LAST = "last"
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class PartialAggregate:
         """Whether the columns are there, with types for which Arrow does what Spark does."""
         if not {self.game, self.key, self.time} <= set(schema.names):
             return False
-        key, time = schema.field(self.key).type, schema.field(self.time).type
+        key = schema.field(self.key).type
+        time = schema.field(self.time).type
         return schema.field(self.game).type == pa.string() and key in KEYS and time in TIMES
 
 
@@ -68,14 +73,14 @@ class PartialRows:
             return
         columns = [rows.column(name) for name in (self._aggregate.game, self._aggregate.key, self._aggregate.time)]
         events = pa.Table.from_arrays(columns, [GAME, KEY, FIRST])
-        found = events.group_by([GAME, KEY], use_threads=False).aggregate([([], "count_all"), (FIRST, "min"), (FIRST, "max")])
-        found = found.rename_columns([GAME, KEY, COUNT, FIRST, LAST])
-        self._parts.append(found)
-        self._rows += found.num_rows
+        counted = events.group_by([GAME, KEY], use_threads=False).aggregate([([], "count_all"), (FIRST, "min"), (FIRST, "max")])
+        counted = counted.rename_columns([GAME, KEY, COUNT, FIRST, LAST])
+        self._parts.append(counted)
+        self._rows += counted.num_rows
         if self._rows > MOST_ROWS:
             self._parts = [merged_partials(self._parts, (GAME, KEY))]
             self._rows = self._parts[0].num_rows
-        if self._rows > MOST_ROWS or (rows.num_rows >= MANY_ROWS and 2 * found.num_rows > rows.num_rows):
+        if self._rows > MOST_ROWS or (rows.num_rows >= MANY_ROWS and 2 * counted.num_rows > rows.num_rows):
             self._parts = None
 
     def tables(self) -> list[pa.Table]:
@@ -112,20 +117,21 @@ class GoldMerge(WorkerJob[FanOutResult]):
     def stage(self, batches: Iterable[pa.RecordBatch]) -> FanOutResult:
         """Write the files of the games of these tasks."""
         result = FanOutResult()
-        for number in (n for batch in batches for n in batch.column(0).to_pylist()):
+        for number in numbers_of(batches):
             for game in self.tasks[number]:
                 result.write_alone(game, self.old.lakehouse.gold(game), partial(self._write, result, game))
         return result
 
     def _write(self, result: FanOutResult, game: str) -> None:
-        lakehouse, schema = self.old.lakehouse, self.old.schema
+        lakehouse = self.old.lakehouse
+        schema = self.old.schema
         new = self.rows.slice(*self.parts[game])
         writer = StagedWriter(lakehouse.gold(game), schema, game, short_lived=True)
         changed = [new]
         if game in self.old.files:
-            for rows, found in self.old.matched(game, new.select(self.old.keys)):
-                changed.append(rows.filter(found))
-                writer.write(rows.filter(pc.invert(found)))
+            for rows, renewed in self.old.matched(game, new.select(self.old.keys)):
+                changed.append(rows.filter(renewed))
+                writer.write(rows.filter(pc.invert(renewed)))
         partial_rows = [rows.rename_columns([KEY, COUNT, FIRST, LAST]) for rows in changed]
         writer.write(merged_partials(partial_rows, (KEY,)).rename_columns(schema.names).cast(schema))
         result.files[game] = writer.close()

@@ -29,6 +29,12 @@ def task_numbers(spark: SparkSession, tasks: int) -> DataFrame:
     return spark.range(0, tasks, 1, tasks)
 
 
+def numbers_of(batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
+    """In a worker: the numbers of its tasks, as `task_numbers` has them."""
+    for batch in batches:
+        yield from batch.column(0).to_pylist()
+
+
 class WorkerJob(ABC, Generic[Result]):
     """A function for `mapInArrow` that consumes a task's rows and returns one result; picklable.
 
@@ -44,14 +50,14 @@ class WorkerJob(ABC, Generic[Result]):
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: one row for each task."""
         codec = _codec(self.result)
-        found = pa.Table.from_pylist([codec.encode(self.stage(batches))], pa.schema(codec.type))
-        yield pa.RecordBatch.from_pydict({RESULT: pa.array([_ipc(found)], pa.binary())})
+        result = pa.Table.from_pylist([codec.encode(self.stage(batches))], pa.schema(codec.type))
+        yield pa.RecordBatch.from_pydict({RESULT: pa.array([_ipc(result)], pa.binary())})
 
     def collect(self, rows: DataFrame) -> list[Result]:
         """Run the job over the rows; one result for each task."""
         codec = _codec(self.result)
-        found = rows.mapInArrow(self, f"{RESULT} BINARY").collect()
-        return [codec.decode(row) for (data,) in found for row in _table(data).to_pylist()]
+        rows_of_tasks = rows.mapInArrow(self, f"{RESULT} BINARY").collect()
+        return [codec.decode(row) for (data,) in rows_of_tasks for row in _table(data).to_pylist()]
 
 
 class _Codec(NamedTuple):
@@ -157,14 +163,14 @@ class FileStage(WorkerJob[StagedFiles]):
         for batch in batches:
             rows = pa.Table.from_batches([batch]).select(self.schema.names).cast(self.schema)
             if self.headers is not None:
-                at = rows.schema.get_field_index(self.headers)
-                rows = rows.set_column(at, rows.schema.field(at), none_if_empty(rows.column(at)))
+                index = rows.schema.get_field_index(self.headers)
+                rows = rows.set_column(index, rows.schema.field(index), none_if_empty(rows.column(index)))
             writer.write(rows)
         return StagedFiles(writer.close())
 
     def write(self, rows: DataFrame) -> list[StagedFile]:
         """Run the job; the files of all workers."""
-        return [file for found in self.collect(rows) for file in found.files]
+        return [file for result in self.collect(rows) for file in result.files]
 
 
 @dataclass(frozen=True)
@@ -180,8 +186,7 @@ class Coordinates:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: numbers of tasks -> coordinates of their records."""
-        for numbers in batches:
-            for task in numbers.column(0).to_pylist():
-                for batch in self.reading.batches(task, ReadNotes()):
-                    places = [batch.column(name.removeprefix("_kafka_")) for name in COORDINATES]
-                    yield pa.RecordBatch.from_arrays(places, list(COORDINATES))
+        for task in numbers_of(batches):
+            for batch in self.reading.batches(task, ReadNotes()):
+                places = [batch.column(name.removeprefix("_kafka_")) for name in COORDINATES]
+                yield pa.RecordBatch.from_arrays(places, list(COORDINATES))

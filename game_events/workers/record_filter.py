@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from game_events.decoding.decoder import DecodedBatch
+from game_events.decoding.decoder import DecodedBatch, Rejected
 from game_events.decoding.frame import Rows
 
 #: A truth value for each row.
@@ -52,10 +52,20 @@ class OpenRecordFilter(ABC):
             rest = _left(rows, refused, note)
             if len(rest):
                 kept.good.append((rest, schema_id, columns.filter(pa.array(~refused)) if refused.any() else columns))
-        rejected = batch.rejected if with_rejected else []
+        self._keep_undecodable(batch, batch.rejected if with_rejected else [], undecodable, note, kept)
+        return kept
+
+    @staticmethod
+    def _keep_undecodable(
+        batch: DecodedBatch,
+        rejected: Sequence[Rejected],
+        undecodable: Callable[[Rows], Mask],
+        note: Callable[[Rows], None],
+        kept: DecodedBatch,
+    ) -> None:
         unknown = [rows for rows, _ in batch.undecoded] + [item.rows for item in rejected]
         if not unknown:
-            return kept
+            return
         mask = undecodable(np.concatenate(unknown))
         for item in rejected:
             rest = _left(item.rows, mask[item.rows], note)
@@ -65,7 +75,6 @@ class OpenRecordFilter(ABC):
             rest = _left(rows, mask[rows], note)
             if len(rest):
                 kept.undecoded.append((rest, key))
-        return kept
 
 
 def _left(rows: Rows, refused: Mask, note: Callable[[Rows], None]) -> Rows:

@@ -151,7 +151,8 @@ TENTHS = 10
 
 
 #: Ages from which records are counted per minute and per hour, so that a backlog does not make the count large.
-FINE_S, COARSE_S = 600, 86_400
+FINE_S = 600
+COARSE_S = 86_400
 
 
 def count_arrivals(timestamps: pa.Array, now_s: float | None = None) -> Arrivals:

@@ -25,7 +25,7 @@ from game_events.lakehouse.commits.group import ahead
 from game_events.lakehouse.data.reading import FilePart, numbered_parts, read_parts
 from game_events.lakehouse.data.staging import buffer_bytes
 from game_events.lakehouse.tables import Lakehouse
-from game_events.workers.job import task_numbers
+from game_events.workers.job import numbers_of, task_numbers
 from game_events.workers.rules import Violations
 
 
@@ -73,7 +73,8 @@ class FileRows:
 
     def of_tasks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """The rows of the tasks of these numbers."""
-        for group, share in (divmod(n, self.shares) for batch in batches for n in batch.column(0).to_pylist()):
+        for number in numbers_of(batches):
+            group, share = divmod(number, self.shares)
             parts = self.tasks[group]
             read = (rows for tables in ahead(parts, self._whole) for rows in tables) if self.few else self._one_by_one(parts)
             for rows in read:
@@ -88,13 +89,15 @@ class FileRows:
             yield from self._rows(part)
 
     def _rows(self, part: FilePart) -> Iterator[pa.Table]:
-        table, schema, found = self.lakehouse.table(part.table), self.schema, self.violations
-        if found is not None:
-            violating = found.of_file(part.path)
-            schema = found.schema(schema, violating)
+        table = self.lakehouse.table(part.table)
+        schema = self.schema
+        violations = self.violations
+        if violations is not None:
+            violating = violations.of_file(part.path)
+            schema = violations.schema(schema, violating)
         groups = slice(part.number, None, part.of)
         for first, rows in numbered_parts(table, schema, [part.path], table.sizes.row_group_rows, groups):
-            yield rows if found is None else found.added(rows, first, violating)
+            yield rows if violations is None else violations.added(rows, first, violating)
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,8 @@ class OldRows:
         All new rows of a game are in one task.
         """
         new: list[pa.RecordBatch] = []
-        schema, games = pa.schema([]), pa.array(self.files, pa.string())
+        schema = pa.schema([])
+        games = pa.array(self.files, pa.string())
         for batch in batches:
             yield batch
             schema = batch.schema
@@ -153,15 +157,15 @@ class OldRows:
         for game, tables in zip(small, ahead(small, lambda game: list(self._rows(game))), strict=True):
             yield from (self._named(game, rows) for rows in tables)
         for game in keys.keys() - self.small:
-            yield from (self._named(game, rows.filter(found)) for rows, found in self.matched(game, keys[game]))
+            yield from (self._named(game, rows.filter(has_new)) for rows, has_new in self.matched(game, keys[game]))
 
     def _named(self, game: str, rows: pa.Table) -> pa.Table:
         return rows.add_column(0, self.game_column, pa.repeat(pa.scalar(game), rows.num_rows))
 
     def others(self, game: str, keys: pa.Table) -> Iterator[pa.Table]:
         """The old rows of a game with other keys than these."""
-        for rows, found in self.matched(game, keys):
-            yield rows.filter(pc.invert(found)) if pc.any(found).as_py() else rows
+        for rows, has_new in self.matched(game, keys):
+            yield rows.filter(pc.invert(has_new)) if pc.any(has_new).as_py() else rows
 
     def matched(self, game: str, keys: pa.Table) -> Iterator[tuple[pa.Table, pa.Array]]:
         """The old rows of a game, part by part, and which of them have one of these keys."""
@@ -195,12 +199,14 @@ def has_key(rows: pa.Table, keys: pa.Table) -> pa.Array:
     first, *others = keys.column_names
     if not others:
         return pc.is_in(rows.column(first), value_set=keys.column(first).combine_chunks())
-    known, found = _numbers(keys.column(first), rows.column(first))
+    key_numbers, row_numbers = _numbers(keys.column(first), rows.column(first))
     for name in others:
         wanted, asked = _numbers(keys.column(name), rows.column(name))
         size = keys.num_rows
-        known, found = _numbers(pc.add(pc.multiply(known, size), wanted), pc.add(pc.multiply(found, size), asked))
-    return pc.is_valid(found)
+        key_numbers, row_numbers = _numbers(
+            pc.add(pc.multiply(key_numbers, size), wanted), pc.add(pc.multiply(row_numbers, size), asked)
+        )
+    return pc.is_valid(row_numbers)
 
 
 def _numbers(keys: pa.ChunkedArray, values: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
@@ -215,14 +221,19 @@ BATCH_BYTES = 16 * 1024 * 1024
 
 def in_batches(parts: Iterable[pa.Table], schema: pa.Schema, most_rows: int) -> Iterator[pa.RecordBatch]:
     """The rows of small tables, about so many together, in exactly this schema: Spark compares types and nullability."""
-    joined, rows, size = list[pa.Table](), 0, 0
+    joined = list[pa.Table]()
+    rows = 0
+    size = 0
     for part in parts:
         if part.num_rows:
             joined.append(part)
-            rows, size = rows + part.num_rows, size + buffer_bytes(part)
+            rows += part.num_rows
+            size += buffer_bytes(part)
         if rows >= most_rows or size >= BATCH_BYTES:
             yield from _joined(joined, schema)
-            joined, rows, size = [], 0, 0
+            joined = []
+            rows = 0
+            size = 0
     if joined:
         yield from _joined(joined, schema)
 

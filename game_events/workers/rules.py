@@ -39,7 +39,11 @@ RULE_RESULT = "_apart"
 
 #: Dispositions of a row: in the table; left out and counted; left out and written to quarantine; left out and in quarantine
 #: already; in the table although quarantine has it as rejected.
-KEEP, DROP, REJECT, HELD_BACK, READMIT = 0, 1, 2, 3, 4
+KEEP = 0
+DROP = 1
+REJECT = 2
+HELD_BACK = 3
+READMIT = 4
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,12 @@ class RuleColumns:
 
     def dispositions(self, violated: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int32]:
         """Of rows that quarantine neither has nor has decided on, by the columns of bits (the others: `judge`)."""
-        found = np.full(len(violated[0]), KEEP, np.int32)
+        dispositions = np.full(len(violated[0]), KEEP, np.int32)
         actions: tuple[tuple[Action, int], ...] = (("drop", DROP), ("quarantine", REJECT))
         for action, disposition in actions:
             for bits, mask in zip(violated, self.masks(action), strict=True):
-                found[(bits & mask) != 0] = disposition
-        return found
+                dispositions[(bits & mask) != 0] = disposition
+        return dispositions
 
 
 @dataclass(frozen=True)
@@ -134,17 +138,18 @@ class OutcomeWriter:
     def _judge(self, game: str, rows: pa.Table, more: pa.Table) -> pa.Table:
         counts = self.counts.setdefault(game, RuleCounts())
         counts.rows += rows.num_rows
-        rules, masks = self._task.rules.rules, self._task.rules.names
+        rules = self._task.rules.rules
+        masks = self._task.rules.names
         bits = [(more.column(masks[n // BITS]).to_numpy() >> (n % BITS)) & 1 for n in range(len(rules))]
         # Row x rule.
         violated = np.stack(bits, axis=1).astype(bool) if bits else np.zeros((more.num_rows, 0), dtype=bool)
         for number, rule in enumerate(rules):
-            found = violated[:, number]
-            count = int(found.sum())
+            by_rule = violated[:, number]
+            count = int(by_rule.sum())
             if count:
                 counts.violated[rule.name] += count
                 if rule.action == "fail":
-                    counts.examples.setdefault(rule.name, _coordinates(rows, int(found.argmax())))
+                    counts.examples.setdefault(rule.name, _coordinates(rows, int(by_rule.argmax())))
         if not self._task.has_disposition:
             return rows
         disposition = more.column(DISPOSITION).to_numpy()
@@ -161,7 +166,8 @@ class OutcomeWriter:
         """Reasons and details of rejected rows by the rules that they violate, and which of them each row has."""
         combinations, which = np.unique(violated, axis=0, return_inverse=True)
         which = which.reshape(-1)
-        reasons, details = [], []
+        reasons = []
+        details = []
         # Values choose how many combinations there are.
         for flags, size in zip(combinations, np.bincount(which).tolist(), strict=True):
             broken = [rule for rule, flag in zip(self._task.rules.rules, flags, strict=True) if flag]
@@ -231,7 +237,8 @@ class Violations:
         """The rows, the first of which has the place `first`, with `RuleOutcome.columns`: bronze's own of rejected ones."""
         begin, end = np.searchsorted(of_file.column(ROW).to_numpy(), [first, first + rows.num_rows])
         mine = of_file.slice(begin, end - begin)
-        places, dispositions = mine.column(ROW).to_numpy() - first, self._dispositions(mine)
+        places = mine.column(ROW).to_numpy() - first
+        dispositions = self._dispositions(mine)
         more = {name: _at(places, mine.column(name).to_numpy(), rows.num_rows) for name in self.outcome.rules.names}
         if self.outcome.has_disposition:
             more[DISPOSITION] = _at(places, dispositions, rows.num_rows)
@@ -247,9 +254,9 @@ class Violations:
 
 def _at(places: npt.NDArray[np.int64], values: npt.NDArray[Any], count: int) -> pa.Array:
     """So many values: these at their places, and zero elsewhere: no rule is violated, and the row is kept."""
-    found = np.zeros(count, values.dtype)
-    found[places] = values
-    return pa.array(found)
+    spread = np.zeros(count, values.dtype)
+    spread[places] = values
+    return pa.array(spread)
 
 
 def _only(rows: pa.Table, places: npt.NDArray[np.int64]) -> dict[str, pa.Array | pa.ChunkedArray]:

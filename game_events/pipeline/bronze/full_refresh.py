@@ -93,7 +93,9 @@ def count_expired(pipeline: Pipeline, now: SourceSnapshot, origins: Offsets | No
     `origins`: of the records of its files, partition -> end; None: they were not read yet, so the contents of an archive are
     unknown, and every row that is not of one of its files counts as lost.
     """
-    return Expired(*(_counts(pipeline, table, now, origins) for table in (pipeline.bronze, pipeline.quarantine)))
+    bronze = _counts(pipeline, pipeline.bronze, now, origins)
+    quarantine = _counts(pipeline, pipeline.quarantine, now, origins)
+    return Expired(bronze, quarantine)
 
 
 def _counts(pipeline: Pipeline, table: Table, now: SourceSnapshot, origins: Offsets | None) -> RowCounts:
@@ -114,8 +116,8 @@ def _counts(pipeline: Pipeline, table: Table, now: SourceSnapshot, origins: Offs
         lost = F.col("_there").isNull()
     gone = lost & ~stays
     which = {"rows": F.lit(1), "gone": F.when(gone, 1), "staying": F.when(stays, 1)}
-    (found,) = rows.agg(*(F.count(condition).alias(name) for name, condition in which.items())).collect()
-    return RowCounts(*found)
+    (counted,) = rows.agg(*(F.count(condition).alias(name) for name, condition in which.items())).collect()
+    return RowCounts(*counted)
 
 
 def source_to_read(pipeline: Pipeline) -> SourceSnapshot:
@@ -148,7 +150,8 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     began = time.monotonic()
     finish_reset(pipeline, report)
     note_replay(pipeline)
-    bronze, quarantine = pipeline.open_bronze(), pipeline.open_quarantine()
+    bronze = pipeline.open_bronze()
+    quarantine = pipeline.open_quarantine()
     if bronze is None:
         return  # the first run reads the whole topic anyway
     pipeline.bronze.writable(bronze, replaced=True)
@@ -159,7 +162,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     work = _FullRefresh(pipeline, bronze, source_to_read(pipeline), column_map(bronze))
     try:
         work.stage()
-        archive_schemas(pipeline, report, work.found)
+        archive_schemas(pipeline, report, work.staged)
         planned = work.planned()
     except Exception:
         work.drop()
@@ -169,7 +172,7 @@ def replace_bronze(pipeline: Pipeline, report: RunReport) -> None:
     failpoints.reach("reset_committed")
     finish_reset(pipeline, report)
     sweep(pipeline)
-    report_batch(pipeline, report, names_of(bronze), planned, landed, work.found)
+    report_batch(pipeline, report, names_of(bronze), planned, landed, work.staged)
     work.report_lost(report)
     report.add_read(work.start, work.end, work.now.unit)
     report.add_seconds(Layer.BRONZE, time.monotonic() - began)
@@ -182,9 +185,9 @@ class _FullRefresh:
     Attributes:
         bronze, now: the version of bronze, and the source.
         columns: of the new rows; fields keep their columns.
-        found: the new files.
+        staged: the new files.
         start, end: partition -> [start, end) read.
-        kept: rows among those of `found.bronze` that were not read again.
+        kept: rows among those of `staged.bronze` that were not read again.
         expired: rows that are lost or stay.
     """
 
@@ -192,7 +195,7 @@ class _FullRefresh:
     bronze: DeltaTable
     now: SourceSnapshot
     columns: ColumnMap
-    found: StagedRows = field(default_factory=StagedRows)
+    staged: StagedRows = field(default_factory=StagedRows)
     start: Offsets = field(default_factory=dict)
     end: Offsets = field(default_factory=dict)
     kept: int = 0
@@ -208,52 +211,54 @@ class _FullRefresh:
     def stage(self) -> None:
         """Write all files, and the list of those of quarantine."""
         self._stage_source()
-        self.expired = count_expired(self.pipeline, self.now, self.found.origins)
+        self.expired = count_expired(self.pipeline, self.now, self.staged.origins)
         if self.expired.bronze.staying:
             refuse_restored(self.pipeline.bronze, self.bronze, "name all topics that bronze was read from in the settings")
             self._keep_others()
-        listed = ResetList(self.batch, self.end, self.found.quarantine, frozenset(self.found.origins))
+        listed = ResetList(self.batch, self.end, self.staged.quarantine, frozenset(self.staged.origins))
         keep(self.pipeline.quarantine, self.ticket, listed)
 
     def _stage_source(self) -> None:
         """Decode and write the whole source, in micro-batches."""
-        pipeline, now = self.pipeline, self.now
-        self.start, self.end = dict(now.earliest), dict(now.earliest)
+        pipeline = self.pipeline
+        now = self.now
+        self.start = dict(now.earliest)
+        self.end = dict(now.earliest)
         for subject in pipeline.source.subjects(now.latest):
             pipeline.catalog.ids_of(subject)
         while part := plan_micro_batch(now, self.end, now.latest, pipeline.source.batch_limit(self.end)):
             part = replace(part, gaps=(*part.gaps, *pipeline.source.missing(part)))  # counted as expired
             pipeline.on_progress(f"full refresh: {part.records:,} {pipeline.source.things}, {sum(part.lag.values()):,} left")
-            found = stage_micro_batch(pipeline, self.bronze, self.columns, part, self.batch, {})
-            self.found.add(found)
-            self.columns = pipeline.catalog.message_columns(self.columns, found.types)
+            staged = stage_micro_batch(pipeline, self.bronze, self.columns, part, self.batch, {})
+            self.staged.add(staged)
+            self.columns = pipeline.catalog.message_columns(self.columns, staged.types)
             self.end |= part.end
 
     def _keep_others(self) -> None:
         """Copy rows of topics that are not read as rows of the new batch: later layers take them again with it."""
         schema = pa.schema(self.bronze.schema())
-        rows = read_table(self.pipeline.spark, self.bronze).where(not_read({*self.now.latest, *self.found.origins}))
+        rows = read_table(self.pipeline.spark, self.bronze).where(not_read({*self.now.latest, *self.staged.origins}))
         rows = rows.withColumn("_batch", F.lit(self.batch).cast("long")).select(travelling(schema.names))
         files = FileStage(self.pipeline.bronze, schema, HEADERS).write(rows)
-        self.found.bronze += files
+        self.staged.bronze += files
         self.kept = sum(f.rows for f in files)
 
     def planned(self) -> Commit:
         """The commit, which replaces bronze's files."""
         pipeline = self.pipeline
         bronze = self.bronze
-        found = self.found
+        staged = self.staged
         # A run that reads an archive's topics continues at the archive's end, even if bronze had more: those rows are removed.
-        to = self.end | ends_of_origins(found.origins)
-        rows = sum(file.rows for file in found.bronze)
-        undecodable = sum(file.rows for file in found.quarantine)
+        to = self.end | ends_of_origins(staged.origins)
+        rows = sum(file.rows for file in staged.bronze)
+        undecodable = sum(file.rows for file in staged.quarantine)
         read = {partition: (self.start[partition], end) for partition, end in self.end.items()}
-        info = batch_info(self.batch, rows, undecodable, read, (), found.suppressed) | kept_info(self.kept)
+        info = batch_info(self.batch, rows, undecodable, read, (), staged.suppressed) | kept_info(self.kept)
         info["full_refresh"] = "rows of batches before this one are gone"
         compared = (Txn.BATCH, Txn.INCARNATION, Txn.FULL_REFRESH, Txn.REPLAY, Txn.ERASURES, *(p.app for p in to))
         expected = txns(bronze, compared)
         advance = self._advance(to, undecodable)
-        plan = commit_of(pipeline, bronze, found, expected, advance, info, self.columns)
+        plan = commit_of(pipeline, bronze, staged, expected, advance, info, self.columns)
         return replace(plan, replace=True, from_version=bronze.version() if self.kept else None)
 
     def _advance(self, to: Offsets, undecodable: int) -> dict[str, int]:
@@ -284,17 +289,19 @@ class _FullRefresh:
     def drop(self) -> None:
         """Delete the files of a commit that is known to have failed."""
         with suppress(OSError):
-            discard(self.pipeline.bronze, self.found.bronze)
-            forget(self.pipeline.quarantine, self.ticket, self.found.quarantine)
+            discard(self.pipeline.bronze, self.staged.bronze)
+            forget(self.pipeline.quarantine, self.ticket, self.staged.quarantine)
 
     def report_lost(self, report: RunReport) -> None:
         """Report what became of rows that are not in the new bronze."""
-        pipeline, expired = self.pipeline, self.expired
-        report.add_rejected(self.found.reasons)
-        report.warn(*incomplete_records(self.found))
+        pipeline = self.pipeline
+        expired = self.expired
+        report.add_rejected(self.staged.reasons)
+        report.warn(*incomplete_records(self.staged))
         gone_rows = expired.bronze.gone + expired.quarantine.gone
-        report.add(BronzeResult(suppressed=self.found.suppressed, expired=gone_rows, nulled=self.found.nulled))
-        name, holder = pipeline.bronze.name, pipeline.settings.source_holder
+        report.add(BronzeResult(suppressed=self.staged.suppressed, expired=gone_rows, nulled=self.staged.nulled))
+        name = pipeline.bronze.name
+        holder = pipeline.settings.source_holder
         gone = pipeline.source.gone_text("is", "has")
         if self.kept:
             report.warn(f"{self.kept:,} rows of {name} stay: of topics that are not read now")

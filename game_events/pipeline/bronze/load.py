@@ -112,7 +112,8 @@ def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
     start = starting_point(pipeline, now)
     gaps: tuple[Gap, ...] = ()
     if is_gone(pipeline):
-        start, gaps = all_there_is(pipeline, now), not_there_any_more(pipeline, now)
+        start = all_there_is(pipeline, now)
+        gaps = not_there_any_more(pipeline, now)
         report.add(BronzeResult(gaps=gaps))
         report.warn(
             f"{pipeline.bronze.name} is gone: it is recreated from what {pipeline.settings.source_holder} has",
@@ -123,9 +124,12 @@ def _create(pipeline: Pipeline, now: SourceSnapshot, report: RunReport) -> None:
         OWN_COLUMNS,
         [],
         expect_transactions={},
-        set_transactions={p.app: at for p, at in start.items()} | identity(start) | epochs_noted(now, start) | {Txn.BATCH: 0},
+        set_transactions={p.app: offset for p, offset in start.items()}
+        | identity(start)
+        | epochs_noted(now, start)
+        | {Txn.BATCH: 0},
         table_id=None,
-        info=batch_info(0, 0, 0, {p: (at, at) for p, at in start.items()}, gaps),
+        info=batch_info(0, 0, 0, {p: (offset, offset) for p, offset in start.items()}, gaps),
         description=BRONZE_DESCRIPTION,
     )
     with suppress(ConflictError):  # another run created it: its starting offsets hold for this run, too
@@ -258,7 +262,9 @@ def _report_source(pipeline: Pipeline, plan: OffsetPlan, report: RunReport) -> N
 
     If the broker refuses these offsets, the run continues.
     """
-    source, group, offsets = pipeline.source, pipeline.settings.consumer_group, plan.reached | plan.ends
+    source = pipeline.source
+    group = pipeline.settings.consumer_group
+    offsets = plan.reached | plan.ends
     report.add(BronzeResult(lag=plan.lag))
     if counts := source.file_counts():
         report.add_files(counts)

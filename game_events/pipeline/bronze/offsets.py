@@ -60,10 +60,15 @@ class Changes:
         return bool(self.settle or self.gaps)
 
 
+def _new_topics(now: SourceSnapshot, reached: Offsets) -> dict[tuple[str, str, str], list[Partition]]:
+    """Topics that bronze has not read -> their partitions."""
+    read = {_topic_of(partition) for partition in reached}
+    return {topic: list(partitions) for topic, partitions in groupby(sorted(now.latest), _topic_of) if topic not in read}
+
+
 def changes(source: Source, settings: Settings, handle: DeltaTable, now: SourceSnapshot, reached: Offsets) -> Changes:
     """Compare the source's topics with bronze's (`reached`: its next offsets); at most a small file is read."""
-    read = {_topic_of(partition) for partition in reached}
-    new = {topic: list(partitions) for topic, partitions in groupby(sorted(now.latest), _topic_of) if topic not in read}
+    new = _new_topics(now, reached)
     # Topics that are named and all there need no history: only with a pattern may a topic be deleted unnoticed.
     known = topics_known(handle) if new or settings.kafka_topic_pattern is not None else {}
     if known:
@@ -119,7 +124,8 @@ def _refuse_another_source(known: Mapping[str, Partition], now: SourceSnapshot) 
     if not alone and not any(kind_of(kind).alone for kind, _ in before):
         return
     if alone.keys() != before.keys():
-        was, named = (", ".join(sorted({name for _, name in ids})) for ids in (before, _ids(now.latest)))
+        was = _names(before)
+        named = _names(_ids(now.latest))
         raise ConfigurationError(
             f"bronze_events was made from {was}, and the settings name {named}: one bronze has one source. Set "
             "GAME_EVENTS_LAKEHOUSE to another folder, or GAME_EVENTS_SOURCE_TABLE and the topics back"
@@ -131,6 +137,10 @@ def _refuse_another_source(known: Mapping[str, Partition], now: SourceSnapshot) 
             "recreated. Nothing was read: replace this pipeline's bronze, too (`game-events run --full-refresh bronze`, "
             "with GAME_EVENTS_ALLOW_BRONZE_FULL_REFRESH=true)"
         )
+
+
+def _names(ids: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(sorted({name for _, name in ids}))
 
 
 def _ids(partitions: Iterable[Partition]) -> dict[tuple[str, str], str]:
@@ -162,7 +172,8 @@ def _rest(handle: DeltaTable, topic: str, topic_id: str, partitions: list[Partit
 LAST_EPOCH = 2**31 - 1
 
 #: Offsets with a special meaning in the setting, as in Spark's Kafka source.
-FIRST, END = -2, -1
+FIRST = -2
+END = -1
 
 
 #: Gaps that a message names one by one.
@@ -302,9 +313,9 @@ def all_there_is(pipeline: Pipeline, now: SourceSnapshot) -> Offsets:
     when = pipeline.settings.starting_timestamp
     if when is None:
         return dict(now.earliest)
-    found = pipeline.source.offsets_at(now.latest, when)
+    first = pipeline.source.offsets_at(now.latest, when)
     # Records may arrive between the two requests: a partition without one since the starting time begins at its old end.
-    return {p: min(max(found.get(p, end), now.earliest[p]), end) for p, end in now.latest.items()}
+    return {p: min(max(first.get(p, end), now.earliest[p]), end) for p, end in now.latest.items()}
 
 
 def _named(wanted: Mapping[str, Mapping[int, int]], now: SourceSnapshot) -> Offsets:
@@ -340,11 +351,18 @@ def not_there_any_more(pipeline: Pipeline, now: SourceSnapshot) -> tuple[Gap, ..
     """
     if pipeline.settings.starting_timestamp is not None:
         return ()
-    first = {partition: at for partition, at in sorted(now.earliest.items()) if at and partition.has_record_offsets}
-    gaps = tuple(Gap(partition.topic, partition.topic_id, partition.number, 0, at) for partition, at in first.items())
+    first = {partition: offset for partition, offset in sorted(now.earliest.items()) if offset and partition.has_record_offsets}
+    gaps = tuple(Gap(partition.topic, partition.topic_id, partition.number, 0, offset) for partition, offset in first.items())
     what = f"{pipeline.bronze.name} is gone (put the table back, if there is a copy), and so are records"
     refuse_unless_recorded(pipeline.settings, gaps, None, what)
     return gaps
+
+
+def _recreated(gaps: tuple[Gap, ...], now: SourceSnapshot) -> str:
+    """Sentences about topics that were deleted and are there again."""
+    gone = {gap.topic for gap in gaps if gap.end is None}
+    ids = sorted({(partition.topic, partition.topic_id) for partition in now.latest if partition.topic in gone})
+    return "".join(f" {topic} was recreated, with id {topic_id}." for topic, topic_id in ids)
 
 
 def refuse_unless_recorded(
@@ -354,15 +372,7 @@ def refuse_unless_recorded(
     if not gaps or settings.on_data_loss == "record_gap":
         return
     named = "; ".join(str(gap) for gap in gaps[:SHOWN]) + (f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else "")
-    gone = {gap.topic for gap in gaps if gap.end is None}
-    ids = sorted(
-        {
-            (partition.topic, partition.topic_id)
-            for partition in (now.latest if now is not None else ())
-            if partition.topic in gone
-        }
-    )
-    again = "".join(f" {topic} was recreated, with id {topic_id}." for topic, topic_id in ids)
+    again = _recreated(gaps, now) if now is not None else ""
     raise DataError(
         f"{what} that {settings.source_holder} does not have any more and bronze has not: {named}.{again} Nothing was read. To "
         f"go on with what there is and have the gap recorded, set {SETTING}=record_gap; so that it does not happen again, "

@@ -70,9 +70,11 @@ def deadly_records(part: MicroBatch, error: WorkerCrashError, attempt: Callable[
         WorkerCrashError: `error`: nothing of the micro-batch can be decoded, so its records are not the cause; or workers crash
             over too many.
     """
-    found: dict[tuple[Partition, int], str] = {}
-    waiting, alone = deque(_halves(part)), Counter[tuple[Partition, int]]()
-    crashes, decoded = 1, 0
+    deadly: dict[tuple[Partition, int], str] = {}
+    waiting = deque(_halves(part))
+    alone = Counter[tuple[Partition, int]]()
+    crashes = 1
+    decoded = 0
     while waiting:
         some = waiting.popleft()
         try:
@@ -90,12 +92,12 @@ def deadly_records(part: MicroBatch, error: WorkerCrashError, attempt: Callable[
             if alone[partition, offset] < DEATHS_ALONE:
                 waiting.append(some)
             else:
-                found[partition, offset] = (
+                deadly[partition, offset] = (
                     f"{str(died).removesuffix(NOTHING_COMMITTED)}; it happened {DEATHS_ALONE} times with no other record"
                 )
     if not decoded:
         raise error
-    return found
+    return deadly
 
 
 def _halves(part: MicroBatch) -> list[MicroBatch]:
@@ -105,7 +107,7 @@ def _halves(part: MicroBatch) -> list[MicroBatch]:
     for partition, start in part.start.items():
         middle[partition] = min(part.end[partition], start + room)
         room -= middle[partition] - start
-    return [found for found in (_between(part, part.start, middle), _between(part, middle, part.end)) if found.start]
+    return [half for half in (_between(part, part.start, middle), _between(part, middle, part.end)) if half.start]
 
 
 def _between(part: MicroBatch, start: Offsets, end: Offsets) -> MicroBatch:
@@ -174,7 +176,8 @@ def commit_undecodable(
     """
     begun = _announce(pipeline, bronze, part, staged)
     failpoints.reach("quarantine_announced")
-    until, app = next_offsets(quarantine, part.end), Txn.MICRO_BATCHES
+    until = next_offsets(quarantine, part.end)
+    app = Txn.MICRO_BATCHES
     plan = Commit(
         pipeline.quarantine,
         QUARANTINE_COLUMNS,
@@ -209,7 +212,8 @@ def _announce(pipeline: Pipeline, bronze: DeltaTable, part: MicroBatch, staged: 
     # With the batch as it is: a concurrent commit with a new batch (a replay, a full refresh) excludes this one.
     advance: dict[str, int] = {Txn.QUARANTINE_BEGUN: number, Txn.BATCH: counter(bronze, Txn.BATCH)}
     try:
-        info, expected = {"run_id": pipeline.run_id}, before | erasure_fence(bronze)
+        info = {"run_id": pipeline.run_id}
+        expected = before | erasure_fence(bronze)
         commit(without_rows(pipeline.bronze, bronze, info, expected, advance))
     except GameEventsError:
         staged.discard(pipeline.bronze, pipeline.quarantine)
@@ -240,7 +244,8 @@ def stage_micro_batch(
     """
     if part.records <= sum(gap.is_planned for gap in part.gaps):  # it only skips a gap
         return StagedRows()
-    source, catalog = pipeline.source, pipeline.catalog
+    source = pipeline.source
+    catalog = pipeline.catalog
     catalog.offer(source.schemas())
     # Types to plan for before the first record.
     expected = source.expected_types()
@@ -288,7 +293,8 @@ class _Attempt:
         return staged
 
     def _job(self, reading: Reading, deadly: Deadly) -> BronzeTask:
-        pipeline, keep_raw = self.pipeline, self.pipeline.settings.keep_raw == "all"
+        pipeline = self.pipeline
+        keep_raw = pipeline.settings.keep_raw == "all"
         return BronzeTask(
             pipeline.bronze,
             pipeline.quarantine,
@@ -312,10 +318,10 @@ class _Attempt:
 
 def _by_partition(deadly: Deadly) -> Mapping[tuple[str, int], Mapping[int, str]]:
     """(topic id, partition) -> offset -> detail for quarantine."""
-    found: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    by_partition: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
     for (partition, offset), detail in deadly.items():
-        found[partition.topic_id, partition.number][offset] = detail
-    return found
+        by_partition[partition.topic_id, partition.number][offset] = detail
+    return by_partition
 
 
 def _isolated(attempt: _Attempt, part: MicroBatch, error: WorkerCrashError) -> StagedRows:
@@ -348,7 +354,8 @@ def run_decode_job(
     """
     catalog = pipeline.catalog
     planned = set(wanted) | catalog.met_types() | {(schema_id, ()) for schema_id in catalog.unknown_ids()}
-    room, rest = catalog.max_unknown_ids, None
+    room = catalog.max_unknown_ids
+    rest = None
     while True:
         job = job.planned(catalog.plan(columns, planned, rest))
         staged = StagedRows.sum(job.collect(rows))

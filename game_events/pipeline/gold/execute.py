@@ -291,14 +291,17 @@ GAME = "_game"
 #: Spark's column about a row's file, which no schema has.
 HIDDEN = "_metadata"
 
-_NAME, _FROM = "_limit_game", "_limit_batch"
+_NAME = "_limit_game"
+_FROM = "_limit_batch"
 
 #: Rows of silver for each task. One task needs no shuffle, which costs some 100 ms.
 TASK_ROWS = 250_000
 
 #: Processor time, in seconds: what a worker saves of Spark's on opening a file, what it spends more on a row, and what reading
 #: in both ways costs a plan.
-OPEN_S, ROW_S, BOTH_S = 0.002, 5e-7, 0.3
+OPEN_S = 0.002
+ROW_S = 5e-7
+BOTH_S = 0.3
 
 #: Rows of a file up to which a worker reads it at less cost than Spark.
 SMALL_FILE_ROWS = int(OPEN_S / ROW_S)
@@ -382,7 +385,8 @@ def taken_partials(run: GoldRun, plans: Mapping[str, GamePlan], one_pass: OnePas
 
 def _fits(run: GoldRun, plan: GamePlan, rows: pa.Table) -> bool:
     """Whether silver's and gold's tables have the types of the partial rows."""
-    settings, wanted = run.pipeline.settings, _schema(run, rows)
+    settings = run.pipeline.settings
+    wanted = _schema(run, rows)
     silver = pa.schema(plan.silver.schema())
     pairs = ((settings.key_column, KEY), (settings.time_column, FIRST))
     if any(name not in silver.names or silver.field(name).type != rows.schema.field(own).type for name, own in pairs):
@@ -401,24 +405,26 @@ def _schema(run: GoldRun, rows: pa.Table) -> pa.Schema:
     return pa.schema([*own, *(pa.field(name, types.field(part).type) for part, name in MEASURES.items())])
 
 
-def merge_partials(run: GoldRun, plans: Mapping[str, GamePlan], found: Mapping[str, pa.Table]) -> Staged | None:
+def merge_partials(run: GoldRun, plans: Mapping[str, GamePlan], partials: Mapping[str, pa.Table]) -> Staged | None:
     """Write the files of these games, whose partial rows have the same types; None: the job failed, Spark's has to do it."""
-    pipeline, lakehouse = run.pipeline, run.pipeline.lakehouse
-    schema = _schema(run, next(iter(found.values())))
-    start, parts = 0, dict[str, tuple[int, int]]()
-    for game, rows in found.items():
+    pipeline = run.pipeline
+    lakehouse = pipeline.lakehouse
+    schema = _schema(run, next(iter(partials.values())))
+    start = 0
+    parts = dict[str, tuple[int, int]]()
+    for game, rows in partials.items():
         parts[game] = (start, rows.num_rows)
         start += rows.num_rows
-    together = pa.concat_tables(found.values()).rename_columns(schema.names).combine_chunks()
-    files = {game: plans[game].old.paths for game in found if plans[game].old.files}
+    together = pa.concat_tables(partials.values()).rename_columns(schema.names).combine_chunks()
+    files = {game: plans[game].old.paths for game in partials if plans[game].old.files}
     old = OldRows(lakehouse, run.aggregate.name, GAME, run.aggregate.keys, schema, files)
-    old_rows = sum(plans[game].old.rows for game in found)
+    old_rows = sum(plans[game].old.rows for game in partials)
     tasks = 1 + old_rows // TASK_OLD_ROWS
-    largest_first = sorted(found, key=lambda game: -plans[game].old.rows)
+    largest_first = sorted(partials, key=lambda game: -plans[game].old.rows)
     job = GoldMerge(old, together, parts, dealt(largest_first, tasks))
     try:
         result = FanOutResult.sum(job.collect(task_numbers(pipeline.spark, len(job.tasks))))
     except (PySparkException, Py4JJavaError) as error:
         log.warning("gold=read_from_silver error=%r", first_line(error))
         return None
-    return Staged(found.keys(), result, commented(run.aggregate, schema), RuleColumns.of((), "gold", GAME))
+    return Staged(partials.keys(), result, commented(run.aggregate, schema), RuleColumns.of((), "gold", GAME))

@@ -92,13 +92,14 @@ class GamePlan:
 
 def plan_games(run: GoldRun, games: Collection[str]) -> tuple[dict[str, GamePlan], dict[str, str]]:
     """The plans of games that have to change, and failed game -> reason."""
-    bronze, known = run.pipeline.open_bronze(), key_and_time(run.pipeline).names
+    bronze = run.pipeline.open_bronze()
+    known = key_and_time(run.pipeline).names
     # Arrow does not compare structs: the workers could not find such a key in the old files. Of bronze's columns, too: the rows
     # of a game's table that lacks a column are read with it.
     nested = _nested(bronze)
-    found = for_games(sorted(games), guarded(lambda game: _plan(run, known, nested, game)))
-    plans = {game: item for game, item in found.items() if isinstance(item, GamePlan)}
-    return plans, {game: item for game, item in found.items() if isinstance(item, str)}
+    planned = for_games(sorted(games), guarded(lambda game: _plan(run, known, nested, game)))
+    plans = {game: item for game, item in planned.items() if isinstance(item, GamePlan)}
+    return plans, {game: item for game, item in planned.items() if isinstance(item, str)}
 
 
 def _plan(run: GoldRun, known: Collection[str], nested: frozenset[str], game: str) -> GamePlan | None:
@@ -202,7 +203,7 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
         expected[app] = declared
         advance[app] = definition
     words = run.pipeline.settings.names
-    of = f"{words.entity.capitalize()} {plan.game}" if table.part is None else f"All {words.entities}"
+    whose = f"{words.entity.capitalize()} {plan.game}" if table.part is None else f"All {words.entities}"
     info = {BATCH_INFO: str(plan.batch), "run_id": run.pipeline.run_id}
     if aggregate.definition:
         info["definition"] = aggregate.definition
@@ -221,7 +222,7 @@ def commit_of(run: GoldRun, plan: GamePlan, schema: pa.Schema, files: list[Stage
         # Without a new row of this game its files stay.
         rewritten=frozenset(plan.old.paths if files else ()),
         info=info,
-        description=f"{of}: {aggregate.description}"[:1_000],
+        description=f"{whose}: {aggregate.description}"[:1_000],
     )
 
 
@@ -241,13 +242,13 @@ def key_and_time(pipeline: Pipeline) -> StructType:
     """Bronze's key and time columns: NULL for a game without rows since they exist, or with values of other types only."""
     bronze = pipeline.open_bronze()
     columns = spark_schema(bronze.schema()) if bronze is not None else StructType()
-    found = []
+    fields = []
     for kept in key_and_time_kept(pipeline.settings).values():
         if kept.column in columns.names:
-            found.append(columns[kept.column])
+            fields.append(columns[kept.column])
         elif kept.kind in _TYPES and any(is_of_any_kind(name, kept.column) for name in columns.names):
-            found.append(StructField(kept.column, _TYPES[kept.kind]))  # other types only in bronze
-    return StructType(found)
+            fields.append(StructField(kept.column, _TYPES[kept.kind]))  # other types only in bronze
+    return StructType(fields)
 
 
 def silver_columns(pipeline: Pipeline) -> StructType:
@@ -255,14 +256,17 @@ def silver_columns(pipeline: Pipeline) -> StructType:
     bronze = pipeline.open_bronze()
     if bronze is None or not has_decoded_columns(bronze):
         return StructType()
-    found, known = spark_schema(Schema.from_arrow(SilverInput.of(pipeline, bronze).schema)), key_and_time(pipeline)
-    return StructType([*known.fields, *(f for f in found.fields if f.name not in known.names)])
+    base = spark_schema(Schema.from_arrow(SilverInput.of(pipeline, bronze).schema))
+    known = key_and_time(pipeline)
+    return StructType([*known.fields, *(f for f in base.fields if f.name not in known.names)])
 
 
 #: The definition of a table that was reset to the default columns; others are hashes.
 DEFAULT_DEFINITION = 0
 
-COUNT, FIRST, LAST = "session_count", "min_timestamp", "max_timestamp"
+COUNT = "session_count"
+FIRST = "min_timestamp"
+LAST = "max_timestamp"
 
 
 def player_agg(settings: Settings) -> GoldAggregate:
@@ -342,7 +346,8 @@ def _aggregated(silver: DataFrame, keys: tuple[str, ...], columns: Mapping[str, 
 
 def due(aggregate: GoldAggregate, state: Progress) -> bool:
     """Whether an aggregate's interval has passed since its last commit; a changed declaration is due at once."""
-    mark, every = state.marks.get(aggregate.layer, Mark()), aggregate.interval_s
+    mark = state.marks.get(aggregate.layer, Mark())
+    every = aggregate.interval_s
     if mark.definition != scope(aggregate) or every is None or mark.committed_at is None:
         return True
     return not mark.committed_at <= time.time() < mark.committed_at + every
@@ -383,8 +388,8 @@ SHOWN = 20
 
 def looked_at(settings: Settings) -> dict[str, str]:
     """Column of gold that is NULL where a key or time of silver is -> the setting with silver's column."""
-    found = {settings.key_column: "GAME_EVENTS_KEY_COLUMN"}
-    return found | ({FIRST: "GAME_EVENTS_TIME_COLUMN"} if has_shipped_columns(player_agg(settings)) else {})
+    settings_of = {settings.key_column: "GAME_EVENTS_KEY_COLUMN"}
+    return settings_of | ({FIRST: "GAME_EVENTS_TIME_COLUMN"} if has_shipped_columns(player_agg(settings)) else {})
 
 
 def null_notices(

@@ -27,7 +27,7 @@ from game_events.lakehouse.data.reading import BATCH_INFO
 from game_events.lakehouse.data.staging import StagedFile, copied_name, copy_file, discard, name_of_copy, partition_of
 from game_events.lakehouse.open_table import of_columns
 from game_events.lakehouse.system_tables import Progress
-from game_events.lakehouse.tables import UNIFIED, Layer, files_of, game_of_gold, is_game, paths, table_id, version_of
+from game_events.lakehouse.tables import UNIFIED, Layer, Table, files_of, game_of_gold, is_game, paths, table_id, version_of
 from game_events.pipeline.context import Pipeline, note
 from game_events.pipeline.gold.plan import definition_for, is_current, player_agg
 from game_events.pipeline.reporting.report import RunReport
@@ -83,21 +83,17 @@ def plan_unified(pipeline: Pipeline, state: Progress, *, full: bool) -> UnifiedP
     """Compare the games that may have changed; or all games, if the table's `txn` do not tell what its rows are."""
     unified = pipeline.tables.open(pipeline.lakehouse.table(UNIFIED))
     aggregate = player_agg(pipeline.settings)
-    reshaped = unified is not None and not is_current(unified, aggregate)
-    replaced = unified is not None and (full or reshaped or not is_partitioned(pipeline, unified))
-    # It may have games that progress does not know: of a replaced bronze.
     names = _changed(state)
-    whole = full or unified is None or reshaped or restored(unified) or (replaced and bool(names))
+    replaced, whole = _extent(pipeline, unified, aggregate, names, full=full)
     if whole:
         names = state.games.keys() | _with_gold(pipeline)
     opened = for_games(sorted(names), guarded(lambda game: pipeline.tables.open(pipeline.lakehouse.gold(game))))
-    unread = {game: why for game, why in opened.items() if isinstance(why, str)}
+    unread = _unread(opened)
     golds = _current(opened, aggregate)
     copies = _copies(pipeline, unified) if unified is not None and not replaced else {}
     games = for_games(golds, lambda game: _compared(golds[game], unified, copies.get(game, set())))
-    gone = frozenset[str]()
-    if whole and golds:  # without any gold the rows stay
-        gone = gone.union(*(copies[game] for game in copies.keys() - golds.keys() - unread.keys()))
+    # Without any gold the rows stay.
+    gone = _of_others(copies, golds.keys() | unread.keys()) if whole and golds else frozenset[str]()
     return UnifiedPlan(unified, replaced, whole, _differing(games), gone, unread)
 
 
@@ -105,6 +101,28 @@ def _current(opened: Mapping[str, DeltaTable | str | None], aggregate: GoldAggre
     """The tables that were opened, and are of the present declaration."""
     tables = {game: gold for game, gold in opened.items() if isinstance(gold, DeltaTable)}
     return {game: gold for game, gold in tables.items() if is_current(gold, aggregate)}
+
+
+def _extent(
+    pipeline: Pipeline, unified: DeltaTable | None, aggregate: GoldAggregate, changed: Collection[str], *, full: bool
+) -> tuple[bool, bool]:
+    """`replaced` and `whole` of the plan."""
+    if unified is None:
+        return False, True
+    reshaped = not is_current(unified, aggregate)
+    replaced = full or reshaped or not is_partitioned(pipeline, unified)
+    # It may have games that progress does not know: of a replaced bronze.
+    return replaced, full or reshaped or restored(unified) or (replaced and bool(changed))
+
+
+def _unread(opened: Mapping[str, DeltaTable | str | None]) -> dict[str, str]:
+    """Game with unreadable gold -> reason."""
+    return {game: why for game, why in opened.items() if isinstance(why, str)}
+
+
+def _of_others(copies: Mapping[str, set[str]], games: Collection[str]) -> frozenset[str]:
+    """Paths of the files of all other games."""
+    return frozenset[str]().union(*(of_game for game, of_game in copies.items() if game not in games))
 
 
 def _changed(state: Progress) -> set[str]:
@@ -147,18 +165,23 @@ def _compared(gold: DeltaTable, unified: DeltaTable | None, copies: Collection[s
     return ComparedGame(gold, missing, outdated)
 
 
-def unified_columns(plan: UnifiedPlan, entity: str) -> pa.Schema:
-    """The entity's column and gold's; structs have the members of all games, also of those that keep their files."""
+def _schema_texts(plan: UnifiedPlan) -> list[str]:
+    """The different schemas of gold, as JSON, and that of the unified table if files of it stay."""
     tables = [game.gold for game in plan.games.values()]
     if plan.unified is not None and not plan.replaced:
         tables.append(plan.unified)
-    texts = list(dict.fromkeys(table.schema().to_json() for table in tables))
+    return list(dict.fromkeys(table.schema().to_json() for table in tables))
+
+
+def unified_columns(plan: UnifiedPlan, entity: str) -> pa.Schema:
+    """The entity's column and gold's; structs have the members of all games, also of those that keep their files."""
+    texts = _schema_texts(plan)
     whole, _ = merged_columns(StructType.fromJson(json.loads(text)) for text in texts)
     merged = pa.schema(Schema.from_json(whole.json()))
     types: dict[str, pa.DataType] = {}
     fields: dict[str, pa.Field] = {}
-    for schema in (pa.schema(Schema.from_json(text)) for text in reversed(texts)):
-        for field in schema:
+    for text in reversed(texts):
+        for field in pa.schema(Schema.from_json(text)):
             types.setdefault(field.name, field.type)  # where types differ, those of the table, the last one of all, stay
             fields[field.name] = field
     types |= {field.name: field.type for field in merged}
@@ -179,7 +202,8 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
         if state.floor(Layer.UNIFIED) != state.floor(Layer.GOLD) or state.failed_in(Layer.UNIFIED):
             pipeline.progress.update(key, partial(_progress, state, {}))
         return
-    table, behind = pipeline.lakehouse.table(UNIFIED), state.failed_in(Layer.GOLD)
+    table = pipeline.lakehouse.table(UNIFIED)
+    behind = state.failed_in(Layer.GOLD)
     try:
         unread = _refresh(pipeline, state, report, full=full)
     except ConflictError:
@@ -198,6 +222,21 @@ def refresh_unified(pipeline: Pipeline, report: RunReport, *, full: bool = False
     report.add_seconds(Layer.UNIFIED, time.monotonic() - began)
 
 
+def _landed(table: Table, handle: DeltaTable, *, rows: int, files: int) -> Landed:
+    """The table as this run's commits left it."""
+    stored = files_of(handle)
+    return Landed(
+        table.name,
+        handle.version(),
+        str(table_id(handle)),
+        rows,
+        files,
+        sum(file.rows or 0 for file in stored),
+        sum(file.size for file in stored),
+        comments=of_columns(handle, comments_in),
+    )
+
+
 def _report_gold(pipeline: Pipeline, report: RunReport, state: Progress) -> None:
     """Report the table of the layout `partitioned`, which is gold itself, if this run has committed to it."""
     games = [entry for entry in report.of(Layer.GOLD) if entry.error is None]
@@ -205,17 +244,7 @@ def _report_gold(pipeline: Pipeline, report: RunReport, state: Progress) -> None
     handle = pipeline.tables.peek(table) if games else None
     if handle is None:
         return
-    files, rows = files_of(handle), sum(entry.rows for entry in games)
-    landed = Landed(
-        table.name,
-        handle.version(),
-        str(table_id(handle)),
-        rows,
-        len(games),
-        sum(file.rows or 0 for file in files),
-        sum(file.size for file in files),
-        comments=of_columns(handle, comments_in),
-    )
+    landed = _landed(table, handle, rows=sum(entry.rows for entry in games), files=len(games))
     new = any(entry.new for entry in games) and handle.version() == 0
     report.add_landed(Layer.UNIFIED, table, landed, pa.schema(handle.schema()), state.floor(Layer.GOLD), new=new)
 
@@ -279,8 +308,10 @@ def _commit_copies(
 
 
 def _copied_game(pipeline: Pipeline, name: str, game: ComparedGame, schema: pa.Schema) -> list[StagedFile] | GameEventsError:
-    lakehouse, files = pipeline.lakehouse, list[StagedFile]()
-    gold, unified = lakehouse.gold(name), lakehouse.table(UNIFIED)
+    lakehouse = pipeline.lakehouse
+    files = list[StagedFile]()
+    gold = lakehouse.gold(name)
+    unified = lakehouse.table(UNIFIED)
     other = changed_types(game.gold, schema)
     if other:
         return DataError(f"{gold.name} has other types than the table of all games: {'; '.join(other)}. Refresh gold fully")
@@ -303,7 +334,9 @@ def _copied_game(pipeline: Pipeline, name: str, game: ComparedGame, schema: pa.S
 
 def _commit_plan(pipeline: Pipeline, plan: UnifiedPlan, schema: pa.Schema, files: list[StagedFile], batch: int) -> Commit:
     """The commit of a plan; it fails after any concurrent commit to the table."""
-    unified, aggregate, words = plan.unified, player_agg(pipeline.settings), pipeline.settings.names
+    unified = plan.unified
+    aggregate = player_agg(pipeline.settings)
+    words = pipeline.settings.names
     commits = txn(unified, Txn.COMMITS)
     versions = {gold_app(game.gold): game.gold.version() for game in plan.games.values()}
     if (definition := definition_for(unified, aggregate)) is not None:

@@ -80,24 +80,24 @@ class Decisions:
     @cached_property
     def rejected_rows(self) -> Counter[str]:
         """Game -> its rejected rows in quarantine: from the log's statistics, except files of several games, which are read."""
-        found: Counter[str] = Counter()
+        rejected: Counter[str] = Counter()
         if self.handle is None:
-            return found
+            return rejected
         mixed: list[str] = []
         for file in add_actions(self.handle).to_pylist():
             if file.get("max.layer", Layer.SILVER) == Layer.BRONZE or file.get("null_count.replayed_batch") == 0:
                 continue
             game = _only_game(file)
             if game is not None:
-                found[game] += int(file["num_records"])
+                rejected[game] += int(file["num_records"])
             else:
                 mixed.append(file["path"])
         if mixed:
             rows = read_arrow(self.table, self.handle, ["layer", "game", "replayed_batch"], mixed)
             if "game" in rows.column_names:
-                held = pc.and_(pc.equal(rows["layer"], Layer.SILVER), pc.is_null(rows["replayed_batch"]))
-                found.update(rows.filter(held)["game"].drop_null().to_pylist())
-        return found
+                is_held = pc.and_(pc.equal(rows["layer"], Layer.SILVER), pc.is_null(rows["replayed_batch"]))
+                rejected.update(rows.filter(is_held)["game"].drop_null().to_pylist())
+        return rejected
 
     def held_rows(self, pipeline: Pipeline, games: Iterable[str]) -> DataFrame | None:
         """Coordinates and game of these games' rejected rows; None: there are none."""
@@ -190,10 +190,30 @@ def _decided_meanwhile(before: Decisions, now: Decisions, games: Iterable[str]) 
 def _commit_plan(
     pipeline: Pipeline, before: Decisions, now: Decisions, due: Mapping[str, RejectionDecision], rewritten: Rewritten
 ) -> Commit:
+    expected, advance = _transactions(before, now, due)
+    files = [file for decision in due.values() for file in decision.files]
+    return Commit(
+        pipeline.quarantine,
+        QUARANTINE_COLUMNS,
+        [*files, *rewritten.files],
+        expect_transactions=expected,
+        set_transactions=advance,
+        table_id=table_id(now.handle),
+        from_version=version_of(before.handle),
+        rewritten=rewritten.paths,
+        info={"rejected_rows": str(sum(file.rows for file in files)), "run_id": pipeline.run_id},
+        description=QUARANTINE_DESCRIPTION,
+    )
+
+
+def _transactions(
+    before: Decisions, now: Decisions, due: Mapping[str, RejectionDecision]
+) -> tuple[dict[str, int | None], dict[str, int]]:
+    """The `txn` that quarantine must have, and those that the commit sets."""
     bronze_id = now.bronze_id
     # A full refresh of bronze that has reached quarantine meanwhile: the rows are of a bronze that is gone.
     refreshed = Txn.FULL_REFRESH.of(BronzeIdentity.of_key(bronze_id).table_id)
-    expected = {refreshed: txn(before.handle, refreshed)}
+    expected: dict[str, int | None] = {refreshed: txn(before.handle, refreshed)}
     advance: dict[str, int] = {}
     for game, decision in due.items():
         app = Txn.DECIDED_BATCH.of(bronze_id, game)
@@ -209,16 +229,4 @@ def _commit_plan(
         app = Txn.DECIDED_INCARNATION.of(bronze_id)
         expected[app] = now.redecisions or None
         advance[app] = now.redecisions + 1
-    files = [file for decision in due.values() for file in decision.files]
-    return Commit(
-        pipeline.quarantine,
-        QUARANTINE_COLUMNS,
-        [*files, *rewritten.files],
-        expect_transactions=expected,
-        set_transactions=advance,
-        table_id=table_id(now.handle),
-        from_version=version_of(before.handle),
-        rewritten=rewritten.paths,
-        info={"rejected_rows": str(sum(file.rows for file in files)), "run_id": pipeline.run_id},
-        description=QUARANTINE_DESCRIPTION,
-    )
+    return expected, advance

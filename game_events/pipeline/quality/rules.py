@@ -59,14 +59,14 @@ def require_valid(spark: SparkSession, rules: Iterable[Rule], columns: StructTyp
 
 def problems(spark: SparkSession, rules: Iterable[Rule], columns: StructType | None) -> dict[str, str]:
     """Rule (as `layer.name`) -> what is wrong with it. Without columns a rule has to parse, no more."""
-    found = {f"{rule.layer}.{rule.name}": _refused(rule.sql) or _unsound(spark, rule.sql, columns) for rule in rules}
-    return {name: problem for name, problem in found.items() if problem is not None}
+    by_rule = {f"{rule.layer}.{rule.name}": _refused(rule.sql) or _unsound(spark, rule.sql, columns) for rule in rules}
+    return {name: problem for name, problem in by_rule.items() if problem is not None}
 
 
-def refuse(found: dict[str, str], columns: Sequence[str]) -> None:
+def refuse(by_rule: dict[str, str], columns: Sequence[str]) -> None:
     """Raise a ConfigurationError that names every problem, if there is one, and the columns there are."""
-    if found:
-        lines = [f"rule {name}: {problem}" for name, problem in found.items()]
+    if by_rule:
+        lines = [f"rule {name}: {problem}" for name, problem in by_rule.items()]
         have = f". The rows have the columns {some_columns(columns)}" if columns else ""
         raise ConfigurationError(f"change the rule (`rules` in game_events.yaml, GAME_EVENTS_RULES): {'; '.join(lines)}{have}")
 
@@ -90,7 +90,8 @@ def _sound_together(spark: SparkSession, conditions: tuple[str, ...], columns: S
     """Whether Spark's analysis accepts all conditions at once, in a fraction of the time that each of them takes by itself."""
     with null_on_error(spark), _quiet():
         try:
-            empty, every = spark.createDataFrame([], columns), [F.expr(sql) for sql in conditions]
+            empty = spark.createDataFrame([], columns)
+            every = [F.expr(sql) for sql in conditions]
             fields = empty.select(*every).schema.fields
             empty.join(spark.range(0).toDF("_other"), reduce(Column.__and__, every), "left_anti").schema  # noqa: B018
         except AnalysisException:
@@ -134,7 +135,8 @@ def _quiet() -> Iterator[None]:
     """Silence PySpark, which writes each refused expression to stderr with the JVM's whole stack."""
     # From PySpark: an ordinary logger of that name would turn each of its errors into a TypeError.
     logger = PySparkLogger.getLogger("SQLQueryContextLogger")
-    disabled, logger.disabled = logger.disabled, True
+    disabled = logger.disabled
+    logger.disabled = True
     try:
         yield
     finally:
@@ -142,7 +144,8 @@ def _quiet() -> Iterator[None]:
 
 
 #: Whether quarantine holds the row as rejected (NULL: it does not), and the batch up to which quarantine has decided.
-HELD, DECIDED = "_held", "_decided"
+HELD = "_held"
+DECIDED = "_decided"
 
 
 def holds(sql: str) -> Column:
@@ -195,19 +198,21 @@ def breaks(rules: RuleColumns, number: int) -> Column:
     return F.col(rules.names[number // BITS]).bitwiseAND(F.lit(1 << number % BITS).cast("bigint")) != 0
 
 
-def judge(rules: RuleColumns, rows: DataFrame, held: DataFrame | None) -> DataFrame:
-    """Rows of silver with `DECIDED`, the columns of `violated` and the disposition; `held`: quarantine's rejected rows.
+def judge(rules: RuleColumns, rows: DataFrame, held_rows: DataFrame | None) -> DataFrame:
+    """Rows of silver with `DECIDED`, the columns of `violated` and the disposition; `held_rows`: quarantine's rejected rows.
 
     Up to the batch `DECIDED` a row is rejected if quarantine has it, whatever the rules are now. Later rows are decided by
     the rules; a row that quarantine has already (it is decided again) stays there while the rules keep it out of silver.
     """
-    if held is None:
+    if held_rows is None:
         rows = rows.withColumn(HELD, F.lit(None).cast("boolean"))
     else:
         # By the game, too: since a row was rejected, a redecode may have given it another one.
-        held = held.withColumnRenamed("game", rules.game_column).withColumn(HELD, F.lit(True))
-        rows = rows.join(held, [*COORDINATES, rules.game_column], "left")
-    is_held, rejected, dropped = F.col(HELD).isNotNull(), any_of(rules, "quarantine"), any_of(rules, "drop")
+        held_rows = held_rows.withColumnRenamed("game", rules.game_column).withColumn(HELD, F.lit(True))
+        rows = rows.join(held_rows, [*COORDINATES, rules.game_column], "left")
+    is_held = F.col(HELD).isNotNull()
+    rejected = any_of(rules, "quarantine")
+    dropped = any_of(rules, "drop")
     decided = F.col("_batch") <= F.col(DECIDED)
     disposition = (
         F.when(is_held & (decided | rejected | dropped), F.lit(HELD_BACK))
@@ -249,23 +254,24 @@ def find_violations(
         rows = read_files(spark, files.files, StructType([f for f in columns.fields if f.name in needed]))
         rows = rows if above is None else rows.where(F.col("_batch") > above)
         place = (F.col("_metadata.file_path").alias(FILE), F.col("_metadata.row_index").alias(ROW))
-        violating = reduce(Column.__or__, (F.col(name) != 0 for name in rules.names))
-        rows = rows.select(*place, *violated(rules)).where(violating)
+        is_violating = reduce(Column.__or__, (F.col(name) != 0 for name in rules.names))
+        rows = rows.select(*place, *violated(rules)).where(is_violating)
         if files.rows > MOST_VIOLATIONS or not files.rows_known:
             rows = rows.limit(MOST_VIOLATIONS + 1)  # another stage
-        found = rows.toArrow()
-    if found.num_rows > MOST_VIOLATIONS:
+        violating = rows.toArrow()
+    if violating.num_rows > MOST_VIOLATIONS:
         return None
-    return Violations(outcome, _by_path(found, files, bits_schema(outcome.rules)))
+    return Violations(outcome, _by_path(violating, files, bits_schema(outcome.rules)))
 
 
-def _by_path(found: pa.Table, files: FileSelection, schema: pa.Schema) -> dict[str, bytes]:
+def _by_path(violating: pa.Table, files: FileSelection, schema: pa.Schema) -> dict[str, bytes]:
     """Path of a file below the table's folder -> its rows with this schema, ascending, as an Arrow stream."""
-    folder, known = unquote(files.root).rpartition("/")[2], set(files.paths)
-    names = found.column(FILE).combine_chunks().dictionary_encode()
+    folder = unquote(files.root).rpartition("/")[2]
+    known = set(files.paths)
+    names = violating.column(FILE).combine_chunks().dictionary_encode()
     codes = names.indices.to_numpy()
-    order = np.lexsort((found.column(ROW).to_numpy(), codes))
-    rows = found.select(schema.names).cast(schema).take(order)
+    order = np.lexsort((violating.column(ROW).to_numpy(), codes))
+    rows = violating.select(schema.names).cast(schema).take(order)
     ends = np.searchsorted(codes[order], np.arange(len(names.dictionary)), side="right").tolist()
     by_path = dict[str, bytes]()
     for uri, begin, end in zip(names.dictionary.to_pylist(), [0, *ends], ends, strict=False):

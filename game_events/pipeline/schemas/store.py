@@ -318,6 +318,9 @@ SCHEMA = schema_of(
     archived_at=(pa.timestamp("us", tz="UTC"), "When its first record was read (UTC)"),
 )
 
+#: Without the time: to make Python's times of times with a zone Arrow imports pandas.
+_READ_COLUMNS = [name for name in SCHEMA.names if name != "archived_at"]
+
 
 class SchemaArchive:
     """Reads and adds to the table."""
@@ -376,8 +379,7 @@ class SchemaArchive:
         if paths == []:
             return {}
         schemas: dict[SchemaId, RegistrySchema] = {}
-        # Without the time: to make Python's times of times with a zone Arrow imports pandas.
-        for row in self.declaration.read(handle, [name for name in SCHEMA.names if name != "archived_at"], paths).to_pylist():
+        for row in self.declaration.read(handle, _READ_COLUMNS, paths).to_pylist():
             schema = _schema_of(row)
             schema_id = schema.schema_id
             if schema_ids is not None and schema_id not in schema_ids:

@@ -1,14 +1,14 @@
 """Commits of silver's staged rows: rules that fail, then quarantine's rejections, then one commit for each game."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from game_events.lakehouse.commits.commit import Commit
+from game_events.lakehouse.commits.commit import Commit, Landed
 from game_events.lakehouse.commits.group import Committed, commit_games
 from game_events.lakehouse.commits.transactions import BronzeIdentity, Txn, counter, erasures, incarnation, txn, txns
 from game_events.lakehouse.data.columns import COORDINATES, QUARANTINE_COLUMNS
@@ -96,24 +96,17 @@ def decide_rejections(
     source: SilverInput, decisions: Decisions, starts: Mapping[str, GameStart], result: FanOutResult, report: RunReport
 ) -> set[str]:
     """Commit which rows are rejected, of all games at once; returns the games to retry."""
-    pipeline = source.pipeline
     judged_again = [game for game, start in starts.items() if start.judge_again]
     if not (source.rules.has("quarantine") or decisions.in_force or judged_again):
         return _decided_by_others(source, starts)
-    counts = {game: result.counts.get(game, RuleCounts()) for game in starts}
     due = {game: _decision(source, decisions, game, start, result) for game, start in starts.items()}
-    # Rows of quarantine that the rules of this run do not hold back are released.
-    released = {game: starts[game] for game in judged_again if decisions.rejected_rows[game] > counts[game].held}
-    rewritten = noted(source, decisions, released) if released else Rewritten()
-    landed, moved = decide(pipeline, decisions, due, rewritten)
+    released = _released(decisions, judged_again, result)
+    rewritten = noted(source, decisions, {game: starts[game] for game in released}) if released else Rewritten()
+    landed, moved = decide(source.pipeline, decisions, due, rewritten)
     if landed is None:
         return moved
-    _report_released(source, decisions, {game: counts[game] for game in released}, report)
-    reasons = sum((counts[game].reasons for game in due.keys() - moved), Counter[str]())
-    report.add(LayerResult(rejected=reasons))
-    if reasons or rewritten.paths:
-        with_rows = replace(landed, rows=reasons.total())
-        report.add_landed(Layer.QUARANTINE, pipeline.quarantine, with_rows, QUARANTINE_COLUMNS, source.batch)
+    _report_released(source, decisions, released, report)
+    _report_rejected(source, _counts_of(result, due.keys() - moved), landed, rewritten, report)
     return moved
 
 
@@ -129,6 +122,27 @@ def _decision(
     """Which of a game's rows are rejected; if all of them were judged again, with the incarnation of its next table."""
     target = next_incarnation(decisions, game, start) if start.judge_again else None
     return RejectionDecision(source.batch, result.rejected.get(game, []), target)
+
+
+def _released(decisions: Decisions, judged_again: Collection[str], result: FanOutResult) -> dict[str, RuleCounts]:
+    """Games with rows in quarantine that the rules of this run do not hold back."""
+    counts = {game: result.counts.get(game, RuleCounts()) for game in judged_again}
+    return {game: of_game for game, of_game in counts.items() if decisions.rejected_rows[game] > of_game.held}
+
+
+def _counts_of(result: FanOutResult, games: Collection[str]) -> list[RuleCounts]:
+    return [counts for game, counts in result.counts.items() if game in games]
+
+
+def _report_rejected(
+    source: SilverInput, counts: Collection[RuleCounts], landed: Landed, rewritten: Rewritten, report: RunReport
+) -> None:
+    """Report the rows that were rejected, and quarantine if its files changed."""
+    reasons = sum((of_game.reasons for of_game in counts), Counter[str]())
+    report.add(LayerResult(rejected=reasons))
+    if reasons or rewritten.paths:
+        with_rows = replace(landed, rows=reasons.total())
+        report.add_landed(Layer.QUARANTINE, source.pipeline.quarantine, with_rows, QUARANTINE_COLUMNS, source.batch)
 
 
 def _report_released(source: SilverInput, decisions: Decisions, released: Mapping[str, RuleCounts], report: RunReport) -> None:
@@ -151,13 +165,15 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, GameSt
     silver table (its name if there is none yet). Bronze's version and the rules are those of the staged rows, and rules are
     deterministic, so the rows that pass are those in the staged files.
     """
-    held, handle, spark = decisions.held_rows(source.pipeline, starts), decisions.handle, source.pipeline.spark
-    if held is None or handle is None:
+    held_rows = decisions.held_rows(source.pipeline, starts)
+    handle = decisions.handle
+    spark = source.pipeline.spark
+    if held_rows is None or handle is None:
         return Rewritten()
     with null_on_error(spark):
         rows = rows_from(source, read_files(spark, files_with(source.handle), spark_schema(source.handle.schema())), starts)
-        rows = rows.join(held, list(COORDINATES), "left_semi")
-        judged = judge(source.rules, rows, held).where(F.col(DISPOSITION).isin(HELD_BACK, READMIT))
+        rows = rows.join(held_rows, list(COORDINATES), "left_semi")
+        judged = judge(source.rules, rows, held_rows).where(F.col(DISPOSITION).isin(HELD_BACK, READMIT))
         judged = judged.select(*COORDINATES, F.col("_game").alias("game"), DISPOSITION)
         tables = {game: table_id(start.handle) or silver_name(game) for game, start in starts.items()}
         of_game = spark.createDataFrame(pa.table({"game": list(tables), "_table": list(tables.values())}))
@@ -165,7 +181,9 @@ def noted(source: SilverInput, decisions: Decisions, starts: Mapping[str, GameSt
         rejected = (F.col("layer") == Layer.SILVER) & F.col("replayed_batch").isNull() & F.col("game").isin(*starts)
         touched = read_table(spark, handle).where(rejected).select(file_name())
         leaves = rejected & ~F.col(DISPOSITION).eqNullSafe(HELD_BACK)
-        keys, table, batch = [*COORDINATES, "game"], F.col("_table"), source.batch
+        keys = [*COORDINATES, "game"]
+        table = F.col("_table")
+        batch = source.batch
         marked = partial(marked_files, keys=keys, replayed=leaves, table=table, batch=batch)
         return Rewritten(*marked(source.pipeline, handle, touched, judged))
 
@@ -175,7 +193,8 @@ def _columns(source: SilverInput, start: GameStart, result: FanOutResult, game: 
 
     Rows that replace all others bring their own.
     """
-    sent, table = result.columns.get(game, frozenset()), start.handle
+    sent = result.columns.get(game, frozenset())
+    table = start.handle
     kept = names_of(table) if table is not None and not (start.replace and sent) else frozenset()
     return source.columns_with(sent | kept)
 
@@ -197,8 +216,9 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: Ga
         drop(source.pipeline, result, game, quarantine=False)
         return None
     advance = _advance(source, decisions, game, start, result)
-    words, table = source.pipeline.settings.names, source.pipeline.lakehouse.silver(game)
-    of = f"the {words.entity} {game}: its" if table.part is None else f"all {words.entities}:"
+    words = source.pipeline.settings.names
+    table = source.pipeline.lakehouse.silver(game)
+    whose = f"the {words.entity} {game}: its" if table.part is None else f"all {words.entities}:"
     return Commit(
         table,
         _columns(source, start, result, game),
@@ -214,7 +234,7 @@ def _commit_plan(source: SilverInput, decisions: Decisions, game: str, start: Ga
         # All rows are new: columns may go and types may change.
         reshape=start.replace,
         info={BATCH_INFO: str(source.batch), "run_id": source.pipeline.run_id},
-        description=f"Events of {of} rows of {source.pipeline.bronze.name}, append-only{message_comment(source.handle)}",
+        description=f"Events of {whose} rows of {source.pipeline.bronze.name}, append-only{message_comment(source.handle)}",
     )
 
 
@@ -235,5 +255,6 @@ def _advance(source: SilverInput, decisions: Decisions, game: str, start: GameSt
 
 def next_incarnation(decisions: Decisions, game: str, start: GameStart) -> int:
     """Incarnation of a table after its rows are replaced; the one that quarantine has decided again for, if it has."""
-    decided, before = decisions.incarnation(game), incarnation(start.handle)
+    decided = decisions.incarnation(game)
+    before = incarnation(start.handle)
     return max(before, decided) + 1 if start.judge_again else max(before + (start.handle is not None), decided)

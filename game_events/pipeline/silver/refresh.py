@@ -77,7 +77,9 @@ class PassResult:
 
     def then(self, later: PassResult) -> PassResult:
         """Both results together; only the later pass has games to retry."""
-        done, failed, replaced = self.done | later.done, self.failed | later.failed, self.replaced | later.replaced
+        done = self.done | later.done
+        failed = self.failed | later.failed
+        replaced = self.replaced | later.replaced
         return PassResult(done, failed, later.retry, replaced, self.unrouted + later.unrouted)
 
 
@@ -85,22 +87,23 @@ def run_pass(run: SilverRun, games: Collection[str] | None = None) -> PassResult
     """Stage rows in one Spark job, commit them by game: all games from the low watermark, or these from their own batches."""
     decisions = Decisions.read(run.pipeline, run.source.bronze.key)
     if games is None:
-        starts, staged, found = _stage_from_watermark(run, decisions)
+        starts, staged, settled = _stage_from_watermark(run, decisions)
     else:
-        starts, staged, found = _stage_from_tables(run, decisions, games)
+        starts, staged, settled = _stage_from_tables(run, decisions, games)
     if not starts:
-        return found
+        return settled
     outcome = settle(run.source, decisions, starts, staged, run.report)
     run.report.mark_new(Layer.SILVER, outcome.landed.keys() - run.state.games.keys())
     # Tables that the first pass replaces are above the low watermarks of the later layers.
     replaced = frozenset(game for game in outcome.landed if starts[game].replace and games is not None)
     done = dict.fromkeys(outcome.landed, run.source.batch)
-    return found.then(PassResult(done, outcome.failed, found.retry | outcome.again, replaced))
+    return settled.then(PassResult(done, outcome.failed, settled.retry | outcome.again, replaced))
 
 
 def _stage_from_watermark(run: SilverRun, decisions: Decisions) -> tuple[dict[str, GameStart], FanOutResult, PassResult]:
     """Stage all rows above the low watermark, and drop the files of games with tables that are not there."""
-    pipeline, floor = run.pipeline, run.state.floor(Layer.SILVER)
+    pipeline = run.pipeline
+    floor = run.state.floor(Layer.SILVER)
     pipeline.on_progress(f"silver: batches {floor + 1} to {run.source.batch}")
     result, unrouted = _stage_admitted(run, decisions)
     failpoints.reach("silver_staged")
@@ -110,7 +113,8 @@ def _stage_from_watermark(run: SilverRun, decisions: Decisions) -> tuple[dict[st
             "GAME_EVENTS_MAX_GAMES and GAME_EVENTS_MAX_GAMES_EVER, or name those you want in GAME_EVENTS_GAMES"
         )
     starts: dict[str, GameStart] = {}
-    failed, retry = dict(result.failed), set()
+    failed = dict(result.failed)
+    retry = set()
     for game, start in starts_of(run, decisions, sorted(result.games), redecide=False).items():
         if isinstance(start, GameStart) and is_at_watermark(run.state, decisions, game, start):
             starts[game] = replace(start, read_after=floor)
@@ -128,7 +132,7 @@ def _stage_from_tables(
 ) -> tuple[dict[str, GameStart], FanOutResult, PassResult]:
     """Stage each game's rows above the batch of its own table."""
     pipeline = run.pipeline
-    starts, found = _starts_of_tables(run, decisions, games)
+    starts, settled = _starts_of_tables(run, decisions, games)
     result = FanOutResult()
     if starts:
         pipeline.on_progress(f"silver: {len(starts)} {pipeline.settings.names.entities} from their own progress")
@@ -143,8 +147,8 @@ def _stage_from_tables(
         if expired or not start.replace:
             del starts[game]
             if start.handle is not None and not expired:
-                found.done[game] = start.read_after  # bronze has no new rows of the game
-    return starts, result, found
+                settled.done[game] = start.read_after  # bronze has no new rows of the game
+    return starts, result, settled
 
 
 def _starts_of_tables(run: SilverRun, decisions: Decisions, games: Collection[str]) -> tuple[dict[str, GameStart], PassResult]:
@@ -170,7 +174,8 @@ def _starts_of_tables(run: SilverRun, decisions: Decisions, games: Collection[st
 
 def _stage_admitted(run: SilverRun, decisions: Decisions) -> tuple[FanOutResult, Counter[str]]:
     """Stage the rows of known games and admitted names; and the rows of the other names, by reason."""
-    pipeline, settings = run.pipeline, run.pipeline.settings
+    pipeline = run.pipeline
+    settings = pipeline.settings
     # Games that failed are staged by the next pass: their rows may crash a worker. They count as admitted.
     left_out = frozenset(run.state.failed_in(Layer.SILVER))
     known = {*run.state.games, *left_out}
@@ -220,7 +225,8 @@ def starts_of(run: SilverRun, decisions: Decisions, games: Iterable[str], *, red
         handle = run.pipeline.tables.open(run.pipeline.lakehouse.silver(game))
         # The handle keeps what was read: during a long job the log may lose the entries that the commit needs.
         txns(handle, needed)
-        taken, decided = bronze.taken(handle), decisions.batch(game)
+        taken = bronze.taken(handle)
+        decided = decisions.batch(game)
         whole = run.full or decisions.incarnation(game) > incarnation(handle)
         whole = whole or taken is None or (handle is not None and restored(handle))
         # Rows that quarantine holds from other contents of bronze are decided again, too.
@@ -311,7 +317,9 @@ def refresh_silver(
             from every later run.
         ConfigurationError: the tables were made by another entity column: only a full refresh of all of them may change it.
     """
-    began, failed = time.monotonic(), dict[str, str]()
+    began = time.monotonic()
+    failed = dict[str, str]()
+    not_replaced = not_replaced or {}
     refuse_other_layout(pipeline.lakehouse)
     for attempt in range(GAME_ATTEMPTS):
         # Also right after bronze's step: Dagster's steps may have waited between them.
@@ -320,17 +328,18 @@ def refresh_silver(
             return {}  # there is no record of a selected message type yet
         source = SilverInput.of(pipeline, handle)
         state = pipeline.progress.read(source.bronze.key)
-        for game, why in (not_replaced or {}).items():
+        for game, why in not_replaced.items():
             state = state.pending(Layer.SILVER, [game], why)
         try:
-            failed = _refresh(SilverRun(pipeline, source, state, report, games, full, one_pass), not_replaced or {})
+            failed = _refresh(SilverRun(pipeline, source, state, report, games, full, one_pass), not_replaced)
             break
         except _ErasedMeanwhileError:  # committed games stay committed; the next attempt finds them ahead of the watermark
             if attempt == GAME_ATTEMPTS - 1:
                 raise
         except ExtensionError as error:
             # It concerns all games: silver does not move, and the run still reports bronze.
-            asset, root = pipeline.settings.names.silver_asset, pipeline.lakehouse.root
+            asset = pipeline.settings.names.silver_asset
+            root = pipeline.lakehouse.root
             report.add(LayerResult(tables=[TableReport(Layer.SILVER, asset, root, error=str(error))]))
             break
     report.add_seconds(Layer.SILVER, time.monotonic() - began)
@@ -355,15 +364,10 @@ def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
     owed = _owed(run, result) | dict(not_replaced)
     result = replace(result, retry=result.retry - not_replaced.keys())
     for attempt in range(GAME_ATTEMPTS):
-        bronze = pipeline.open_bronze() if result.retry else None
-        bronze = refuse_restored(pipeline.bronze, bronze) if bronze is not None else None
-        if bronze is not None and run.full and attempt:
-            # A concurrent run has decided on rows that this run has not read.
-            run = replace(run, source=SilverInput.of(pipeline, bronze))
-        if bronze is None or BronzeIdentity.of(bronze) != run.source.bronze:
-            break  # bronze has other contents now: the next run reads them
-        if erasures(bronze) != erasures(run.source.handle):
-            raise _ErasedMeanwhileError(f"{bronze.table_uri}: data subjects are being erased from it; run again")
+        current = _with_current_bronze(run, again=attempt > 0) if result.retry else None
+        if current is None:
+            break
+        run = current
         result = result.then(run_pass(run, result.retry))
     lost = dict.fromkeys(result.retry, "commit conflict: every attempt lost to concurrent runs; run again")
     result = replace(result, failed=result.failed | lost)
@@ -373,6 +377,23 @@ def _refresh(run: SilverRun, not_replaced: Mapping[str, str]) -> dict[str, str]:
     pipeline.progress.update(run.source.bronze.key, partial(_progress, run, result, owed, redecided))
     run.report.add(SilverResult(unrouted=result.unrouted, notices=_unrouted_notices(run, result)))
     return result.failed
+
+
+def _with_current_bronze(run: SilverRun, *, again: bool) -> SilverRun | None:
+    """The run, for its next pass; None if bronze has other contents now: the next run reads them."""
+    pipeline = run.pipeline
+    bronze = pipeline.open_bronze()
+    if bronze is None:
+        return None
+    bronze = refuse_restored(pipeline.bronze, bronze)
+    if run.full and again:
+        # A concurrent run has decided on rows that this run has not read.
+        run = replace(run, source=SilverInput.of(pipeline, bronze))
+    if BronzeIdentity.of(bronze) != run.source.bronze:
+        return None
+    if erasures(bronze) != erasures(run.source.handle):
+        raise _ErasedMeanwhileError(f"{bronze.table_uri}: data subjects are being erased from it; run again")
+    return run
 
 
 def _from_watermark(run: SilverRun, redecided: int) -> tuple[PassResult, int]:
@@ -385,7 +406,8 @@ def _from_watermark(run: SilverRun, redecided: int) -> tuple[PassResult, int]:
     if decisions.redecisions == redecided:
         return result, redecided
     # Games that quarantine has decided again, and whose tables a crash has kept from being replaced.
-    peek, silver = pipeline.tables.peek, pipeline.lakehouse.silver
+    peek = pipeline.tables.peek
+    silver = pipeline.lakehouse.silver
     due = guarded(lambda game: decisions.incarnation(game) > incarnation(peek(silver(game))))
     asked = for_games(filter(decisions.incarnation, state.games), due)
     undone = {game for game, is_due in asked.items() if is_due}
@@ -421,11 +443,12 @@ def _with_readmitted(run: SilverRun) -> Progress:
     It is noted before any commit: after a crash, or under other settings, the next run finds them listed. If bronze cannot be
     read, that is an error of the run's report, and the next run tries again.
     """
-    pipeline, state = run.pipeline, run.state
+    pipeline = run.pipeline
+    state = run.state
     if state.left_out.covers(Admission.of(pipeline.settings)):
         return state
     try:
-        found, left_out = readmitted_rows(pipeline, run.source.handle, state)
+        readmitted, left_out = readmitted_rows(pipeline, run.source.handle, state)
     except (LostFileError, OSError) as error:
         why = f"rows that the settings left out until now cannot be looked for: {error}"
         run.report.add_failed(Layer.SILVER, pipeline.bronze, why)
@@ -435,12 +458,12 @@ def _with_readmitted(run: SilverRun) -> Progress:
     def noted(now: Progress) -> Progress:
         # With what a concurrent run has left out since, the next run deals.
         unchanged = now.left_out == state.left_out
-        return replace(now.pending(Layer.SILVER, found, why), left_out=left_out if unchanged else now.left_out)
+        return replace(now.pending(Layer.SILVER, readmitted, why), left_out=left_out if unchanged else now.left_out)
 
     pipeline.progress.update(run.source.bronze.key, noted)
-    if found:
-        names = first_few(sorted(found), SHOWN, ", ")
-        run.report.warn(f"{found.total():,} rows that the settings left out until now are added, of {names}")
+    if readmitted:
+        names = first_few(sorted(readmitted), SHOWN, ", ")
+        run.report.warn(f"{readmitted.total():,} rows that the settings left out until now are added, of {names}")
     return noted(state)
 
 
@@ -449,7 +472,8 @@ def _refuse_another_column(run: SilverRun) -> None:
 
     A full refresh of all tables notes it before any commit: until its end, tables are of either column.
     """
-    made_by, now = _columns_of(run.state), run.pipeline.settings.entity_column
+    made_by = _columns_of(run.state)
+    now = run.pipeline.settings.entity_column
     if made_by <= {now}:
         return
     if not run.full or run.games is not None:
@@ -501,11 +525,16 @@ def _progress(run: SilverRun, result: PassResult, owed: dict[str, str], redecide
     if run.games is None:
         after = _with_column(run, after, result.failed, moved=floor > now.floor(Layer.SILVER))
     after = _with_later_layers(run, result, now, after)
-    if any(rows for why, rows in result.unrouted.items() if why not in (INVALID, NO_NAME)):
-        first = run.state.floor(Layer.SILVER) + 1
-        by = Admission.of(run.pipeline.settings)
-        after = replace(after, left_out=after.left_out.and_also(first, run.source.batch, by))
-    return after
+    return _with_left_out(run, result, after)
+
+
+def _with_left_out(run: SilverRun, result: PassResult, after: Progress) -> Progress:
+    """The batches in which the settings left rows out are noted: other settings may let them in."""
+    if not any(rows for why, rows in result.unrouted.items() if why not in (INVALID, NO_NAME)):
+        return after
+    first = run.state.floor(Layer.SILVER) + 1
+    by = Admission.of(run.pipeline.settings)
+    return replace(after, left_out=after.left_out.and_also(first, run.source.batch, by))
 
 
 def _with_later_layers(run: SilverRun, result: PassResult, now: Progress, after: Progress) -> Progress:
@@ -524,7 +553,8 @@ def _with_column(run: SilverRun, state: Progress, failed: Collection[str], *, mo
 
     `failed`: games that may still have rows by another column, if they have a table.
     """
-    known, now = _columns_of(state), run.pipeline.settings.entity_column
+    known = _columns_of(state)
+    now = run.pipeline.settings.entity_column
     if known <= {now}:
         return _made_by(state, {now}) if moved or known else state
     tables = run.pipeline.lakehouse.silver

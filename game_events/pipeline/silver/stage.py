@@ -214,7 +214,8 @@ class SilverInput:
         schema = pa.schema([f for f in pa.schema(handle.schema()) if f.name not in BRONZE_ONLY])
         batch = counter(handle, Txn.BATCH)
         if batch and row_count(handle) and pipeline.settings.entity_column not in schema.names:
-            entity, noun = pipeline.settings.entity_column, pipeline.settings.names.entity
+            entity = pipeline.settings.entity_column
+            noun = pipeline.settings.names.entity
             raise ConfigurationError(
                 f"set GAME_EVENTS_ENTITY_COLUMN to the top-level column that names the {noun}: bronze has no column "
                 f"{entity!r}. It has {some_columns(schema.names, entity)}"
@@ -270,10 +271,10 @@ class SilverInput:
         Raises:
             ConfigurationError: a rule cannot be evaluated on these columns.
         """
-        found = RuleColumns.of(self.pipeline.rules, "silver", self.pipeline.settings.entity_column)
-        if found.rules:
-            require_valid(self.pipeline.spark, found.rules, self.columns)
-        return found
+        rules = RuleColumns.of(self.pipeline.rules, "silver", self.pipeline.settings.entity_column)
+        if rules.rules:
+            require_valid(self.pipeline.spark, rules.rules, self.columns)
+        return rules
 
 
 #: Files of which a part is read to estimate the number of games.
@@ -349,8 +350,10 @@ class Staging:
     @property
     def task(self) -> FanOut:
         """The workers' part of the job, without rules."""
-        source, settings = self.source, self.source.pipeline.settings
-        entity, lakehouse = settings.entity_column, source.pipeline.lakehouse
+        source = self.source
+        settings = source.pipeline.settings
+        entity = settings.entity_column
+        lakehouse = source.pipeline.lakehouse
         return FanOut(lakehouse, Layer.SILVER, entity, source.schema, self.routing, choice=source.choice)
 
     def stage(self, part: Collection[str] | None = None) -> FanOutResult:
@@ -367,7 +370,7 @@ class Staging:
             TransientError, ConfigurationError: the object store failed, not this code.
         """
         already_rejected = self._already_rejected()
-        outcome = _outcome(self.source, held=already_rejected is not None)
+        outcome = _outcome(self.source, has_held_rows=already_rejected is not None)
         # A part is what is left of a job that crashed: its workers get no row of another game.
         by_workers = part is None and self._is_plain
         games = self.games if part is None else len(part)
@@ -432,7 +435,9 @@ class Staging:
 
     def file_rows(self, tasks: int, shares: int = 1) -> FileRows:
         """The rows for workers that read bronze's files themselves, in so many tasks; `shares` of them read the same files."""
-        pipeline, files, groups = self.source.pipeline, self.files, tasks // shares
+        pipeline = self.source.pipeline
+        files = self.files
+        groups = tasks // shares
         parts = parts_of(files, pipeline.bronze.key, files.rows // groups)
         above = None if files.exact else self.low_watermark
         by = pipeline.settings.entity_column
@@ -440,17 +445,19 @@ class Staging:
 
     def _games_in_sample(self) -> Counter[object]:
         """Name -> rows in the first row group of some files. They decide how a large job divides its work."""
-        bronze, entity = self.source.pipeline.bronze, self.source.base.field(self.source.pipeline.settings.entity_column)
+        bronze = self.source.pipeline.bronze
+        entity = self.source.base.field(self.source.pipeline.settings.entity_column)
         step = math.ceil(len(self.files.paths) / SAMPLED_FILES)
         names = Counter[object]()
         some = self.files.paths[::step]
         for rows in read_parts(bronze, pa.schema([entity]), some, row_groups=slice(1)):
-            found = rows.column(0).value_counts()
-            names.update(dict(zip(*(found.field(name).to_pylist() for name in ("values", "counts")), strict=True)))
+            counted = rows.column(0).value_counts()
+            names.update(dict(zip(*(counted.field(name).to_pylist() for name in ("values", "counts")), strict=True)))
         return names
 
     def _violations(self, outcome: RuleOutcome) -> Violations | None:
-        source, above = self.source, None if self.files.exact else self.low_watermark
+        source = self.source
+        above = None if self.files.exact else self.low_watermark
         return find_violations(source.pipeline.spark, outcome, self.files, source.columns, above)
 
     @property
@@ -462,7 +469,7 @@ class Staging:
         return F.col(quoted(self.source.pipeline.settings.entity_column)).isin(list(games))
 
 
-def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, outcome: RuleOutcome | None) -> DataFrame:
+def _prepared(source: SilverInput, rows: DataFrame, held_rows: DataFrame | None, outcome: RuleOutcome | None) -> DataFrame:
     """The input of the workers.
 
     Rules are evaluated before user transformations, because a transformation may drop, multiply or reshape rows. Accepted rows
@@ -474,7 +481,7 @@ def _prepared(source: SilverInput, rows: DataFrame, held: DataFrame | None, outc
         return source.transformed(rows.selectExpr(*map(quoted, names)))[0]
     names = [quoted(name) for name in names]
     with null_on_error(source.pipeline.spark):
-        judged = judge(source.rules, rows, held)
+        judged = judge(source.rules, rows, held_rows)
     more = _rule_results(outcome)
     if not outcome.apart:
         return judged.selectExpr(*names, *more)
@@ -511,14 +518,14 @@ def rows_from(source: SilverInput, rows: DataFrame, starts: Mapping[str, GameSta
     )
 
 
-def _outcome(source: SilverInput, *, held: bool) -> RuleOutcome | None:
+def _outcome(source: SilverInput, *, has_held_rows: bool) -> RuleOutcome | None:
     rules = source.rules
-    if not rules.rules and not held:
+    if not rules.rules and not has_held_rows:
         return None
     rejects = rules.has("quarantine")
     return RuleOutcome(
         rules,
-        has_disposition=held or rejects or rules.has("drop"),
+        has_disposition=has_held_rows or rejects or rules.has("drop"),
         quarantine=source.pipeline.quarantine if rejects else None,
         run_id=source.pipeline.run_id,
         apart=bool(source.pipeline.extensions.transformations),

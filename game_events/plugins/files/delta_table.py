@@ -7,6 +7,7 @@ pipeline: its rows would differ from the table's.
 Guarantee: as for a micro-batch of Kafka; each record keeps its Kafka coordinates.
 """
 
+import math
 import uuid
 from collections.abc import Iterable
 from datetime import datetime
@@ -88,9 +89,10 @@ class TableSource(Source):
         actions = add_actions(handle)
         if "max._batch" not in actions.column_names:
             return 1
-        found = zip(*(actions.column(c).to_pylist() for c in ("max._batch", "min._batch", "num_records")), strict=True)
-        batches, records = 1, 0
-        for last, first, rows in sorted(f for f in found if f[0] is not None and f[0] >= start):
+        of_files = zip(*(actions.column(c).to_pylist() for c in ("max._batch", "min._batch", "num_records")), strict=True)
+        batches = 1
+        records = 0
+        for last, first, rows in sorted(f for f in of_files if f[0] is not None and f[0] >= start):
             begin = max(first, start)
             # A compacted file holds many batches: its share of them counts.
             share = rows * (last - begin + 1) // max(1, last - first + 1)
@@ -107,9 +109,9 @@ class TableSource(Source):
         handle = self._handle()
         (read,) = batch.end
         files = selection(handle, batch.start[read] - 1)
-        tasks = max(1, -(-files.rows // TASK_RECORDS))
+        tasks = max(1, math.ceil(files.rows / TASK_RECORDS))
         columns = pa.schema([f for f in pa.schema(handle.schema()) if f.name in _COLUMNS])
-        parts = dealt(parts_of(files, self._table.key, -(-files.rows // tasks)), tasks)
+        parts = dealt(parts_of(files, self._table.key, math.ceil(files.rows / tasks)), tasks)
         return TableReading(self._table, columns, parts, batch.start[read], batch.end[read])
 
     def check(self) -> str:
@@ -142,5 +144,6 @@ class TableSource(Source):
 
 def _content_id(handle: DeltaTable) -> str:
     """Id of the table's content: a full refresh or a restore, which change its rows, change it."""
-    table_id, now = uuid.UUID(str(handle.metadata().id)), incarnation(handle)
+    table_id = uuid.UUID(str(handle.metadata().id))
+    now = incarnation(handle)
     return str(uuid.uuid5(table_id, str(now)) if now else table_id)

@@ -67,7 +67,7 @@ def _from_file(settings: Settings) -> RegistrySchema:
 
 def _imports(path: Path, text: str) -> tuple[tuple[str, str], ...]:
     """(Name, text) of imported .proto files in the same folder, dependencies first; other imports are protoc's own."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     seen: set[str] = set()  # circular imports are refused by the compiler
 
     def visit(body: str) -> None:
@@ -77,10 +77,10 @@ def _imports(path: Path, text: str) -> tuple[tuple[str, str], ...]:
                 seen.add(name)
                 inner = beside.read_text("utf-8")
                 visit(inner)
-                found[name] = inner
+                texts[name] = inner
 
     visit(text)
-    return tuple(found.items())
+    return tuple(texts.items())
 
 
 def _path_of(schema: ProtobufSchema, name: str | None) -> IndexPath:
@@ -101,7 +101,8 @@ class FileSchemas:
     def __init__(self, registry: SchemaLookup, *, framed: bool) -> None:
         """Wraps the registry; `framed`: records name schemas of the registry."""
         self.url = registry.url
-        self._registry, self._framed = registry, framed
+        self._registry = registry
+        self._framed = framed
         self._offered: dict[SchemaId, RegistrySchema] = {}
 
     def offer(self, schemas: Iterable[RegistrySchema]) -> None:

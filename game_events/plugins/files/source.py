@@ -10,6 +10,7 @@ bronze's progress is a number. A file that is overwritten later is recorded as c
 """
 
 import logging
+import math
 import os
 import time
 from collections import Counter
@@ -65,7 +66,8 @@ from game_events.sources.source import (
 
 log = logging.getLogger(__name__)
 
-TAKEN, CHANGED = "taken", "changed"
+TAKEN = "taken"
+CHANGED = "changed"
 
 SCHEMA = schema_of(
     number=(pa.int64(), "Number that the path has for ever; a file's records count up from number * 2^32"),
@@ -86,11 +88,11 @@ class LogContent:
     numbers: dict[str, int] = field(default_factory=dict)
     log_id: str = ""
 
-    def compare(self, found: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
+    def compare(self, files: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
         """Listed files that are not in the log, and those that changed since they were logged."""
-        known = [file for file in found if file.path in self.numbers]
+        known = [file for file in files if file.path in self.numbers]
         changed = [file for file in known if file != self.entries[self.numbers[file.path]]]
-        return [file for file in found if file.path not in self.numbers], changed
+        return [file for file in files if file.path not in self.numbers], changed
 
 
 class FileLog:
@@ -110,7 +112,8 @@ class FileLog:
         table = self.declaration.table
         self._handle = handle = table.open()
         if handle is None:
-            self._read, self._known = set(), LogContent()
+            self._read = set()
+            self._known = LogContent()
             return self._known
         if restored_lately(table, ANY_COMMIT, handle.version()):
             raise DataError(
@@ -120,7 +123,8 @@ class FileLog:
         there = set(paths(handle))
         log_id = str(handle.metadata().id)
         if log_id != self._known.log_id or not self._read <= there:  # another table, or after compaction
-            self._read, self._known = set(), LogContent(log_id=log_id)
+            self._read = set()
+            self._known = LogContent(log_id=log_id)
         self._add(self.declaration.read(handle, paths=sorted(there - self._read)))
         self._read = there
         if len(self._known.entries) != int(handle.transaction_version(Txn.NEXT_FILE) or 0):
@@ -134,14 +138,16 @@ class FileLog:
         After a conflict the log is read again: files that the concurrent run has added are not new any more.
         """
         known = self.known()
-        left, other = known.compare(new)[0], known.compare(changed)[1]
+        left = known.compare(new)[0]
+        other = known.compare(changed)[1]
         if not left and not other and self._handle is not None:
             return known
         self._commit(known, left, other)
         return self.known()
 
     def _commit(self, known: LogContent, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> None:
-        first, now = len(known.entries), datetime.now(UTC)
+        first = len(known.entries)
+        now = datetime.now(UTC)
         rows = [(first + n, f, TAKEN) for n, f in enumerate(new)] + [(known.numbers[f.path], f, CHANGED) for f in changed]
         columns = {
             "number": [n for n, _, _ in rows],
@@ -161,12 +167,13 @@ class FileLog:
         failpoints.reach("files_taken_in")
 
     def _add(self, rows: pa.Table) -> None:
-        entries, numbers = self._known.entries, self._known.numbers
+        entries = self._known.entries
+        numbers = self._known.numbers
         columns = [rows.column(n) for n in ("number", "path", "size", "modified_at", "kind", "seen_at")]
         columns[3] = columns[3].cast(pa.int64())
-        found = zip(*(c.to_pylist() for c in columns), strict=True)
+        listed = zip(*(c.to_pylist() for c in columns), strict=True)
         # By number, then changes in the order of their time.
-        ordered = sorted(found, key=lambda r: (True, r[5]) if r[4] == CHANGED else (False, r[0]))
+        ordered = sorted(listed, key=lambda r: (True, r[5]) if r[4] == CHANGED else (False, r[0]))
         for number, path, size, modified, kind, _ in ordered:
             entry = SourceFile(path, size, modified)
             if kind == TAKEN and number == len(entries):
@@ -183,7 +190,8 @@ _PARQUET_END = b"PAR1"
 _FOOTER_CHECKS = 16
 
 #: Files and bytes of one task: a task costs some 100 ms, opening a file in an object store some 20 ms.
-TASK_FILES, TASK_BYTES = 2_000, 256 * 1024 * 1024
+TASK_FILES = 2_000
+TASK_BYTES = 256 * 1024 * 1024
 
 #: Skipped files and folders that are logged by name for one snapshot.
 _NAMES_LOGGED = 10
@@ -256,15 +264,20 @@ class FileSource(Source):
         if self._context.read_only or not take_in:
             end += len(ready)
         elif ready or changed or not known.log_id:
-            known = self._log.take_in(ready, changed)
-            self.counts["taken"] += len(ready)
-            self.counts["changed"] += len(changed)
+            known = self._take_in(ready, changed)
             end = len(known.entries)
-            for file in changed:
-                log.warning("file=%r changed=true read_again=false", file.path)
         self._known = known
         files = _partition_of(known)
         return SourceSnapshot({files: 0}, {files: first_offset(end)}, FILE_ROWS)
+
+    def _take_in(self, new: Sequence[SourceFile], changed: Sequence[SourceFile]) -> LogContent:
+        """Add files to the file log, and count them."""
+        known = self._log.take_in(new, changed)
+        self.counts["taken"] += len(new)
+        self.counts["changed"] += len(changed)
+        for file in changed:
+            log.warning("file=%r changed=true read_again=false", file.path)
+        return known
 
     def _listed(self) -> Sequence[SourceFile]:
         """The files that are there: of an archive those of its newest version."""
@@ -295,7 +308,8 @@ class FileSource(Source):
 
     def batch_limit(self, reached: Offsets) -> int:
         """Offsets of the next batch at most, by `files_per_batch` and `files_bytes_per_batch`; at least one file."""
-        first, size = number_of(next(iter(reached.values()), 0)), 0
+        first = number_of(next(iter(reached.values()), 0))
+        size = 0
         files = self._known.entries[first : first + self.settings.files_per_batch]
         for count, entry in enumerate(files):
             size += entry.size
@@ -408,13 +422,14 @@ class FileSource(Source):
         for number, file in self.entries(batch):
             if file.path in self._there:
                 whole = format_of(file.path, self.settings.files_format)[0] != PARQUET
-                of = 1 if whole else min(MOST_PARTS, -(-file.size // TASK_BYTES) or 1)
-                for part in range(of):
-                    parts.append(FilePart(number, file.path, file.size, file.modified_us, self._known.log_id, part, of))
+                count = 1 if whole else min(MOST_PARTS, math.ceil(file.size / TASK_BYTES) or 1)
+                for part in range(count):
+                    parts.append(FilePart(number, file.path, file.size, file.modified_us, self._known.log_id, part, count))
         if not parts:
             raise DataError(f"{self.place.root}: no file of this batch exists any more")
         size = sum(part.size // part.parts for part in parts)
-        return dealt(parts, max(-(-len(parts) // TASK_FILES), -(-size // TASK_BYTES), os.cpu_count() or 1))
+        least = max(math.ceil(len(parts) / TASK_FILES), math.ceil(size / TASK_BYTES))
+        return dealt(parts, max(least, os.cpu_count() or 1))
 
     def _refuse_lost_log(self, known: LogContent) -> None:
         """Raise DataError if bronze was read by another file log: files would get other numbers and be read again."""

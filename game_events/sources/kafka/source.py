@@ -100,7 +100,9 @@ class KafkaAdmin:
 
         `connect`, `consume`: make a client, and a consumer, of its options.
         """
-        self._connect, self._consume, self._clock = connect, consume, clock
+        self._connect = connect
+        self._consume = consume
+        self._clock = clock
         self.servers = settings.kafka_bootstrap_servers
         self._settings = settings
         self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
@@ -110,8 +112,8 @@ class KafkaAdmin:
 
     def topics_matching(self, pattern: str) -> list[str]:
         """Sorted names of the topics that match as a whole, without Kafka's own; raises as `describe`."""
-        found = self._ask(lambda admin: admin.list_topics(timeout=self.timeout_s).topics)
-        return sorted(n for n in found if re.fullmatch(pattern, n) and n not in ("__consumer_offsets", "__transaction_state"))
+        topics = self._ask(lambda admin: admin.list_topics(timeout=self.timeout_s).topics)
+        return sorted(n for n in topics if re.fullmatch(pattern, n) and n not in ("__consumer_offsets", "__transaction_state"))
 
     def describe(self, topics: Iterable[str], *, missing_ok: bool = False) -> dict[str, TopicDescription]:
         """Topic -> its id and partitions; with `missing_ok` without the topics that do not exist.
@@ -123,25 +125,25 @@ class KafkaAdmin:
         names = list(topics)
         if not names:
             return {}
-        found = self._answers(lambda admin: admin.describe_topics(TopicCollection(names), request_timeout=self.timeout_s))
-        missing = [name for name in names if name not in found]
+        described = self._answers(lambda admin: admin.describe_topics(TopicCollection(names), request_timeout=self.timeout_s))
+        missing = [name for name in names if name not in described]
         if missing and not missing_ok:
             raise self._unknown(missing)
-        self._seen.update(found)
-        return found
+        self._seen.update(described)
+        return described
 
     def offset_ranges(self, partitions: Collection[Partition]) -> tuple[Offsets, Offsets, Offsets]:
         """First offset, end of the committed ones, and leader epoch (if known) of each partition; raises as `describe`."""
         first = self._listed(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         last = self._listed(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        epochs = {partition: found.leader_epoch for partition, found in last.items() if found.leader_epoch is not None}
+        epochs = {partition: end.leader_epoch for partition, end in last.items() if end.leader_epoch is not None}
         return _offsets(first), _offsets(last), epochs
 
     def offsets_at(self, partitions: Iterable[Partition], when: datetime) -> Offsets:
         """Partition -> first offset of a record not older than a time; partitions without such a record are left out."""
         since = OffsetSpec.for_timestamp(int(when.timestamp() * 1000))
-        found = _offsets(self._listed(partitions, since))
-        return {partition: offset for partition, offset in found.items() if offset >= 0}
+        first = _offsets(self._listed(partitions, since))
+        return {partition: offset for partition, offset in first.items() if offset >= 0}
 
     def epochs_before(self, offsets: Offsets, earliest: Offsets) -> Offsets:
         """Partition -> epoch of the last record before an offset; partitions without a record right before it are left out.
@@ -149,11 +151,11 @@ class KafkaAdmin:
         `earliest`: partition -> first offset that still exists. `PARTITIONS_AT_ONCE` partitions share one wait, the
         longest for an answer. Raises ConfigurationError or TransientError if the broker refuses or does not answer.
         """
-        first = {partition: max(earliest.get(partition, 0), at - LOOK_BACK) for partition, at in offsets.items()}
-        asked = [partition for partition, at in offsets.items() if first[partition] < at]
-        found: Offsets = {}
+        first = {partition: max(earliest.get(partition, 0), offset - LOOK_BACK) for partition, offset in offsets.items()}
+        asked = [partition for partition, offset in offsets.items() if first[partition] < offset]
+        epochs: Offsets = {}
         if not asked:
-            return found
+            return epochs
         memory = CauseMemory(self.servers)
         consumer = new_client(self._consume, client_options(self._settings, {}) | _EPOCHS_CONSUMER | {"error_cb": memory})
         try:
@@ -161,19 +163,22 @@ class KafkaAdmin:
                 group = asked[start : start + PARTITIONS_AT_ONCE]
                 consumer.assign([TopicPartition(partition.topic, partition.number, first[partition]) for partition in group])
                 deadline = self._clock() + self.timeout_s
-                found |= _epochs(
+                epochs |= _epochs(
                     consumer, {partition: offsets[partition] for partition in group}, self._clock, deadline, memory
                 )
         except KafkaException as error:
             raise memory.explain(_EPOCHS, error.args[0]) from error
         finally:
             consumer.close()
-        return found
+        return epochs
 
     def commit_group_offsets(self, group: str, offsets: Offsets) -> None:
         """Commit offsets for a consumer group, once its coordinator is there; raises as `describe`, and if it has members."""
-        partitions = [TopicPartition(partition.topic, partition.number, at) for partition, at in sorted(offsets.items())]
-        asked, timeout_s = [ConsumerGroupTopicPartitions(group, partitions)], self.timeout_s
+        partitions = [
+            TopicPartition(partition.topic, partition.number, offset) for partition, offset in sorted(offsets.items())
+        ]
+        asked = [ConsumerGroupTopicPartitions(group, partitions)]
+        timeout_s = self.timeout_s
         attempts = Retrying(
             retry=retry_if_exception(_waits_for_coordinator),
             wait=wait_fixed(COORDINATOR_PAUSE_S),
@@ -184,8 +189,8 @@ class KafkaAdmin:
         def commit(admin: AdminClient) -> dict[Any, Any]:
             return _settled(admin.alter_consumer_group_offsets(asked, request_timeout=timeout_s), 2 * timeout_s)
 
-        found = self._ask(lambda admin: attempts(commit, admin))
-        refused = [p.error for answer in found.values() for p in answer.topic_partitions if p.error is not None]
+        answers = self._ask(lambda admin: attempts(commit, admin))
+        refused = [p.error for answer in answers.values() for p in answer.topic_partitions if p.error is not None]
         if refused:
             raise self._memory.explain(f"offsets of consumer group {group}", refused[0])
 
@@ -195,10 +200,10 @@ class KafkaAdmin:
             return {}
         asked = dict.fromkeys((TopicPartition(*name) for name in partitions), spec)
         committed = IsolationLevel.READ_COMMITTED
-        found = self._answers(
+        listed = self._answers(
             lambda admin: admin.list_offsets(asked, isolation_level=committed, request_timeout=self.timeout_s)
         )
-        answers = {(key.topic, key.partition): result for key, result in found.items()}
+        answers = {(key.topic, key.partition): result for key, result in listed.items()}
         missing = sorted({topic for topic, number in partitions if (topic, number) not in answers})
         if missing:
             raise self._unknown(missing)
@@ -226,7 +231,7 @@ class KafkaAdmin:
         self._admin = None  # not used again after a failure
         what = f"reading topic {self._settings.source_name}"
         try:
-            found: dict[Any, Any] = ask(admin)
+            answers: dict[Any, Any] = ask(admin)
         except KafkaException as error:
             admin.poll(LOOK_S)  # delivers the errors that the client has received
             raise memory.explain(what, error.args[0]) from error
@@ -234,26 +239,26 @@ class KafkaAdmin:
             admin.poll(LOOK_S)
             raise memory.explain(what) from error
         self._admin = admin
-        return found
+        return answers
 
 
 def _waits_for_coordinator(error: BaseException) -> bool:
     return isinstance(error, KafkaException) and error.args[0].code() in _COORDINATOR_STARTS
 
 
-def _offsets(found: Mapping[Partition, ListOffsetsResultInfo]) -> Offsets:
-    return {partition: result.offset for partition, result in found.items()}
+def _offsets(listed: Mapping[Partition, ListOffsetsResultInfo]) -> Offsets:
+    return {partition: result.offset for partition, result in listed.items()}
 
 
 def _settled(asked: Mapping[Any, Future[Any]], timeout_s: float) -> dict[Any, Any]:
-    found = {}
+    results = {}
     for key, future in asked.items():
         try:
-            found[key] = future.result(timeout=timeout_s)
+            results[key] = future.result(timeout=timeout_s)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
-    return found
+    return results
 
 
 def _is_record(message: Message, memory: CauseMemory) -> bool:
@@ -269,7 +274,7 @@ def _epochs(consumer: Consumer, offsets: Offsets, clock: Callable[[], float], de
     open_: dict[tuple[str | None, int | None], Partition] = {
         (partition.topic, partition.number): partition for partition in offsets
     }
-    found: Offsets = {}
+    epochs: Offsets = {}
     while open_:
         message = consumer.poll(max(0.0, deadline - clock()))
         if message is None:
@@ -283,11 +288,11 @@ def _epochs(consumer: Consumer, offsets: Offsets, clock: Callable[[], float], de
         is_before = is_record and offset < end
         epoch = message.leader_epoch() if is_before else None
         if epoch is not None:
-            found[partition] = epoch
+            epochs[partition] = epoch
         if not is_before or offset == end - 1:
             del open_[partition.topic, partition.number]
             consumer.pause([TopicPartition(partition.topic, partition.number)])
-    return found
+    return epochs
 
 
 #: Port of a broker whose address has none.
@@ -338,14 +343,14 @@ class KafkaSource(Source):
 
     def epochs_before(self, now: SourceSnapshot, offsets: Offsets) -> Offsets:
         """Partition -> epoch of the leader that wrote the last record before it; cached by leader; raises as `snapshot`."""
-        asked = {partition: (at, now.epochs.get(partition, 0)) for partition, at in offsets.items()}
+        asked = {partition: (offset, now.epochs.get(partition, 0)) for partition, offset in offsets.items()}
         new = {
-            partition: at
-            for partition, at in offsets.items()
+            partition: offset
+            for partition, offset in offsets.items()
             if self._written.get(partition, ((), None))[0] != asked[partition]
         }
-        found = self.admin.epochs_before(new, now.earliest)
-        self._written |= {partition: (asked[partition], found.get(partition)) for partition in new}
+        epochs = self.admin.epochs_before(new, now.earliest)
+        self._written |= {partition: (asked[partition], epochs.get(partition)) for partition in new}
         return {partition: epoch for partition in offsets if (epoch := self._written[partition][1]) is not None}
 
     def wants(self, topic: str) -> bool:

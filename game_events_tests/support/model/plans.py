@@ -55,7 +55,7 @@ def stage_games(work: Staging) -> FanOutResult:
     source, starts = work.source, work.starts
     asked = [g for g, s in (starts or {}).items() if s.judge_again or s.rejections_decided_to > s.read_after]
     held = set(_rejected(work.decisions, asked)) if asked else None
-    split = _outcome(source, held=bool(held))
+    split = _outcome(source, has_held_rows=bool(held))
     rows = read_arrow(source.pipeline.bronze, source.handle).to_pylist()
     judged: list[dict[str, Any]] = []
     for row in rows:
