@@ -35,9 +35,7 @@ BROUGHT = {
     "py4j": "pyspark",
     "python-dotenv": "pydantic-settings",
     "pyyaml": "pydantic-settings",
-    "requests": "openlineage-python",
     "rich": "typer",
-    "starlette": "dagster-webserver",
 }
 PLUGINS = ("local", "export", "files", "governance", "catalog")
 #: Namespaces that several packages share -> whose these modules are.
