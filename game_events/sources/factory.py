@@ -5,7 +5,6 @@ from importlib import import_module
 
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError
-from game_events.lakehouse.tables import Lakehouse
 from game_events.plugin import installed
 from game_events.sources.source import Source, SourceContext
 
@@ -45,7 +44,7 @@ def make_source(settings: Settings, timeout_s: float | None = None) -> Source:
     `timeout_s`: longest wait for one answer; None: the source's default. Raises ConfigurationError if options that
     exactly-once depends on are set, or the folder of files is not.
     """
-    context = SourceContext(settings, Lakehouse.of(settings), timeout_s=timeout_s, read_only=True)
+    context = SourceContext(settings, None, timeout_s=timeout_s, read_only=True)
     return class_of(settings)(context)
 
 

@@ -300,7 +300,8 @@ class SourceContext:
     """What a source is made from.
 
     Attributes:
-        settings, lakehouse, run_id: of the pipeline.
+        settings, run_id: of the pipeline.
+        given_lakehouse: that of the pipeline; None: it is opened by the first source that asks, as most have no need of it.
         timeout_s: longest wait for one answer; None: the source's default.
         read_only: nothing is written: new files are only counted.
         id_read: name and kind of a topic, table or list of files -> id of the one that bronze has read last; None: none yet.
@@ -308,12 +309,17 @@ class SourceContext:
     """
 
     settings: Settings
-    lakehouse: Lakehouse
+    given_lakehouse: Lakehouse | None
     run_id: str = ""
     timeout_s: float | None = None
     read_only: bool = False
     id_read: Callable[[str, str], str | None] = read_nothing
     refuse_twice: Callable[[str, Offsets], None] = refuse_nothing
+
+    @property
+    def lakehouse(self) -> Lakehouse:
+        """The lakehouse; ConfigurationError if the settings' cannot be opened."""
+        return self.given_lakehouse if self.given_lakehouse is not None else Lakehouse.of(self.settings)
 
 
 class Upstream(NamedTuple):
