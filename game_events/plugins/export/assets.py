@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from game_events.lakehouse.tables import REST_FAILED_CHUNKS
+from game_events.lakehouse.tables import EXPORT_FAILED_CALLS
 from game_events.orchestration.assets import asset_spec, made_by, own_table_spec
 from game_events.orchestration.jobs import check_place
 from game_events.orchestration.keys import REPORT
@@ -116,7 +116,7 @@ def _downstream(graph: Graph) -> list[dg.AssetSpec]:
     receiver = asset_spec(graph, dg.AssetKey([keys.named(RECEIVER)]), said, deps=[keys.rest], group_name=GROUP, kinds={"http"})
     if lakehouse is None:
         return [receiver]
-    table, schema = lakehouse.table(REST_FAILED_CHUNKS), failed_chunks_schema(graph.settings.key_column)
+    table, schema = lakehouse.table(EXPORT_FAILED_CALLS), failed_chunks_schema(graph.settings.key_column)
     return [receiver, own_table_spec(graph, table, schema, "Rows of chunks that the receiver did not take", [keys.rest])]
 
 

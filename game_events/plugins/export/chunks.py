@@ -5,7 +5,7 @@ by itself. Its key is a hash of its rows' origin: rows that are planned again af
 
 The export's three tables: outbox (chunks that wait), delivery log (outcome of each chunk), failed chunks.
 
-A chunk is the content of one call. Its rows are in `rest_outbox` as JSON, so that each attempt sends the same bytes under the
+A chunk is the content of one call. Its rows are in `export_calls` as JSON, so that each attempt sends the same bytes under the
 same key, even after a change of the source table (a full refresh, a new version of an aggregate). A failed chunk was
 refused, or accepted in none of its attempts.
 """
@@ -26,7 +26,7 @@ from pyspark import TaskContext
 from game_events.lakehouse.data.reading import read_arrow
 from game_events.lakehouse.data.staging import StagedWriter
 from game_events.lakehouse.data.worker_job import StagedFiles, WorkerJob
-from game_events.lakehouse.tables import REST_DELIVERIES, REST_FAILED_CHUNKS, REST_OUTBOX, Lakehouse, Table, add_actions
+from game_events.lakehouse.tables import EXPORT_CALLS, EXPORT_FAILED_CALLS, EXPORT_OUTCOMES, Lakehouse, Table, add_actions
 
 #: What Spark hands over: rows of one group (a game, a file) in a row, in the order of their coordinates.
 ROWS = "_group string, _batch bigint, _place string, _kafka_partition int, _kafka_offset bigint, _person string, json string"
@@ -170,7 +170,7 @@ def _key(origin: ChunkOrigin, first: str | None, last: str | None) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:KEY_CHARS]
 
 
-#: Outcomes in `rest_deliveries`.
+#: Outcomes in `export_outcomes`.
 DELIVERED, FAILED = "delivered", "dead"
 
 _TYPES = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string(), "timestamp": pa.timestamp("us", tz="UTC")}
@@ -198,7 +198,7 @@ OUTCOME = pa.schema([*_columns("outcome string"), *_FAILED])
 
 
 def outbox_schema(person: str) -> pa.Schema:
-    """Columns of `rest_outbox`: the chunk, number and JSON of a row, and the columns by which an erasure finds the row.
+    """Columns of `export_calls`: the chunk, number and JSON of a row, and the columns by which an erasure finds the row.
 
     `person` is the one with the data subject's key.
     """
@@ -207,7 +207,7 @@ def outbox_schema(person: str) -> pa.Schema:
 
 
 def failed_chunks_schema(person: str) -> pa.Schema:
-    """Columns of `rest_dead_letters`."""
+    """Columns of `export_failed_calls`."""
     return pa.schema([*outbox_schema(person), *_FAILED])
 
 
@@ -223,7 +223,7 @@ class ExportTables:
     @classmethod
     def of(cls, lakehouse: Lakehouse, person: str) -> Self:
         """The tables of a lakehouse."""
-        outbox, deliveries, failed = map(lakehouse.table, (REST_OUTBOX, REST_DELIVERIES, REST_FAILED_CHUNKS))
+        outbox, deliveries, failed = map(lakehouse.table, (EXPORT_CALLS, EXPORT_OUTCOMES, EXPORT_FAILED_CALLS))
         return cls(outbox, deliveries, failed, person)
 
     def chunks(self, outbox: DeltaTable | None) -> pa.Table:

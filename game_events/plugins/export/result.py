@@ -48,7 +48,7 @@ class Export(PluginResult):
     Attributes:
         planned_rows, planned_chunks: planned by this run.
         delivered_rows, delivered_chunks: accepted by the receiver.
-        dead_rows, dead_chunks: failed, and in `rest_dead_letters`.
+        dead_rows, dead_chunks: failed, and in `export_failed_calls`.
         waiting_chunks: left for the next run.
         calls: attempts; `answers`: status, or kind of failure -> attempts.
         held: game -> why nothing of it was planned.
@@ -110,7 +110,7 @@ class Export(PluginResult):
     def event_rows(self) -> Iterator[dict[str, Any]]:
         """Row of the event log."""
         if self.planned_chunks or self.calls or self.held:
-            states = {"held": self.held, "waiting": self.waiting_chunks, "dead letters": self.dead_chunks, "done": True}
+            states = {"held": self.held, "waiting": self.waiting_chunks, "failed calls": self.dead_chunks, "done": True}
             status = next(state for state, applies in states.items() if applies)
             counts = {"rows": self.delivered_rows, "seconds": round(self.seconds, 3)}
             yield {"kind": "exported", "layer": "rest", "status": status, "detail": self.to_dict()} | counts

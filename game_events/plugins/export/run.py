@@ -8,7 +8,7 @@ Plans an export in the driver: one commit to the outbox fixes new rows in chunks
 Guarantee: each row of the source is in one chunk. The commit compares and advances each table's exported batch, so one of two
 concurrent plans fails.
 
-Failed chunks, in the table `rest_dead_letters`, and their replay under the same keys.
+Failed chunks, in the table `export_failed_calls`, and their replay under the same keys.
 
 Guarantee: a failed chunk is sent again once for each replay, also beside a concurrent replay. It waits for a replay if the
 newest entry of its key in the delivery log is "dead", and the outbox does not have it.

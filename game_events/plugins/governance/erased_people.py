@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from game_events.config.settings import Settings
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.transactions import erasures
-from game_events.lakehouse.tables import BRONZE, SUPPRESSED, Lakehouse
+from game_events.lakehouse.tables import BRONZE, ERASED_PEOPLE, Lakehouse
 from game_events.pipeline.context import Pipeline
 from game_events.plugins.governance.record_filter import Listed, Suppression, entity_hash, read_suppressed
 from game_events.plugins.governance.settings import MIN_ERASURE_KEY_CHARS, ErasureSettings
@@ -71,8 +71,8 @@ def recognised(settings: Settings, lakehouse: Lakehouse, bronze: DeltaTable | No
     if not listed.entries:
         if bronze is not None and erasures(bronze):
             raise DataError(
-                f"data subjects were erased from this lakehouse, and {SUPPRESSED}, the list that suppresses their records, is "
-                "gone. Nothing was read. Restore the table from a copy, or erase each of them again (`game-events erase`): "
+                f"people were erased from this lakehouse, and {ERASED_PEOPLE}, the list that keeps their records out, is gone. "
+                "Nothing was read. Restore the table from a copy, or erase each of them again (`game-events erase`): "
                 "`game-events log --kind erased` lists the erasures"
             )
         return None

@@ -4,7 +4,7 @@ Texts that a record's Kafka key or a value of its headers may be, as the usual s
 
 By these a record that is not decoded is attributed to a data subject, both when rows are erased and when records come later.
 
-The table `suppressed_entities`: keyed hashes of erased data subjects; without the key, no id can be derived.
+The table `erased_people`: keyed hashes of erased data subjects; without the key, no id can be derived.
 
 Guarantee: a committed entry stays, also with concurrent writers; entries are added before anything is erased.
 """
@@ -27,7 +27,7 @@ from game_events.decoding.frame import PREFIXES, Rows
 from game_events.errors import ConfigurationError, DataError
 from game_events.lakehouse.commits.commit import retry_on_conflict
 from game_events.lakehouse.system_tables import SystemTable, schema_of
-from game_events.lakehouse.tables import SUPPRESSED, Lakehouse, is_person
+from game_events.lakehouse.tables import ERASED_PEOPLE, Lakehouse, is_person
 from game_events.workers.record_filter import Mask, OpenRecordFilter, RecordFilter
 
 #: Shorter ids are not searched among several texts: they would match other subjects' records by chance.
@@ -193,7 +193,7 @@ class Listed:
         checks = {row["key_check"] for row in self.entries.values()}
         if checks - {key_check(key)}:
             raise ConfigurationError(
-                f"GAME_EVENTS_ERASURE_KEY is another key than the one that {SUPPRESSED} was made with: its "
+                f"GAME_EVENTS_ERASURE_KEY is another key than the one that {ERASED_PEOPLE} was made with: its "
                 f"{len(self.entries):,} hashes say nothing under this one. Give the key back; it cannot be changed"
             )
 
@@ -270,7 +270,7 @@ def _change(lakehouse: Lakehouse, change: Callable[[Listed], Mapping[str, Mappin
 
 def _table(lakehouse: Lakehouse) -> SystemTable:
     description = "Keyed hashes of erased data subjects: later records of them are suppressed"
-    return SystemTable(lakehouse.table(SUPPRESSED), SCHEMA, description)
+    return SystemTable(lakehouse.table(ERASED_PEOPLE), SCHEMA, description)
 
 
 def _listed(rows: pa.Table) -> Listed:

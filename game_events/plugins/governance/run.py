@@ -32,10 +32,10 @@ from game_events.lakehouse.data.worker_job import WorkerJob
 from game_events.lakehouse.storage import write_out
 from game_events.lakehouse.tables import (
     BRONZE,
+    ERASED_PEOPLE,
     EVENT_LOG,
     QUARANTINE,
     SCHEMAS,
-    SUPPRESSED,
     Layer,
     Table,
     has_persons,
@@ -67,7 +67,7 @@ from game_events.plugins.governance.scan import DataSubjects, named, run_task, w
 PASSES = 30
 
 #: Tables that are erased from otherwise, and system tables, which have no rows of data subjects.
-_NOT_OTHERS = {BRONZE, QUARANTINE, SCHEMAS, PROGRESS, EVENT_LOG, SUPPRESSED}
+_NOT_OTHERS = {BRONZE, QUARANTINE, SCHEMAS, PROGRESS, EVENT_LOG, ERASED_PEOPLE}
 
 
 def erase(
@@ -231,7 +231,7 @@ def resume(pipeline: Pipeline, report: RunReport, *, dry_run: bool = False) -> D
     listed = read_suppressed(pipeline.lakehouse)
     listed.require_key(key)
     if not listed.unfinished:
-        raise DataError(f"no erasure is unfinished in {SUPPRESSED}: there is nothing to resume")
+        raise DataError(f"no erasure is unfinished in {ERASED_PEOPLE}: there is nothing to resume")
     hashes = listed.unfinished
     ids = _ids_of(pipeline, Suppression(pipeline.settings.key_column, key, frozenset(map(bytes.fromhex, hashes))))
     subjects = erase(pipeline, report, ids, dry_run=dry_run, hashes=hashes)

@@ -27,7 +27,7 @@ from game_events.lakehouse.commits.transactions import Txn, counter, txn
 from game_events.lakehouse.data.columns import COORDINATES, HEADERS
 from game_events.lakehouse.data.staging import StagedFile, StagedWriter, file_system, partition_of
 from game_events.lakehouse.data.worker_job import Result, WorkerJob
-from game_events.lakehouse.tables import BRONZE, QUARANTINE, REST_FAILED_CHUNKS, Layer, Table, is_person, is_silver, table_id
+from game_events.lakehouse.tables import BRONZE, EXPORT_FAILED_CALLS, QUARANTINE, Layer, Table, is_person, is_silver, table_id
 from game_events.pipeline.context import Pipeline
 from game_events.pipeline.offsets import ERASED_ROWS
 from game_events.plugins.governance.record_filter import MIN_SEARCHED_BYTES, as_texts, header_values, texts_of
@@ -108,7 +108,7 @@ class DataSubjects:
         wanted = {*RECORDS.names, self.entity}
         if table == QUARANTINE:
             wanted |= {"layer", "replayed_table", "replayed_batch", *BYTES}
-        if table == REST_FAILED_CHUNKS:
+        if table == EXPORT_FAILED_CALLS:
             wanted |= {"key", ANSWER}
         return [n for n in names if n in wanted or is_person(n, self.key)]
 
@@ -348,7 +348,7 @@ class EraseTask(WorkerJob[ScannedFiles]):
 
     def _answers(self, name: str, file: pq.ParquetFile, masks: Sequence[_Mask]) -> list[_Mask]:
         """By row group, the remaining rows of failed chunks that lose the answer; a call's rows may be in several groups."""
-        if name != REST_FAILED_CHUNKS or not masks:
+        if name != EXPORT_FAILED_CALLS or not masks:
             return []
         found = self.subjects.answered(file.read(["key", ANSWER]), np.concatenate(masks))
         return np.split(found, np.cumsum([len(mask) for mask in masks])[:-1])

@@ -50,7 +50,7 @@ def test_every_row_arrives_once_in_calls_of_so_many_rows_and_then_only_what_is_n
         assert (done.delivered_rows, done.calls) == (6, 6)
         assert sorted(row["_kafka_offset"] for row in receiver.rows) == world.offsets()
         assert export_status(world.pipeline())["delivered"] == {"chunks": 10, "rows": 38}
-    assert world.pipeline().lakehouse.table("rest_outbox").open().get_add_actions().num_rows == 0
+    assert world.pipeline().lakehouse.table("export_calls").open().get_add_actions().num_rows == 0
 
 
 @pytest.mark.scenario

@@ -46,7 +46,7 @@ def assert_the_next_run_finishes_it(world: World, receiver: Receiver) -> None:
     only_same_calls_were_repeated(receiver)
     assert world.export(receiver).parts["export"].calls == 0
     assert export_status(world.pipeline())["waiting"]["rows"] == 0
-    outbox = world.pipeline().lakehouse.table("rest_outbox").open()
+    outbox = world.pipeline().lakehouse.table("export_calls").open()
     assert outbox is not None
     assert paths(outbox) == []
 
